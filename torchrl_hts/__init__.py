@@ -1,0 +1,52 @@
+"""High-throughput synchronous deep reinforcement learning for TorchRL.
+
+Importing this package is cheap: names are loaded when they are first used, so that an executor
+of plain gymnasium environments never imports torch.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from torchrl_hts.collector import HTSCollector
+    from torchrl_hts.delayed_gradient import DelayedGradient
+    from torchrl_hts.episodes import EpisodeReturns
+    from torchrl_hts.errors import HTSError, PolicyError, ProtocolError, WorkerError
+    from torchrl_hts.statistics import Statistics
+
+__version__ = "0.1.0"
+
+_MODULE_OF = {
+    "DelayedGradient": "delayed_gradient",
+    "EpisodeReturns": "episodes",
+    "HTSCollector": "collector",
+    "HTSError": "errors",
+    "PolicyError": "errors",
+    "ProtocolError": "errors",
+    "Statistics": "statistics",
+    "WorkerError": "errors",
+}
+
+__all__ = [
+    "DelayedGradient",
+    "EpisodeReturns",
+    "HTSCollector",
+    "HTSError",
+    "PolicyError",
+    "ProtocolError",
+    "Statistics",
+    "WorkerError",
+    "__version__",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name in _MODULE_OF:
+        return getattr(import_module(f"torchrl_hts.{_MODULE_OF[name]}"), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -1,0 +1,298 @@
+"""An actor: polls whatever observations are ready and answers them with one forward pass.
+
+Runs in a process of its own and never steps an environment. Per batch: the ready rows of one round
+are gathered from its slot, padded to a batch size of the calibrated set, run with the slot's own
+parameters and counter-based noise (I2, I6), and what the policy writes is scattered back.
+"""
+
+from __future__ import annotations
+
+import pickle
+import time
+from collections.abc import Callable, Sequence
+from copy import deepcopy
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from tensordict import TensorDict, TensorDictBase
+from tensordict.nn import TensorDictModuleBase
+from torch import Tensor, nn
+from torchrl.envs.utils import ExplorationType, set_exploration_type
+
+from torchrl_hts.errors import PolicyError
+from torchrl_hts.exchange import STOP, Inbox
+from torchrl_hts.invariance import InvariantSizes, calibrate, candidate_sizes
+from torchrl_hts.sampling import CounterNoise, CounterPolicy
+from torchrl_hts.slots import Slots, policy_tensors
+from torchrl_hts.storage import Array, Counter, Key, Layout, SharedMemory
+from torchrl_hts.workers import receive_object, send_object
+
+__all__ = ["ActorJob", "run_actor"]
+
+
+@dataclass(frozen=True)
+class ActorJob:
+    """First message to an actor.
+
+    Attributes:
+        policy: the pickled policy, its tensors on the CPU.
+        layout: the shared memory's layout.
+        last_round: the round at which the run ends; None for an endless one.
+        worker: its row of counters.
+        examples: pickled TensorDict ``[D N]`` of the policy's inputs, to calibrate with.
+        outputs: keys that the policy writes and that are stored.
+        exploration_type: under which the policy runs.
+        device: where it runs.
+        num_threads: torch's intra-op threads.
+        owner: for each environment, the index of its executor.
+    """
+
+    policy: bytes
+    layout: Layout
+    last_round: int | None
+    worker: int
+    examples: bytes
+    outputs: tuple[Key, ...]
+    exploration_type: ExplorationType
+    device: str
+    num_threads: int
+    owner: tuple[int, ...]
+
+
+def run_actor(control: Connection, fds: list[int]) -> None:
+    """Serve rounds until the control connection closes.
+
+    Args:
+        control: connection to the main process.
+        fds: shared memory, actors' inbox (read), actors' inbox (write), executors' inboxes (write).
+    """
+    job: ActorJob = receive_object(control)
+    torch.set_num_threads(job.num_threads)
+    memory = SharedMemory(fds[0], job.layout)
+    inbox = Inbox(fds[1], fds[2])
+    executors = [Inbox(-1, fd) for fd in fds[3:]]
+    with torch.inference_mode(), set_exploration_type(job.exploration_type):
+        actor = _Actor(job, memory)
+        try:
+            send_object(control, ("calibrated", actor.calibrate(), None))
+        except PolicyError as error:
+            send_object(control, ("policy", str(error), None))
+            return
+        actor.sizes = receive_object(control)
+        while True:
+            actor.start(receive_object(control))
+            _serve(actor, inbox, executors, memory.counters[job.worker].data)
+            send_object(control, ("stopped", None, None))
+
+
+def _serve(
+    actor: _Actor, inbox: Inbox, executors: Sequence[Inbox], counters: memoryview[int]
+) -> None:
+    """Answer observations until told to stop."""
+    clock = time.perf_counter_ns
+    schedule, owner = actor.schedule, actor.job.owner
+    while True:
+        asleep = clock()
+        words = inbox.take()
+        awake = clock()
+        counters[Counter.WAITING_NS] += awake - asleep
+        stops = words.count(STOP)
+        if stops:
+            if stops > 1:  # the others' share
+                inbox.post([STOP] * (stops - 1))
+            return
+        rounds: dict[int, list[int]] = {}
+        for env in words:
+            rounds.setdefault(schedule.position(env)[0], []).append(env)
+        for round_ in sorted(rounds):  # one forward pass never mixes two versions (I2)
+            envs = sorted(rounds[round_])
+            schedule.take(envs)
+            padded = actor.infer(round_, envs)
+            schedule.answer(envs)
+            answers: dict[int, list[int]] = {}
+            for env in envs:
+                answers.setdefault(owner[env], []).append(env)
+            for executor, answered in answers.items():  # one wake-up per executor and batch
+                executors[executor].post(answered)
+            counters[Counter.EVENTS] += 1
+            counters[Counter.ROWS] += len(envs)
+            counters[Counter.PADDED_ROWS] += padded
+        counters[Counter.BUSY_NS] += clock() - awake
+
+
+class _Actor:
+    """The policy of every slot, and the buffers between it and the slots."""
+
+    def __init__(self, job: ActorJob, memory: SharedMemory) -> None:
+        self.job = job
+        self.schedule = memory.schedule(job.last_round)
+        self.steps = memory.steps
+        layout = job.layout
+        self.num_envs, self.sync_interval = layout.num_envs, layout.sync_interval
+        self.sizes = InvariantSizes((self.num_envs,), self.num_envs, fixed_rows=True)
+        self.examples: TensorDictBase = pickle.loads(job.examples)
+        self.device = torch.device(job.device)
+        self.slots = Slots(memory)
+        policy: TensorDictModuleBase = pickle.loads(job.policy).to(self.device)
+        self.policies: list[CounterPolicy] = []
+        self.refreshers: list[Callable[[], None] | None] = []
+        for parameters in self.slots.parameters:
+            module = deepcopy(policy)
+            self.refreshers.append(_bind_parameters(module, parameters, self.device))
+            self.policies.append(CounterPolicy(module, job.exploration_type))
+        # The rows of a slot, environment-major: row i * T + t of a flat array.
+        flat = [
+            {key: array.reshape(-1, *array.shape[2:]) for key, array in memory.fields(s).items()}
+            for s in range(layout.num_slots)
+        ]
+        self.inputs = tuple(key for key, _ in _items(self.examples))
+        self.input_rows = [[slot[key] for key in self.inputs] for slot in flat]
+        self.output_rows = [[slot[key] for key in job.outputs] for slot in flat]
+        self.buffers = {
+            key: torch.zeros(
+                (self.num_envs, *value.shape[1:]),
+                dtype=value.dtype,
+                pin_memory=self.device.type == "cuda",
+            )
+            for key, value in _items(self.examples)
+        }
+        self.buffer_rows = [_as_array(self.buffers[key]) for key in self.inputs]
+        self.batches: dict[int, TensorDict] = {}
+        for policy_of_slot in self.policies:
+            policy_of_slot.prepare(self.examples[: self.num_envs].to(self.device))
+        self.width = self.policies[0].width
+        self.words: npt.NDArray[np.uint64] = np.zeros((self.num_envs, self.width), np.uint64)
+        self.rounds: list[int | None] = [None] * layout.num_slots
+        self.noise: list[npt.NDArray[np.uint64]] = [self.words] * layout.num_slots
+
+    def start(self, seed: int) -> None:
+        """Get ready for a run."""
+        layout = self.job.layout
+        self.counter_noise = CounterNoise(seed, layout.num_envs, layout.sync_interval, self.width)
+        self.rounds = [None] * layout.num_slots
+
+    def infer(self, round_: int, envs: list[int]) -> int:
+        """Compute and write the actions of ``envs``, all in one round; returns the rows run."""
+        slot = self.schedule.slot(round_)
+        if self.rounds[slot] != round_:
+            self.rounds[slot] = round_
+            self.noise[slot] = self.counter_noise.round(round_).reshape(-1, self.width)
+            refresh = self.refreshers[slot]
+            if refresh is not None:
+                refresh()
+        index = np.array(envs)
+        rows = index * self.sync_interval + self.steps[index] % self.sync_interval
+        size = self.sizes.pad(len(envs))
+        at: Any = index if self.sizes.fixed_rows else slice(len(envs))
+        for buffer, source in zip(self.buffer_rows, self.input_rows[slot], strict=True):
+            if self.sizes.fixed_rows:
+                buffer[at] = source[rows]
+            else:
+                np.take(source, rows, axis=0, out=buffer[at], mode="clip")
+        self.words[at] = self.noise[slot][rows]
+        result = self._run(self.policies[slot], size)
+        for key, target in zip(self.job.outputs, self.output_rows[slot], strict=True):
+            value = _as_array(result.get(key).cpu())[at]
+            if value.shape[1:] != target.shape[1:]:
+                raise PolicyError(
+                    f"the policy wrote {key} of shape {value.shape[1:]} per row in round {round_}; "
+                    f"at start-up it was {target.shape[1:]}"
+                )
+            if value.dtype.kind == "f" and np.isnan(value).any():
+                bad = np.isnan(value).reshape(len(envs), -1).any(1)
+                raise PolicyError(
+                    f"the policy returned NaN in {'.'.join(key)!r} for environment(s) "
+                    f"{index[bad].tolist()} in round {round_}: its parameters or the observations "
+                    "have become NaN or infinite; check the learning rate and the environment"
+                )
+            target[rows] = value
+        return size
+
+    def _run(self, policy: CounterPolicy, size: int) -> TensorDictBase:
+        """Run a policy on the first ``size`` rows of the buffers."""
+        batch = self.batches.get(size)
+        if batch is None:
+            batch = TensorDict({key: buffer[:size] for key, buffer in self.buffers.items()}, [size])
+            self.batches[size] = batch
+        # A shallow copy: what the policy writes must not stay in the input of the next call.
+        return policy(batch.copy().to(self.device), self.words[:size])
+
+    def calibrate(self) -> InvariantSizes:
+        """Find the batch sizes that agree bitwise, running just what `infer` runs."""
+        generator = np.random.default_rng(0)
+        count = self.examples.shape[0]
+        words = generator.integers(0, 2**64, (count, self.width), np.uint64, endpoint=False)
+        sources = [_as_array(self.examples.get(key)) for key in self.inputs]
+        self.refresh_all()
+
+        def run(row_ids: npt.NDArray[np.int64]) -> list[Tensor]:
+            size = len(row_ids)
+            for buffer, source in zip(self.buffer_rows, sources, strict=True):
+                buffer[:size] = source[row_ids]
+            self.words[:size] = words[row_ids]
+            result = self._run(self.policies[0], size)
+            return [value.cpu().clone() for key, value in _items(result) if key not in self.inputs]
+
+        return calibrate(
+            run,
+            full_size=self.num_envs,
+            num_rows=count,
+            candidates=candidate_sizes(self.num_envs),
+            suspects=[
+                f"{name} ({type(module).__name__})"
+                for name, module in self.policies[0].policy.named_modules()
+                if isinstance(module, nn.modules.batchnorm._BatchNorm) and module.training
+            ],
+        )
+
+    def refresh_all(self) -> None:
+        """Load every slot's parameters to the device."""
+        for refresh in self.refreshers:
+            if refresh is not None:
+                refresh()
+
+
+def _bind_parameters(
+    module: nn.Module, shared: Sequence[Tensor], device: torch.device
+) -> Callable[[], None] | None:
+    """Make a module use a slot's parameters.
+
+    On the CPU its tensors are put over the slot's memory. On another device they are copied: the
+    function that is returned does it, once per round.
+    """
+    if device.type != "cpu":
+        own = [tensor for _, tensor in policy_tensors(module)]
+
+        def refresh() -> None:
+            for target, source in zip(own, shared, strict=True):
+                target.copy_(source)
+
+        return refresh
+    over = dict(zip((name for name, _ in policy_tensors(module)), shared, strict=True))
+    for name, parameter in module.named_parameters():
+        parameter.data = over[name]
+    for name, buffer in list(module.named_buffers()):
+        for owner in module.modules():  # a buffer may be registered in several places
+            for key, value in owner._buffers.items():
+                if value is buffer:
+                    owner._buffers[key] = over[name]
+    return None
+
+
+def _items(td: TensorDictBase) -> list[tuple[Key, Tensor]]:
+    return [
+        (key if isinstance(key, tuple) else (key,), value)
+        for key, value in td.items(include_nested=True, leaves_only=True)
+    ]
+
+
+def _as_array(tensor: Tensor) -> Array:
+    """An array over a CPU tensor's memory; bfloat16 as 16-bit words, as it is stored."""
+    if tensor.dtype == torch.bfloat16:
+        tensor = tensor.view(torch.int16)
+        return tensor.numpy().view(np.uint16)
+    return tensor.numpy()

@@ -1,0 +1,180 @@
+"""The collector's boundary: arguments are checked once, with an error that says what to do."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import cloudpickle
+import gymnasium as gym
+import torch
+from tensordict.nn import TensorDictModule, TensorDictModuleBase
+from torch import nn
+from torch.nn.parameter import is_lazy
+from torchrl.envs import EnvBase
+
+from torchrl_hts.exchange import MAX_ENVS
+from torchrl_hts.gym_env import GymDescription
+from torchrl_hts.torchrl_env import TorchRLDescription
+
+__all__ = [
+    "check_equal",
+    "check_factories",
+    "check_integer",
+    "check_seed",
+    "check_unsupported",
+    "make_policy",
+    "pickle_factories",
+    "pickle_policy",
+]
+
+# Arguments of TorchRL's collectors that make no sense for on-policy rounds.
+_UNSUPPORTED = {
+    "replay_buffer": "rounds are on-policy and handed to the learner whole; extend the buffer with "
+    "each batch in your loop, or pass it to the trainer",
+    "init_random_frames": "on-policy losses need the log-probability of every action; for random "
+    "frames collect with torchrl.collectors.Collector first",
+    "trajs_per_batch": "a round is the same number of steps of every environment; use "
+    "split_trajs=True, or assemble trajectories with postproc",
+    "reset_at_each_iter": "episodes go on from round to round; use max_frames_per_traj to cut them",
+    "extend_buffer": "there is no replay_buffer",
+    "use_buffers": "batches always lie in preallocated storage",
+    "interruptor": "every round is complete",
+    "weight_updater": "the iterator stages the policy's values; use update_policy_weights_",
+    "weight_sync_schemes": "the iterator stages the policy's values; use update_policy_weights_",
+    "compile_policy": "pass a policy that is compiled already",
+    "cudagraph_policy": "pass a policy that is compiled already",
+}
+
+
+def check_unsupported(given: Mapping[str, Any]) -> None:
+    """Refuse arguments of TorchRL's collectors that this one can't honour, and unknown ones."""
+    for name, value in given.items():
+        if name not in _UNSUPPORTED:
+            raise TypeError(f"HTSCollector got an unexpected keyword argument {name!r}")
+        if value not in (None, False, 0, -1):
+            raise TypeError(f"HTSCollector does not take {name}={value!r}: {_UNSUPPORTED[name]}")
+
+
+def check_integer(name: str, value: Any, *, least: int = 1) -> int:
+    """An integer argument of at least some value."""
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise TypeError(f"{name} must be an int, got {value!r}")
+    if value < least:
+        raise ValueError(f"{name} must be at least {least}, got {value}")
+    return value
+
+
+def check_seed(seed: int | None) -> int:
+    """A seed; None draws one from torch's global generator."""
+    if seed is None:
+        return int(torch.randint(2**62, ()))
+    return check_integer("seed", seed, least=0)
+
+
+def check_factories(
+    create_env_fn: Any, kwargs: Mapping[str, Any] | Sequence[Mapping[str, Any]] | None
+) -> list[Callable[[], Any]]:
+    """A callable per environment, with its keyword arguments bound."""
+    functions = list(create_env_fn) if isinstance(create_env_fn, Sequence) else [create_env_fn]
+    if not 0 < len(functions) <= MAX_ENVS:
+        raise ValueError(
+            f"create_env_fn must have 1 to {MAX_ENVS} callables, one per environment; "
+            f"got {len(functions)}"
+        )
+    for index, function in enumerate(functions):
+        if isinstance(function, gym.Env | EnvBase) or not callable(function):
+            raise TypeError(
+                f"create_env_fn[{index}] is a {type(function).__name__}; expected a callable that "
+                "makes an environment, since each is made in the process that steps it"
+            )
+    if not kwargs:
+        return functions
+    each = [kwargs] * len(functions) if isinstance(kwargs, Mapping) else list(kwargs)
+    if len(each) != len(functions):
+        raise ValueError(
+            f"create_env_kwargs has {len(each)} dicts for {len(functions)} environments"
+        )
+    return [partial(function, **own) for function, own in zip(functions, each, strict=True)]
+
+
+def pickle_factories(factories: Sequence[Callable[[], Any]]) -> list[bytes]:
+    """The factories as bytes, functions of the main script by value."""
+    known: dict[int, bytes] = {}
+    for index, factory in enumerate(factories):
+        if id(factory) not in known:
+            try:
+                known[id(factory)] = cloudpickle.dumps(factory)
+            except Exception as error:
+                raise TypeError(
+                    f"create_env_fn[{index}] can't be pickled, so it can't be sent to the process "
+                    f"that makes the environment: {error}. Make what it holds (locks, files, "
+                    "generators, environments) inside the callable instead"
+                ) from error
+    return [known[id(factory)] for factory in factories]
+
+
+def make_policy(
+    policy: nn.Module | None, policy_factory: Callable[[], nn.Module] | None
+) -> TensorDictModuleBase:
+    """The policy as a module on TensorDicts."""
+    if (policy is None) == (policy_factory is None):
+        raise TypeError("give either policy or policy_factory, and not both")
+    if policy_factory is not None:
+        policy = policy_factory()
+    if not isinstance(policy, nn.Module):
+        raise TypeError(
+            f"policy must be a TensorDictModule or an nn.Module, got a {type(policy).__name__}"
+        )
+    lazy = [name for name, parameter in policy.named_parameters() if is_lazy(parameter)]
+    if lazy:
+        raise ValueError(
+            f"the policy has lazy parameters ({', '.join(lazy[:3])}, ...): run it once on a batch "
+            "like env.fake_tensordict() before it is given to the collector"
+        )
+    if isinstance(policy, TensorDictModuleBase):
+        return policy
+    if hasattr(policy, "in_keys") and hasattr(policy, "out_keys"):
+        return policy  # compiled, or wrapped
+    parameters = list(inspect.signature(policy.forward).parameters)
+    in_keys = parameters if len(parameters) > 1 else ["observation"]
+    return TensorDictModule(policy, in_keys=in_keys, out_keys=["action"])
+
+
+def pickle_policy(policy: nn.Module) -> bytes:
+    """The policy as bytes."""
+    try:
+        pickled: bytes = cloudpickle.dumps(policy)
+    except Exception as error:
+        raise TypeError(
+            f"the policy can't be pickled, so it can't be sent to the actors: {error}"
+        ) from error
+    return pickled
+
+
+def check_equal(descriptions: Sequence[GymDescription | TorchRLDescription]) -> None:
+    """All environments must look alike, since they share one batch."""
+    first = descriptions[0]
+    for index, other in enumerate(descriptions[1:], 1):
+        if type(other) is not type(first):
+            raise ValueError(
+                f"environment {index} is not of the same kind as environment 0: one is a "
+                "gymnasium environment, the other a TorchRL one"
+            )
+        for what, one, two in _differing(first, other):
+            if one != two:
+                raise ValueError(
+                    f"environment {index} differs from environment 0 in its {what}:\n"
+                    f"  environment 0: {one}\n  environment {index}: {two}\n"
+                    "All environments of a collector share one batch and must have equal spaces"
+                )
+
+
+def _differing(first: Any, other: Any) -> list[tuple[str, Any, Any]]:
+    if isinstance(first, GymDescription):
+        names = ["observation_space", "action_space"]
+    else:
+        names = ["specs"]
+    return [(name, getattr(first, name), getattr(other, name)) for name in names]

@@ -1,0 +1,246 @@
+"""What a batch looks like: from an environment's description and a trial run of the policy."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import torch
+from tensordict import TensorDict, TensorDictBase
+from tensordict.nn import TensorDictModuleBase
+from torch import Tensor
+from torchrl.envs.utils import ExplorationType, set_exploration_type
+from torchrl.modules.utils import get_primers_from_module
+
+from torchrl_hts.gym_env import GymDescription, RowOptions, observation_fields
+from torchrl_hts.slots import field_of, leaves
+from torchrl_hts.storage import Field, Key
+from torchrl_hts.torchrl_env import TorchRLDescription
+
+__all__ = ["BatchPlan", "plan_batch"]
+
+_DRAWS = 3  # batches of examples per question of the calibration
+_DONE_NAMES = ("done", "terminated", "truncated")
+
+
+@dataclass(frozen=True)
+class BatchPlan:
+    """The layout of a batch, and who writes what.
+
+    Attributes:
+        fields: every array of a slot.
+        examples: TensorDict ``[3 N]`` of random policy inputs, to calibrate with.
+        outputs: keys that the policy writes.
+        options: how executors write their rows.
+        truncated_keys: ``("next", ...)`` keys of the truncation flags.
+    """
+
+    fields: tuple[Field, ...]
+    examples: TensorDictBase
+    outputs: tuple[Key, ...]
+    options: RowOptions
+    truncated_keys: tuple[Key, ...]
+
+
+def plan_batch(
+    description: GymDescription | TorchRLDescription,
+    policy: TensorDictModuleBase,
+    num_envs: int,
+    *,
+    exploration_type: ExplorationType,
+    max_frames_per_traj: int,
+    compact_obs: bool,
+) -> BatchPlan:
+    """Lay a batch out.
+
+    Args:
+        description: of one environment; the others are equal.
+        policy: a copy of the policy on the CPU, which is run once on random inputs.
+        num_envs: N.
+        exploration_type: under which the policy runs.
+        max_frames_per_traj: length at which episodes are truncated; 0: never.
+        compact_obs: leave ``("next", observation)`` out.
+
+    Raises:
+        ValueError: if the policy reads what the environment doesn't give, doesn't write the action,
+            or writes one that doesn't fit the action space.
+        TypeError: for spaces or entries that aren't arrays of a fixed shape.
+    """
+    generator = torch.random.fork_rng(devices=[])
+    with generator, torch.no_grad(), set_exploration_type(exploration_type):
+        torch.manual_seed(0)
+        if isinstance(description, GymDescription):
+            root = _gym_root(description, policy, _DRAWS * num_envs, max_frames_per_traj)
+        else:
+            root = _torchrl_root(description, _DRAWS * num_envs)
+        inputs = _inputs(policy, root)
+        written = policy(root.select(*inputs)).select(*policy.out_keys, strict=False)
+    outputs = {key: value for key, value in leaves(written) if not _is_private(key)}
+    for key, value in outputs.items():
+        if value.shape[:1] != root.shape:
+            raise ValueError(
+                f"the policy wrote {_name(key)} of shape {tuple(value.shape)} for a batch of "
+                f"{root.shape[0]} rows; expected one row each"
+            )
+    fields: dict[Key, Field] = {}
+
+    def add(values: Iterable[tuple[Key, Tensor]], prefix: Key = ()) -> None:
+        for key, value in values:
+            if not _is_private(key):
+                fields[prefix + key] = field_of(prefix + key, value, 1)
+
+    add(leaves(root))
+    if isinstance(description, GymDescription):
+        _check_gym_action(description.action_space, ("action",), outputs)
+        dropped = [field.key for field, _ in observation_fields(description.observation_space)]
+        after = root.exclude(*(dropped if compact_obs else ()))
+        after["reward"] = torch.zeros(*root.shape, 1)
+        add(leaves(after), ("next",))
+        truncated: tuple[Key, ...] = (("truncated",),)
+    else:
+        _check_torchrl_action(description, outputs)
+        successor = description.transition.get("next").expand(root.shape)
+        add(leaves(successor.exclude(*(description.state_keys if compact_obs else ()))), ("next",))
+        truncated = description.truncated_keys
+    add(outputs.items())
+    fields["collector", "traj_ids"] = Field(("collector", "traj_ids"), (), "int64")
+    carried = tuple(key[1:] for key in outputs if key[0] == "next" and key[1:] in inputs)
+    return BatchPlan(
+        fields=tuple(fields.values()),
+        examples=root.select(*inputs).contiguous(),
+        outputs=tuple(outputs),
+        options=RowOptions(
+            max_frames_per_traj=max_frames_per_traj,
+            write_next_observation=not compact_obs,
+            policy_keys=tuple(outputs),
+            carried=carried if isinstance(description, GymDescription) else (),
+        ),
+        truncated_keys=tuple(("next", *key) for key in truncated),
+    )
+
+
+def _inputs(policy: TensorDictModuleBase, root: TensorDictBase) -> list[Key]:
+    """The policy's input keys, all of which the environment must give."""
+    available = {key for key, _ in leaves(root)}
+    inputs = []
+    for key in policy.in_keys:
+        path: Key = key if isinstance(key, tuple) else (key,)
+        below = [known for known in available if known[: len(path)] == path]
+        if not below:
+            raise ValueError(
+                f"the policy reads {_name(path)}, which the environment does not give; it gives "
+                f"{', '.join(sorted(map(_name, available)))}"
+            )
+        inputs += sorted(below)
+    return list(dict.fromkeys(inputs))
+
+
+def _gym_root(
+    description: GymDescription, policy: TensorDictModuleBase, count: int, max_frames: int
+) -> TensorDict:
+    """Random values of all that an executor writes at the root, ``[count]``."""
+    root = TensorDict({}, [count])
+    space = description.observation_space
+    space.seed(0)
+    samples = [space.sample() for _ in range(count)]
+    for field, path in observation_fields(space):
+        values = []
+        for sample in samples:
+            for name in path:
+                sample = sample[name]
+            values.append(sample)
+        root[field.key] = _plausible(torch.from_numpy(np.array(values, np.dtype(field.dtype))))
+    for name in _DONE_NAMES:
+        root[name] = torch.zeros(count, 1, dtype=torch.bool)
+    if max_frames:
+        root["step_count"] = torch.randint(max_frames, (count, 1))
+    if "is_init" in policy.in_keys:
+        root["is_init"] = torch.rand(count, 1) < 0.5
+    missing = [key for key in policy.in_keys if key not in root.keys(True)]
+    if missing:
+        # Recurrent states: zero where an episode starts, then what the policy wrote.
+        primers = get_primers_from_module(policy, warn=False)
+        specs = {} if primers is None else dict(primers.primers.items(True, True))
+        for key in missing:
+            if key in specs:
+                root[key] = torch.randn(count, *specs[key].shape).to(specs[key].dtype)
+    return root
+
+
+def _torchrl_root(description: TorchRLDescription, count: int) -> TensorDict:
+    """Random values of all that the environment gives at the root, ``[count]``."""
+    actions = set(description.action_keys)
+    transition = description.transition.exclude("next")
+    root = TensorDict({}, [count])
+    for key, value in leaves(transition):
+        if key not in actions:
+            root[key] = value.expand(count, *value.shape).clone()
+    observation = description.specs["output_spec", "full_observation_spec"]
+    for index in range(count):
+        for key, value in leaves(observation.rand()):
+            root[key][index] = value
+    for key, value in leaves(root):
+        root[key] = _plausible(value)
+    return root
+
+
+def _plausible(values: Tensor) -> Tensor:
+    """Standard normal instead of what an unbounded float space samples, which may be enormous."""
+    return torch.randn(values.shape).to(values.dtype) if values.is_floating_point() else values
+
+
+def _check_gym_action(space: gym.Space[Any], key: Key, outputs: dict[Key, Tensor]) -> None:
+    if isinstance(space, gym.spaces.Dict):
+        for name, child in space.spaces.items():
+            _check_gym_action(child, (*key, name), outputs)
+        return
+    sizes: tuple[int, ...]
+    if isinstance(space, gym.spaces.Discrete):
+        sizes = (1, int(space.n))
+    elif isinstance(space, gym.spaces.MultiDiscrete):
+        sizes = (int(space.nvec.size), int(space.nvec.sum()))
+    elif isinstance(space, gym.spaces.Box | gym.spaces.MultiBinary):
+        sizes = (int(np.prod(space.shape)),)
+    else:
+        raise TypeError(
+            f"the action space has a {type(space).__name__}; supported are Discrete, "
+            "MultiDiscrete, MultiBinary, Box and Dicts of them"
+        )
+    _expect_action(key, outputs)
+    found = outputs[key][0].numel()
+    if found not in sizes:
+        raise ValueError(
+            f"the policy writes {_name(key)} with {found} element(s) per environment; the "
+            f"environment's {space} needs {' or '.join(map(str, sizes))}"
+        )
+
+
+def _check_torchrl_action(description: TorchRLDescription, outputs: dict[Key, Tensor]) -> None:
+    for key in description.action_keys:
+        _expect_action(key, outputs)
+        expected = description.transition.get(key).shape
+        found = outputs[key].shape[1:]
+        if found != expected:
+            raise ValueError(
+                f"the policy writes {_name(key)} of shape {tuple(found)}; the environment's action "
+                f"spec has {tuple(expected)}"
+            )
+
+
+def _expect_action(key: Key, outputs: dict[Key, Tensor]) -> None:
+    if key not in outputs:
+        raise ValueError(
+            f"the policy does not write the environment's action {_name(key)}; it writes "
+            f"{', '.join(map(_name, outputs)) or 'nothing'}"
+        )
+
+
+def _is_private(key: Key) -> bool:
+    return any(name.startswith("_") for name in key)
+
+
+def _name(key: Key) -> str:
+    return repr(key[0]) if len(key) == 1 else repr(key)

@@ -1,0 +1,474 @@
+"""HTSCollector: the public face of the package, and the learner's side of the schedule."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import time
+import warnings
+import weakref
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from tensordict import TensorDictBase
+from torch import Tensor, nn
+from torchrl.collectors import BaseCollector
+from torchrl.collectors.utils import split_trajectories
+from torchrl.envs.utils import ExplorationType
+
+from torchrl_hts.actor import ActorJob
+from torchrl_hts.arguments import (
+    check_equal,
+    check_factories,
+    check_integer,
+    check_seed,
+    check_unsupported,
+    make_policy,
+    pickle_factories,
+    pickle_policy,
+)
+from torchrl_hts.batch_plan import plan_batch
+from torchrl_hts.crew import Crew
+from torchrl_hts.slots import Slots, field_of, policy_tensors
+from torchrl_hts.statistics import Statistics, summarise
+from torchrl_hts.storage import Layout
+from torchrl_hts.weights import WeightSource
+
+__all__ = ["HTSCollector"]
+
+Device = torch.device | str | int | None
+
+
+class HTSCollector(BaseCollector):  # type: ignore[misc]  # torchrl has no types
+    """Collects rounds of on-policy data while the learner learns from the round before.
+
+    Executors step the environments, actors answer whatever observations are ready with one batched
+    forward pass, and nobody waits for anybody except at a round's opening: round r opens when
+    update r - (lag + 1) is done. Every batch D_j and every parameter theta_j is bit for bit the
+    same for a given seed, whatever the number of executors and actors and the timing of any
+    process (METHOD.md sections 3 and 5; Liu et al., NeurIPS 2020).
+
+    A batch is a TensorDict ``[N, alpha]`` with names ``(None, "time")`` in the layout of TorchRL's
+    own collectors, with ``"policy_version"`` (int64 ``[N, alpha]``): the round j, whose parameters
+    theta_j took every action of the batch.
+
+    Resuming the iterator says that the update with the last batch is done: it stages the newest
+    values of the policy and opens the next round. `update_policy_weights_` stages explicitly.
+
+    Args:
+        create_env_fn: a callable per environment, each returning a `gymnasium.Env` (the fast path:
+            its executor never imports torch) or a TorchRL `EnvBase` of empty batch size, with any
+            transforms. A single callable makes one environment.
+        policy: a TensorDictModule that writes ``"action"``, in training or evaluation mode as it
+            is; or a plain module that maps the only observation to the action.
+        policy_factory: makes the policy instead.
+
+    Keyword Args:
+        frames_per_batch: N * alpha; rounded up to a multiple of N with a warning, as TorchRL does.
+        total_frames: ends after at least so many; -1: endless.
+        lag: how many updates the behaviour parameters are behind. 1 is the paper; 0 is synchronous.
+        num_actors: processes that run the policy.
+        num_executors: processes that step environments; by default one per core, at most one per
+            environment. One per environment is right for environments that wait.
+        seed: of everything random, an int >= 0; by default drawn from torch's generator.
+        device: default of the three that follow; all default to the CPU.
+        storing_device: where batches are handed out.
+        policy_device: where the actors run the policy.
+        env_device: where TorchRL environments compute.
+        create_env_kwargs: keyword arguments of every factory, or a list with one dict for each.
+        exploration_type: under which the actors run the policy.
+        max_frames_per_traj: length at which an episode is truncated; 0: never. Adds ``step_count``.
+        postproc: applied to each batch before it is handed out.
+        split_trajs: hand out ``[trajectories, time]``, padded, with ``("collector", "mask")``.
+        set_truncated: mark the last step of every row as truncated.
+        compact_obs: leave ``("next", observation)`` out.
+        return_same_td: hand out the slot itself instead of a copy; valid until the iterator is
+            resumed.
+        track_policy_version: accepted for compatibility; batches always carry the version.
+        actor_threads: torch's intra-op threads in each actor.
+        pre_collect_hook: called before each batch is waited for.
+        post_collect_hook: called with each batch.
+
+    Raises:
+        TypeError, ValueError: for arguments that don't fit each other; the message says which.
+        PolicyError: if the policy's rows can't be made independent of their batch-mates.
+        WorkerError: if an environment can't be made; later, from the iterator, if a worker fails.
+
+    Example:
+        >>> import functools, gymnasium as gym
+        >>> from tensordict.nn import ProbabilisticTensorDictModule as Prob, TensorDictModule
+        >>> from tensordict.nn import ProbabilisticTensorDictSequential as Actor
+        >>> policy = Actor(
+        ...     TensorDictModule(nn.Linear(4, 2), ["observation"], ["logits"]),
+        ...     Prob(["logits"], ["action"], distribution_class=torch.distributions.Categorical),
+        ... )
+        >>> make_env = functools.partial(gym.make, "CartPole-v1")
+        >>> with HTSCollector([make_env] * 2, policy, frames_per_batch=8, total_frames=16) as data:
+        ...     for batch in data:
+        ...         print(batch.shape, batch["policy_version"].unique().item())
+        torch.Size([2, 4]) 0
+        torch.Size([2, 4]) 1
+    """
+
+    init_random_frames = 0
+
+    def __init__(
+        self,
+        create_env_fn: Callable[..., Any] | Sequence[Callable[..., Any]],
+        policy: nn.Module | None = None,
+        *,
+        policy_factory: Callable[[], nn.Module] | None = None,
+        frames_per_batch: int,
+        total_frames: int = -1,
+        lag: int = 1,
+        num_actors: int = 1,
+        num_executors: int | None = None,
+        seed: int | None = None,
+        device: Device = None,
+        storing_device: Device = None,
+        policy_device: Device = None,
+        env_device: Device = None,
+        create_env_kwargs: Mapping[str, Any] | Sequence[Mapping[str, Any]] | None = None,
+        exploration_type: ExplorationType = ExplorationType.RANDOM,
+        max_frames_per_traj: int | None = None,
+        postproc: Callable[[TensorDictBase], TensorDictBase] | None = None,
+        split_trajs: bool = False,
+        set_truncated: bool = False,
+        compact_obs: bool = False,
+        return_same_td: bool = False,
+        track_policy_version: bool = True,
+        actor_threads: int = 1,
+        pre_collect_hook: Callable[[], None] | None = None,
+        post_collect_hook: Callable[[TensorDictBase], None] | None = None,
+        **unsupported: Any,
+    ) -> None:
+        check_unsupported(unsupported)
+        super().__init__(pre_collect_hook=pre_collect_hook, post_collect_hook=post_collect_hook)
+        factories = check_factories(create_env_fn, create_env_kwargs)
+        self.num_envs = len(factories)
+        self.lag = check_integer("lag", lag, least=0)
+        check_integer("frames_per_batch", frames_per_batch)
+        check_integer("num_actors", num_actors)
+        check_integer("actor_threads", actor_threads)
+        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+        num_executors = min(
+            self.num_envs,
+            cores or 1 if num_executors is None else check_integer("num_executors", num_executors),
+        )
+        max_frames = check_integer("max_frames_per_traj", max_frames_per_traj or 0, least=0)
+        self._set_sizes(frames_per_batch, total_frames)
+        self.seed = check_seed(seed)
+        self._static_seed = False
+        self.exploration_type = exploration_type
+        self.postproc = postproc
+        self.split_trajs = split_trajs
+        self.return_same_td = return_same_td
+        self.storing_device = torch.device(storing_device or device or "cpu")
+        self.policy = make_policy(policy, policy_factory)
+        self._weights = WeightSource(self.policy)
+        policy_bytes = pickle_policy(self.policy)
+        self._frames = 0
+        self._iter = -1
+        self._round = 0  # the round that is lent next
+        self._lent = False  # whether the learner holds the batch of the round before
+        self._running = False
+        # What the slots are to hold when the workers are set to work: the parameters by round, the
+        # newest ones for a round that isn't there; None leaves the slots as they are.
+        self._ring: dict[int, list[Tensor]] | None = {}
+        self._began = self._waited_s = 0.0
+
+        self._crew = Crew(self.num_envs, num_executors, num_actors)
+        self._finalizer = weakref.finalize(self, self._crew.shutdown, 5.0)
+        try:
+            env_options = {"max_frames_per_traj": max_frames, "device": _name(env_device or device)}
+            descriptions = self._crew.start_executors(pickle_factories(factories), env_options)
+            check_equal(descriptions)
+            plan = plan_batch(
+                descriptions[0],
+                pickle.loads(policy_bytes),
+                self.num_envs,
+                exploration_type=exploration_type,
+                max_frames_per_traj=max_frames,
+                compact_obs=compact_obs,
+            )
+            if set_truncated and not plan.truncated_keys:
+                raise ValueError(
+                    "set_truncated=True needs a 'truncated' key in the environment; add one with "
+                    "env.add_truncated_keys()"
+                )
+            self._truncated_keys = plan.truncated_keys if set_truncated else ()
+            layout = Layout(
+                self.num_envs,
+                self.sync_interval,
+                self.lag,
+                num_executors + num_actors,
+                plan.fields,
+                tuple(field_of((n,), t, 0) for n, t in policy_tensors(self.policy)),
+            )
+            memory, self._schedule = self._crew.share(layout, self._last_round, plan.options)
+            self._counters = memory.counters
+            self._slots = Slots(memory)
+            self._fill_slots()
+            self._invariant_sizes = self._crew.start_actors(
+                lambda worker: ActorJob(
+                    policy=policy_bytes,
+                    layout=layout,
+                    last_round=self._last_round,
+                    worker=worker,
+                    examples=pickle.dumps(plan.examples),
+                    outputs=plan.outputs,
+                    exploration_type=exploration_type,
+                    device=_name(policy_device or device) or "cpu",
+                    num_threads=actor_threads,
+                    owner=self._crew.owner,
+                )
+            )
+        except BaseException:
+            self.shutdown()
+            raise
+
+    def _set_sizes(self, frames_per_batch: int, total_frames: int) -> None:
+        self.sync_interval = -(-frames_per_batch // self.num_envs)
+        self.frames_per_batch = self.sync_interval * self.num_envs
+        self.requested_frames_per_batch = self.frames_per_batch
+        if self.frames_per_batch != frames_per_batch:
+            warnings.warn(
+                f"frames_per_batch={frames_per_batch} is not divisible by the {self.num_envs} "
+                f"environments: each batch has {self.frames_per_batch} frames",
+                stacklevel=3,
+            )
+        if total_frames is None or total_frames < 0:
+            self.total_frames: Any = float("inf")
+            self._last_round = None
+            return
+        self.total_frames = total_frames
+        self._last_round = -(-total_frames // self.frames_per_batch)
+        if total_frames % self.frames_per_batch:
+            warnings.warn(
+                f"total_frames={total_frames} is not divisible by the {self.frames_per_batch} "
+                f"frames of a batch: {self._last_round * self.frames_per_batch} frames will be "
+                "collected",
+                stacklevel=3,
+            )
+
+    # The iterator: the learner's side of the schedule.
+
+    def iterator(self) -> Iterator[TensorDictBase]:
+        """Yield D_0, D_1, ...; resuming says that the update with the last batch is done.
+
+        Dropping an iterator half-way loses nothing: the next one goes on with the next batch.
+        When all frames have been collected the workers are shut down.
+        """
+        while self._frames < self.total_frames:
+            if self.pre_collect_hook is not None:
+                self.pre_collect_hook()
+            batch = self._next_batch()
+            if self.post_collect_hook is not None:
+                self.post_collect_hook(batch)
+            yield batch
+        self.shutdown()
+
+    def _next_batch(self) -> TensorDictBase:
+        if self._crew.closed:
+            raise RuntimeError("this collector has been shut down; make a new one to go on")
+        try:
+            if not self._running:
+                self._run()
+            if self._lent:
+                # The update with that batch is done: open the round that has waited for it.
+                self._slots.stage(self._schedule.slot(self._round - 1), self._weights.take())
+                self._lent = False
+                self._crew.release()
+            asleep = time.monotonic()
+            self._crew.wait_full(self._round)
+            self._waited_s += time.monotonic() - asleep
+            round_ = self._crew.port.lend()
+        except BaseException:  # a worker has failed, or Ctrl-C: the run can't go on
+            self.shutdown()
+            raise
+        self._lent = True
+        self._round = round_ + 1
+        self._frames += self.frames_per_batch
+        self._iter += 1
+        return self._hand_out(round_)
+
+    def _run(self) -> None:
+        """Set the workers to work on the present round, with reset environments."""
+        self._fill_slots()
+        self._ring = None
+        envs = [0] * self.num_envs if self._static_seed else range(self.num_envs)
+        seeds = [
+            int(np.random.SeedSequence([self.seed, env, self._round]).generate_state(1)[0])
+            for env in envs
+        ]
+        if not self._began:
+            self._began = time.monotonic()
+        self._running = True
+        self._crew.run(seeds, self.seed, self._round, self._lent)
+
+    def _rest(self) -> None:
+        """Bring the workers to rest; what they have collected beyond the lent batch is dropped."""
+        if self._running:
+            self._running = False
+            self._crew.stop()
+
+    def _fill_slots(self) -> None:
+        """Put parameters into every slot that the present rounds start with."""
+        if self._ring is not None:
+            newest = self._weights.live()
+            for round_ in range(self._round, self._round + self.lag + 1):
+                self._slots.stage(self._schedule.slot(round_), self._ring.get(round_, newest))
+
+    def _hand_out(self, round_: int) -> TensorDictBase:
+        """The batch of a full round as the user wants it."""
+        slot: TensorDictBase = self._slots.batches[self._schedule.slot(round_)]
+        if self.storing_device.type != "cpu":
+            batch = slot.to(self.storing_device)
+        else:
+            # Keys that the user adds to a batch must not turn up in a later one.
+            batch = slot.copy() if self.return_same_td else slot.clone()
+        batch["policy_version"] = torch.full(
+            batch.shape, round_, dtype=torch.int64, device=self.storing_device
+        )
+        for key in self._truncated_keys:
+            for flag in (key, (*key[:-1], "done")):
+                batch.get(flag)[:, -1] = True
+        if self.split_trajs:
+            batch = split_trajectories(batch, prefix="collector")
+        if self.postproc is not None:
+            batch = self.postproc(batch)
+        return batch
+
+    # What users and TorchRL's trainers call.
+
+    def _maybe_fallback_update(
+        self,
+        policy_or_weights: nn.Module | TensorDictBase | Mapping[str, Any] | None = None,
+        *,
+        model_id: str | None = None,
+    ) -> None:
+        """Stage parameters for the next round that opens (see ``update_policy_weights_``)."""
+        if model_id not in (None, "policy"):
+            raise KeyError(f"HTSCollector has one model, 'policy'; got model_id={model_id!r}")
+        self._weights.stage(policy_or_weights)
+
+    @property
+    def policy_version(self) -> int:
+        """Index of the newest parameters that a round may act with."""
+        return self._round - self._lent + self.lag
+
+    def set_seed(self, seed: int, static_seed: bool = False) -> int:
+        """Seed environments and action noise, and reset the environments.
+
+        Before the first batch this makes everything reproducible from batch 0 on. Later, what has
+        been collected beyond the last batch is dropped.
+
+        Args:
+            seed: an int >= 0.
+            static_seed: give every environment the same seed.
+
+        Returns:
+            A seed to go on with, ``seed`` itself if ``static_seed``.
+        """
+        self.seed = check_seed(seed)
+        self._static_seed = static_seed
+        self._rest()
+        return seed if static_seed else seed + self.num_envs
+
+    def statistics(self) -> Statistics:
+        """A snapshot of what has been counted; cheap, and valid after the end too."""
+        return summarise(
+            self._counters,
+            len(self._crew.executor_inboxes),
+            frames=self._frames,
+            rounds=self._iter + 1,
+            elapsed_s=time.monotonic() - self._began if self._began else 0.0,
+            learner_waiting_s=self._waited_s,
+            invariant_sizes=self._invariant_sizes,
+        )
+
+    def worker_pids(self) -> dict[str, int]:
+        """Process ids by name, such as ``"executor 0"`` and ``"actor 0"``."""
+        return {worker.name: worker.pid for worker in self._crew.workers}
+
+    def state_dict(self) -> OrderedDict[str, Any]:
+        """The policy, the counts, the seed, and the parameters of the rounds under way.
+
+        Environments are not in it: after `load_state_dict` they begin new episodes, with seeds
+        that depend on the seed, the environment and the round alone.
+        """
+        ring: dict[int, dict[str, Tensor]] = {}
+        if self._lent:
+            names = [name for name, _ in policy_tensors(self.policy)]
+            for round_ in range(self._round, self._round + self.lag):
+                values = self._slots.parameters[self._schedule.slot(round_)]
+                ring[round_] = {
+                    name: value.clone() for name, value in zip(names, values, strict=True)
+                }
+        return OrderedDict(
+            policy_state_dict=self.policy.state_dict(),
+            env_state_dict=OrderedDict(),
+            frames=self._frames,
+            iter=self._iter,
+            round=self._round,
+            seed=self.seed,
+            static_seed=self._static_seed,
+            behaviour_parameters=ring,
+        )
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Go on where a state was taken: the next batch is that of its round.
+
+        The update with the batch that was out then counts as done, and the policy's values are
+        its result.
+
+        Raises:
+            ValueError: if an entry is missing.
+        """
+        missing = self.state_dict().keys() - state_dict.keys()
+        if missing:
+            raise ValueError(
+                f"the state lacks {', '.join(sorted(missing))}: it is not one of HTSCollector"
+            )
+        self._rest()
+        self.policy.load_state_dict(state_dict["policy_state_dict"])
+        self._frames, self._iter = state_dict["frames"], state_dict["iter"]
+        self._round, self._lent = state_dict["round"], False
+        self.seed, self._static_seed = state_dict["seed"], state_dict["static_seed"]
+        self._ring = {
+            round_: list(values.values())
+            for round_, values in state_dict["behaviour_parameters"].items()
+        }
+
+    def shutdown(
+        self,
+        timeout: float | None = None,
+        close_env: bool = True,
+        raise_on_error: bool = True,
+    ) -> None:
+        """End all workers; may be called again, and at any time.
+
+        Args:
+            timeout: seconds until workers that don't end by themselves are killed; 5 by default.
+            close_env, raise_on_error: for compatibility; environments are always closed.
+        """
+        self._crew.shutdown(5.0 if timeout is None else timeout)
+
+    def __enter__(self) -> HTSCollector:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.shutdown()
+
+    def __repr__(self) -> str:
+        return (
+            f"{type(self).__name__}(num_envs={self.num_envs}, sync_interval={self.sync_interval}, "
+            f"lag={self.lag}, rounds={self._iter + 1})"
+        )
+
+
+def _name(device: Device) -> str | None:
+    return None if device is None else str(torch.device(device))

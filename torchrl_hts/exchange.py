@@ -1,0 +1,181 @@
+"""Waiting and waking: the shell around the schedule.
+
+Every worker has an inbox, a pipe that carries 16-bit words: the indices of environments, or one of
+the codes below. The data itself lies in the slots. A pipe is all that is needed: a read sleeps
+without using the processor until something comes and then takes everything that has come; a write
+of a few bytes is atomic; several actors may read one inbox; and the kernel orders what was written
+to shared memory before a message with what is read from it after.
+
+    executors --(observation of i is in its row)--> actors' common inbox
+    actors    --(action of i is in its row)-------> inbox of the executor that owns i
+    executors --(i has finished a round)----------> learner's inbox
+    learner   --(WAKE: a round was opened)--------> inbox of an executor with a parked environment
+
+The last two close the only race of the schedule, without a lock. An executor that finishes a round
+first tells the learner and then looks whether the next round is open; the learner first opens the
+round and then takes what is in its inbox. Whichever is second sees what the first has done: either
+the executor finds the round open, or the learner finds the message and wakes it.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+from array import array
+from collections.abc import Iterable, Sequence
+
+from torchrl_hts.schedule import Phase, Schedule
+
+__all__ = ["MAX_ENVS", "STOP", "WAKE", "ExecutorPort", "Inbox", "LearnerPort"]
+
+WAKE = 0xFFFF  # to an executor: a round was opened, look whether your parked ones may go on
+STOP = 0xFFFE  # to a worker: come to rest and listen to the control connection
+MAX_ENVS = 0xFFF0
+
+_READ_BYTES = 1 << 16  # as much as a pipe holds
+
+
+class Inbox:
+    """A pipe of 16-bit words.
+
+    Args:
+        read_fd: the end that its owner reads, or -1 on a side that only writes.
+        write_fd: the end that others write to, or -1 on a side that only reads.
+    """
+
+    def __init__(self, read_fd: int, write_fd: int) -> None:
+        self.read_fd = read_fd
+        self.write_fd = write_fd
+
+    @classmethod
+    def create(cls) -> Inbox:
+        """Make a new pipe."""
+        return cls(*os.pipe())
+
+    def post(self, words: Iterable[int]) -> None:
+        """Append words; the reader wakes up. Never blocks: far fewer are pending than fit."""
+        os.write(self.write_fd, array("H", words).tobytes())
+
+    def take(self) -> array[int]:
+        """Sleep until there is something, and return all that there is, in order of arrival."""
+        return array("H", os.read(self.read_fd, _READ_BYTES))
+
+    def take_ready(self) -> array[int]:
+        """Return what there is, without waiting."""
+        words: array[int] = array("H")
+        while select.select([self.read_fd], [], [], 0)[0]:
+            more = self.take()
+            if not more:  # every writer is gone
+                break
+            words.extend(more)
+        return words
+
+    def close(self) -> None:
+        """Close the ends that this side has; may be called again."""
+        for fd in (self.read_fd, self.write_fd):
+            if fd >= 0:
+                os.close(fd)
+        self.read_fd = self.write_fd = -1
+
+
+class ExecutorPort:
+    """An executor's side: offers its environments, and parks those whose round isn't open.
+
+    Args:
+        schedule: the schedule, over shared words.
+        actors: the actors' common inbox.
+        learner: the learner's inbox.
+    """
+
+    def __init__(self, schedule: Schedule, actors: Inbox, learner: Inbox) -> None:
+        self.schedule = schedule
+        self.actors = actors
+        self.learner = learner
+        self.parked: set[int] = set()
+        self._offered: list[int] = []
+
+    def start(self, env: int) -> bool:
+        """Whether ``env``, which is between two steps, may go on; it is parked if not.
+
+        Returns True if the caller is to write its observation and then call `offer`.
+        """
+        if self.schedule.is_open(self.schedule.position(env)[0]):  # I4
+            self.parked.discard(env)
+            return True
+        self.parked.add(env)
+        return False
+
+    def offer(self, env: int) -> None:
+        """The observation of ``env`` is written; actors hear of it at the next `flush`."""
+        self.schedule.offer(env)
+        self._offered.append(env)
+
+    def finish_step(self, env: int) -> bool:
+        """The transition of ``env`` is written; returns whether `start` lets it go on."""
+        if not self.schedule.finish_step(env):
+            return True
+        self.learner.post([env])  # before looking whether the next round is open
+        return self.start(env)
+
+    def flush(self) -> None:
+        """Tell the actors of everything offered since the last time, in one message."""
+        if self._offered:
+            self.actors.post(self._offered)
+            self._offered.clear()
+
+
+class LearnerPort:
+    """The learner's side: knows which environments have finished, opens rounds, wakes executors.
+
+    Args:
+        schedule: the schedule, over shared words.
+        inbox: the learner's inbox.
+        executors: one inbox per executor.
+        owner: for each environment, the index of its executor.
+    """
+
+    def __init__(
+        self,
+        schedule: Schedule,
+        inbox: Inbox,
+        executors: Sequence[Inbox],
+        owner: Sequence[int],
+    ) -> None:
+        self.schedule = schedule
+        self.inbox = inbox
+        self.executors = executors
+        self.owner = owner
+        self.restart()
+
+    def restart(self) -> None:
+        """Start counting at the schedule's present round; everybody else is at rest."""
+        start = self.schedule.lent
+        self._finished_rounds = [start] * len(self.owner)
+
+    def take_ready(self) -> None:
+        """Take in what the executors have said, without waiting."""
+        for env in self.inbox.take_ready():
+            self._finished_rounds[env] += 1
+
+    def is_full(self, round_: int) -> bool:
+        """Whether every executor has said that its environments have finished the round."""
+        return min(self._finished_rounds) > round_
+
+    def lend(self) -> int:
+        """Hand the next round to the learner (see `Schedule.lend`)."""
+        return self.schedule.lend()
+
+    def release(self) -> None:
+        """The update of the lent round is done and its slot holds the new parameters."""
+        opened = self.schedule.release() + self.schedule.num_slots
+        self.take_ready()  # after opening
+        if not self.schedule.is_open(opened):
+            return  # the last round is open already
+        # Only an environment that has finished all that was open before can be parked.
+        waiting = {
+            self.owner[env]
+            for env, rounds in enumerate(self._finished_rounds)
+            if rounds == opened and self.schedule.phase[env] == Phase.IDLE
+        }
+        for executor in sorted(waiting):
+            self.executors[executor].post([WAKE])

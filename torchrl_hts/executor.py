@@ -1,0 +1,209 @@
+"""An executor: steps whichever of its environments has an action. Never runs the policy.
+
+Runs in a process of its own. With gymnasium environments it never imports torch.
+"""
+
+from __future__ import annotations
+
+import pickle
+import sys
+import time
+import traceback
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from typing import TYPE_CHECKING, Any
+
+import gymnasium as gym
+
+from torchrl_hts.exchange import STOP, WAKE, ExecutorPort, Inbox
+from torchrl_hts.gym_env import GymEnvironment, RowOptions
+from torchrl_hts.storage import Counter, Layout, SharedMemory
+from torchrl_hts.workers import receive_object, send_object
+
+if TYPE_CHECKING:
+    from torchrl_hts.torchrl_env import TorchRLEnvironment
+
+__all__ = ["ExecutorJob", "ExecutorPlan", "run_executor"]
+
+# Environments that step faster than this are announced together: it is the number of wake-ups
+# that costs. A slower one is announced at once, so that its inference overlaps with the others.
+_FLUSH_NS = 50_000
+
+
+@dataclass(frozen=True)
+class ExecutorJob:
+    """First message to an executor.
+
+    Attributes:
+        factories: pickled environment factories, and
+        env_indices: the global indices of what they make.
+        torch_allowed: False in a process that should not import torch: it answers ``"torchrl"``
+            and ends if a factory makes a TorchRL environment.
+        env_options: keyword arguments of `TorchRLEnvironment`.
+    """
+
+    factories: tuple[bytes, ...]
+    env_indices: tuple[int, ...]
+    torch_allowed: bool
+    env_options: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class ExecutorPlan:
+    """Second message: where everything lies.
+
+    Attributes:
+        layout: the shared memory's layout.
+        last_round: the round at which the run ends; None for an endless one.
+        worker: its row of counters.
+        options: how rows are written.
+    """
+
+    layout: Layout
+    last_round: int | None
+    worker: int
+    options: RowOptions
+
+
+def run_executor(control: Connection, fds: list[int]) -> None:
+    """Serve environments until the control connection closes.
+
+    Args:
+        control: connection to the main process.
+        fds: shared memory, own inbox (read), actors' inbox (write), learner's inbox (write).
+    """
+    memory_fd, own, actors, learner = fds
+    job: ExecutorJob = receive_object(control)
+    environments: dict[int, GymEnvironment | TorchRLEnvironment] = {}
+    try:
+        for index, factory in zip(job.env_indices, job.factories, strict=True):
+            try:
+                environments[index] = _make(factory, index, job)
+            except _NeedsTorchError:
+                send_object(control, ("torchrl", None, None))
+                return
+            except Exception:
+                send_object(control, ("error", traceback.format_exc(), (index, None, None)))
+                return
+        descriptions = [env.description for env in environments.values()]
+        send_object(control, ("described", descriptions, list(sys.modules)))
+        plan: ExecutorPlan = receive_object(control)
+        memory = SharedMemory(memory_fd, plan.layout)
+        for environment in environments.values():
+            environment.bind(memory, plan.options)
+        inbox = Inbox(own, -1)
+        while True:
+            seeds, first_round = receive_object(control)
+            inbox.take_ready()  # answers to what was offered before the last stop
+            port = ExecutorPort(
+                memory.schedule(plan.last_round), Inbox(-1, actors), Inbox(-1, learner)
+            )
+            counters = memory.counters[plan.worker].data
+            try:
+                _Round(environments, port, inbox, counters).run(seeds, first_round)
+            except _EnvironmentError as error:
+                send_object(control, ("error", error.traceback, error.where))
+                return
+            send_object(control, ("stopped", None, None))
+    finally:
+        for environment in environments.values():
+            environment.close()
+
+
+def _make(factory: bytes, index: int, job: ExecutorJob) -> GymEnvironment | TorchRLEnvironment:
+    env = pickle.loads(factory)()
+    if isinstance(env, gym.Env):
+        return GymEnvironment(env, index)
+    if any(c.__module__ == "torchrl.envs.common" for c in type(env).__mro__):
+        if not job.torch_allowed:
+            raise _NeedsTorchError
+        from torchrl_hts.torchrl_env import TorchRLEnvironment
+
+        return TorchRLEnvironment(env, index, **job.env_options)
+    hint = ""
+    if isinstance(env, gym.vector.VectorEnv):
+        hint = " Give one factory per environment: the collector does what a vector would."
+    raise TypeError(
+        f"create_env_fn[{index}] made a {type(env).__module__}.{type(env).__qualname__}; expected "
+        f"a gymnasium.Env or a torchrl.envs.EnvBase.{hint}"
+    )
+
+
+class _NeedsTorchError(Exception):
+    """The factory makes a TorchRL environment, and this process shall not import torch."""
+
+
+class _EnvironmentError(Exception):
+    """An environment raised: which, where, and its traceback."""
+
+    def __init__(self, where: tuple[int, int | None, int | None]) -> None:
+        self.where = where
+        self.traceback = traceback.format_exc()
+
+
+class _Round:
+    """The loop between a start and the next stop."""
+
+    def __init__(
+        self,
+        environments: dict[int, GymEnvironment | TorchRLEnvironment],
+        port: ExecutorPort,
+        inbox: Inbox,
+        counters: memoryview[int],
+    ) -> None:
+        self.environments = environments
+        self.port = port
+        self.schedule = port.schedule
+        self.inbox = inbox
+        self.counters = counters
+
+    def run(self, seeds: dict[int, int], first_round: int) -> None:
+        """Reset every environment, then step until told to stop."""
+        for env, environment in self.environments.items():
+            try:
+                environment.reset(seeds[env], first_round)
+            except Exception as error:
+                raise _EnvironmentError((env, first_round, 0)) from error
+            if self.port.start(env):
+                self._offer(env)
+            self.port.flush()
+        clock = time.perf_counter_ns
+        counters = self.counters
+        stop = False
+        while not stop:
+            asleep = clock()
+            words = self.inbox.take()
+            awake = flushed = clock()
+            counters[Counter.WAITING_NS] += awake - asleep
+            for word in words:
+                if word < STOP:
+                    self._step(word)
+                    now = clock()
+                    if now - flushed > _FLUSH_NS:
+                        self.port.flush()
+                        flushed = now
+                elif word == WAKE:
+                    for env in sorted(self.port.parked):
+                        if self.port.start(env):
+                            self._offer(env)
+                else:
+                    stop = True
+            self.port.flush()
+            counters[Counter.BUSY_NS] += clock() - awake
+
+    def _offer(self, env: int) -> None:
+        round_, t = self.schedule.position(env)
+        self.environments[env].write_observation(self.schedule.slot(round_), t)
+        self.port.offer(env)
+
+    def _step(self, env: int) -> None:
+        round_, t = self.schedule.position(env)
+        try:
+            ended = self.environments[env].step(self.schedule.slot(round_), t)
+        except Exception as error:
+            raise _EnvironmentError((env, round_, t)) from error
+        self.counters[Counter.EVENTS] += 1
+        if ended:
+            self.counters[Counter.RESETS] += 1
+        if self.port.finish_step(env):
+            self._offer(env)

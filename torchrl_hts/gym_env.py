@@ -1,0 +1,231 @@
+"""A gymnasium environment whose transitions lie in its row of the slots. Knows nothing of torch.
+
+Batches look as they do with TorchRL's ``GymEnv``: a Box, Discrete, MultiDiscrete or MultiBinary
+observation is called ``"observation"``, a Dict space gives its own (nested) keys. Values keep the
+data type of their space; rewards are float32; ``("next", ...)`` of an episode's last step holds
+its true last observation.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+
+from torchrl_hts.storage import Array, Field, Key, SharedMemory
+
+__all__ = ["GymDescription", "GymEnvironment", "RowOptions", "observation_fields"]
+
+_RESERVED = frozenset(
+    ("action", "reward", "done", "terminated", "truncated", "next", "collector", "policy_version")
+)
+
+
+@dataclass(frozen=True)
+class GymDescription:
+    """What the main process needs to know of an environment; equal for all of a collector."""
+
+    observation_space: gym.Space[Any]
+    action_space: gym.Space[Any]
+
+
+@dataclass(frozen=True)
+class RowOptions:
+    """How an environment's rows are written.
+
+    Attributes:
+        max_frames_per_traj: length at which an episode is truncated; 0: never.
+        write_next_observation: False leaves ``("next", observation)`` out (``compact_obs``).
+        policy_keys: keys that the policy writes, the action among them.
+        carried: root keys that take the value of their ``("next", key)``, which the policy wrote
+            for the step before, and zero where an episode starts: recurrent states.
+    """
+
+    max_frames_per_traj: int
+    write_next_observation: bool
+    policy_keys: tuple[Key, ...]
+    carried: tuple[Key, ...]
+
+
+def observation_fields(space: gym.Space[Any]) -> list[tuple[Field, tuple[str, ...]]]:
+    """Fields of an observation space, each with the path of its value in the observation.
+
+    Raises:
+        TypeError: if the space, or a part of it, is of a kind that has no fixed array shape.
+    """
+    if not isinstance(space, gym.spaces.Dict):
+        return [(_leaf(("observation",), space), ())]
+    fields = []
+    for path, leaf in _leaves((), space):
+        if path[0] in _RESERVED:
+            raise TypeError(
+                f"the observation space has the key {path[0]!r}, which TorchRL's batches use for "
+                "something else: rename it with a gymnasium.ObservationWrapper"
+            )
+        fields.append((_leaf(path, leaf), path))
+    return fields
+
+
+def _leaves(path: Key, space: gym.Space[Any]) -> Iterable[tuple[Key, gym.Space[Any]]]:
+    if isinstance(space, gym.spaces.Dict):
+        for name, child in space.spaces.items():
+            yield from _leaves((*path, name), child)
+    else:
+        yield path, space
+
+
+def _leaf(key: Key, space: gym.Space[Any]) -> Field:
+    known = (
+        gym.spaces.Box,
+        gym.spaces.Discrete,
+        gym.spaces.MultiDiscrete,
+        gym.spaces.MultiBinary,
+    )
+    if not isinstance(space, known) or space.shape is None or space.dtype is None:
+        raise TypeError(
+            f"the observation {'.'.join(key)!r} is a {type(space).__name__} space; supported are "
+            "Box, Discrete, MultiDiscrete, MultiBinary and Dicts of them. Flatten it with "
+            "gymnasium.wrappers.FlattenObservation"
+        )
+    return Field(key, tuple(space.shape), np.dtype(space.dtype).name)
+
+
+class GymEnvironment:
+    """One environment and its row ``[S][T, *shape]`` of every field.
+
+    Args:
+        env: the environment.
+        index: its global index.
+    """
+
+    def __init__(self, env: gym.Env[Any, Any], index: int) -> None:
+        self.env = env
+        self.index = index
+        self.description = GymDescription(env.observation_space, env.action_space)
+
+    def bind(self, memory: SharedMemory, options: RowOptions) -> None:
+        """Find this environment's rows; call once the layout is known."""
+        slots = [memory.fields(slot) for slot in range(memory.layout.num_slots)]
+        keys = set(slots[0])
+
+        def rows(*key: str) -> list[Array]:
+            return [slot[key][self.index] for slot in slots]
+
+        self._num_envs = memory.layout.num_envs
+        self._sync_interval = memory.layout.sync_interval
+        self._max_frames = options.max_frames_per_traj
+        self._observations = [
+            (field, path, rows(*field.key), rows("next", *field.key) if next_too else None)
+            for field, path in observation_fields(self.env.observation_space)
+            for next_too in [options.write_next_observation]
+        ]
+        self._flags = [rows("next", name) for name in ("done", "terminated", "truncated")]
+        self._reward = rows("next", "reward")
+        self._trajectory = rows("collector", "traj_ids")
+        self._action = _action_reader(self.env.action_space, ("action",), rows)
+        self._carried = [(rows(*key), rows("next", *key)) for key in options.carried]
+        self._is_init = rows("is_init") if ("is_init",) in keys else None
+        self._step_count = (
+            (rows("step_count"), rows("next", "step_count")) if self._max_frames else None
+        )
+
+    def reset(self, seed: int, first_round: int) -> None:
+        """Start over with a new episode, as the first of a run that begins with a round."""
+        # No environment has had more episodes than steps: these numbers are new (I7: and depend
+        # on the environment and the round alone).
+        self._episode = first_round * self._sync_interval
+        self._begin_episode(seed)
+
+    def _begin_episode(self, seed: int | None) -> None:
+        self._observation, _ = self.env.reset(seed=seed)
+        self._length = 0
+        self._state: list[Array] | None = None
+
+    def write_observation(self, slot: int, t: int) -> None:
+        """Write what the policy reads at step ``t``."""
+        self._write(self._observation, slot, t, successor=False)
+        if self._is_init is not None:
+            self._is_init[slot][t] = self._length == 0
+        if self._step_count is not None:
+            self._step_count[0][slot][t] = self._length
+        for position, (root, _) in enumerate(self._carried):
+            root[slot][t] = 0 if self._state is None else self._state[position]
+
+    def step(self, slot: int, t: int) -> bool:
+        """Step with the action at ``t`` and write the transition; returns if the episode ended."""
+        observation, reward, terminated, truncated, _ = self.env.step(self._action(slot, t))
+        self._length += 1
+        if self._max_frames and self._length >= self._max_frames:
+            truncated = True
+        done = bool(terminated or truncated)
+        self._write(observation, slot, t, successor=True)
+        for flag, value in zip(self._flags, (done, terminated, truncated), strict=True):
+            flag[slot][t] = value
+        self._reward[slot][t] = reward
+        self._trajectory[slot][t] = self.index + self._num_envs * self._episode
+        if self._step_count is not None:
+            self._step_count[1][slot][t] = self._length
+        if done:
+            self._episode += 1
+            self._begin_episode(None)
+        else:
+            self._observation = observation
+            if self._carried:
+                self._state = [after[slot][t].copy() for _, after in self._carried]
+        return done
+
+    def _write(self, observation: Any, slot: int, t: int, *, successor: bool) -> None:
+        for field, path, root, after in self._observations:
+            rows = after if successor else root
+            if rows is None:
+                continue
+            value = observation
+            for name in path:
+                value = value[name]
+            if np.shape(value) != field.shape:
+                raise ValueError(
+                    f"the environment returned {'.'.join(field.key)!r} of shape "
+                    f"{np.shape(value)}; its observation space says {field.shape}"
+                )
+            rows[slot][t] = value
+
+    def close(self) -> None:
+        """Close the environment."""
+        self.env.close()
+
+
+def _action_reader(
+    space: gym.Space[Any], key: Key, rows: Callable[..., list[Array]]
+) -> Callable[[int, int], Any]:
+    """A function of (slot, t) that turns the policy's action into one of the space.
+
+    Discrete actions may be indices or one-hot, MultiDiscrete ones indices or concatenated
+    one-hots: the policy's distribution decides.
+    """
+    if isinstance(space, gym.spaces.Dict):
+        parts = {
+            name: _action_reader(child, (*key, name), rows) for name, child in space.spaces.items()
+        }
+        return lambda slot, t: {name: read(slot, t) for name, read in parts.items()}
+    actions = rows(*key)
+    if isinstance(space, gym.spaces.Discrete):
+        start = int(space.start)
+        if actions[0][0].size == 1:
+            return lambda slot, t: actions[slot][t].item() + start
+        return lambda slot, t: int(actions[slot][t].argmax()) + start
+    if isinstance(space, gym.spaces.MultiDiscrete):
+        dtype: Any = space.dtype
+        if actions[0][0].size == space.nvec.size:
+            return lambda slot, t: actions[slot][t].reshape(space.shape).astype(dtype) + space.start
+        ends = np.cumsum(space.nvec.ravel())[:-1]
+
+        def from_one_hots(slot: int, t: int) -> Array:
+            parts = np.split(actions[slot][t].ravel(), ends)
+            return np.array([p.argmax() for p in parts], dtype).reshape(space.shape) + space.start
+
+        return from_one_hots
+    shape, box_dtype = space.shape, space.dtype
+    return lambda slot, t: actions[slot][t].reshape(shape).astype(box_dtype)

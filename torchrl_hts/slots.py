@@ -1,0 +1,92 @@
+"""Tensors over the shared memory: one TensorDict ``[N, T]`` and one set of parameters per slot."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import torch
+from tensordict import TensorDict, TensorDictBase
+from torch import Tensor, nn
+
+from torchrl_hts.storage import Array, Field, Key, SharedMemory
+
+__all__ = ["Slots", "field_of", "leaves", "policy_tensors", "tensor_over"]
+
+
+def tensor_over(array: Array, dtype: str) -> Tensor:
+    """A tensor over the memory of an array."""
+    tensor = torch.from_numpy(array)
+    return tensor.view(torch.bfloat16) if dtype == "bfloat16" else tensor
+
+
+def field_of(key: Key, value: Tensor, batch_dims: int) -> Field:
+    """The field that holds one transition of a value."""
+    return Field(key, tuple(value.shape[batch_dims:]), str(value.dtype).removeprefix("torch."))
+
+
+def leaves(td: TensorDictBase) -> Iterable[tuple[Key, Tensor]]:
+    """The tensors of a TensorDict with their keys as tuples.
+
+    Raises:
+        TypeError: for an entry that is no plain tensor.
+    """
+    for key, value in td.items(include_nested=True, leaves_only=True):
+        path = key if isinstance(key, tuple) else (key,)
+        if not isinstance(value, Tensor):
+            raise TypeError(
+                f"the entry {path} is a {type(value).__name__}; a batch of HTSCollector holds "
+                "plain tensors of fixed shapes: exclude it with a transform (ExcludeTransform)"
+            )
+        yield path, value
+
+
+def policy_tensors(policy: nn.Module) -> list[tuple[str, Tensor]]:
+    """Parameters and buffers of a policy, each once, with their names: what makes up theta."""
+    named: list[tuple[str, Tensor]] = [*policy.named_parameters(), *policy.named_buffers()]
+    return [(name, tensor.detach()) for name, tensor in named]
+
+
+class Slots:
+    """The slots as the learner and the actors see them.
+
+    Attributes:
+        fields: for each slot, its tensors ``[N, T, *shape]`` by key.
+        batches: for each slot, the same as a TensorDict ``[N, T]`` with names ``(None, "time")``.
+        parameters: for each slot, its behaviour parameters and buffers.
+    """
+
+    def __init__(self, memory: SharedMemory) -> None:
+        layout = memory.layout
+        self.fields: list[dict[Key, Tensor]] = []
+        self.batches: list[TensorDict] = []
+        self.parameters: list[list[Tensor]] = []
+        dtypes = {field.key: field.dtype for field in layout.fields}
+        for slot in range(layout.num_slots):
+            tensors = {
+                key: tensor_over(array, dtypes[key]) for key, array in memory.fields(slot).items()
+            }
+            self.fields.append(tensors)
+            self.batches.append(_nest(tensors, [layout.num_envs, layout.sync_interval]))
+            self.parameters.append(
+                [
+                    tensor_over(array, field.dtype)
+                    for array, field in zip(memory.parameters(slot), layout.parameters, strict=True)
+                ]
+            )
+
+    @torch.no_grad()
+    def stage(self, slot: int, values: Sequence[Tensor]) -> None:
+        """Copy parameters into a slot, whose round must not be open (I2)."""
+        if self.parameters[slot]:
+            torch._foreach_copy_(self.parameters[slot], list(values))
+
+
+def _nest(tensors: dict[Key, Tensor], batch_size: list[int]) -> TensorDict:
+    nested: dict[str, Any] = {}
+    for key, tensor in tensors.items():
+        level = nested
+        for name in key[:-1]:
+            level = level.setdefault(name, {})
+        level[key[-1]] = tensor
+    return TensorDict(nested, batch_size, names=[None, "time"])

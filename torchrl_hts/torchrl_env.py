@@ -1,0 +1,163 @@
+"""A TorchRL environment, with any transforms, whose transitions lie in its row of the slots."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from tensordict import TensorDictBase
+from torchrl.data import Composite
+from torchrl.envs import EnvBase, StepCounter, TransformedEnv
+
+from torchrl_hts.gym_env import RowOptions
+from torchrl_hts.slots import leaves, tensor_over
+from torchrl_hts.storage import Key, SharedMemory
+
+__all__ = ["TorchRLDescription", "TorchRLEnvironment"]
+
+
+@dataclass(frozen=True)
+class TorchRLDescription:
+    """What the main process needs to know of an environment; equal for all of a collector.
+
+    Attributes:
+        specs: every spec, transforms included.
+        transition: ``env.fake_tensordict()``, on the CPU.
+        action_keys: keys of the actions.
+        state_keys: observation and state keys, which ``compact_obs`` drops from ``"next"``.
+        truncated_keys: keys of the truncation flags.
+    """
+
+    specs: Composite
+    transition: TensorDictBase
+    action_keys: tuple[Key, ...]
+    state_keys: tuple[Key, ...]
+    truncated_keys: tuple[Key, ...]
+
+
+class TorchRLEnvironment:
+    """One environment and its row ``[S][T, *shape]`` of every field.
+
+    Args:
+        env: an environment with an empty batch size.
+        index: its global index.
+        max_frames_per_traj: length at which a ``StepCounter`` truncates an episode; 0: never.
+        device: where the environment computes; None leaves it where it is.
+
+    Raises:
+        ValueError: if the environment is a batch, or counts steps already.
+    """
+
+    def __init__(
+        self,
+        env: EnvBase,
+        index: int,
+        *,
+        max_frames_per_traj: int = 0,
+        device: str | None = None,
+    ) -> None:
+        if env.batch_size:
+            raise ValueError(
+                f"create_env_fn[{index}] made an environment of batch size "
+                f"{tuple(env.batch_size)}; give one factory per single environment: the collector "
+                "does what SerialEnv and ParallelEnv would"
+            )
+        if max_frames_per_traj:
+            if any("step_count" in _path(key) for key in env.output_spec.keys(True, True)):
+                raise ValueError(
+                    "the environment has a 'step_count' already: set max_frames_per_traj=0, or "
+                    "remove its StepCounter"
+                )
+            env = TransformedEnv(env, StepCounter(max_steps=max_frames_per_traj))
+        if device is not None:
+            env = env.to(device)
+        self.env = env
+        self.index = index
+        self._done_keys = [_path(key) for key in env.done_keys]
+        state = (*env.full_observation_spec.keys(True, True), *env.full_state_spec.keys(True, True))
+        self.description = TorchRLDescription(
+            env.specs.cpu(),
+            env.fake_tensordict().cpu(),
+            tuple(_path(key) for key in env.action_keys),
+            tuple(_path(key) for key in state),
+            tuple(key for key in self._done_keys if key[-1] == "truncated"),
+        )
+
+    def bind(self, memory: SharedMemory, options: RowOptions) -> None:
+        """Find this environment's rows; call once the layout is known."""
+        layout = memory.layout
+        self._num_envs, self._sync_interval = layout.num_envs, layout.sync_interval
+        dtypes = {field.key: field.dtype for field in layout.fields}
+        rows = [
+            {
+                key: tensor_over(array[self.index], dtypes[key])
+                for key, array in memory.fields(slot).items()
+            }
+            for slot in range(layout.num_slots)
+        ]
+        ours = {key for key, _ in leaves(self.description.transition)}
+        # At the root the policy has the last word, in "next" the environment, as in TorchRL.
+        ours -= {key for key in options.policy_keys if key[0] != "next"}
+        self._from_policy = [(key, [row[key] for row in rows]) for key in options.policy_keys]
+        self._root, self._next = (
+            [
+                (key, [row[key] for row in rows])
+                for key in dtypes
+                if key in ours and (key[0] == "next") == successor
+            ]
+            for successor in (False, True)
+        )
+        self._trajectory = [row["collector", "traj_ids"] for row in rows]
+
+    def reset(self, seed: int, first_round: int) -> None:
+        """Start over with a new episode, as the first of a run that begins with a round."""
+        self._episode = first_round * self._sync_interval
+        self._random_state = torch.get_rng_state()
+
+        def start() -> TensorDictBase:
+            self.env.set_seed(seed)
+            return self.env.reset()
+
+        self._current = self._with_own_randomness(start)
+
+    def write_observation(self, slot: int, t: int) -> None:
+        """Write what the policy reads at step ``t``."""
+        for key, rows in self._root:
+            rows[slot][t].copy_(self._current.get(key))
+
+    def step(self, slot: int, t: int) -> bool:
+        """Step with the action at ``t`` and write the transition; returns if the episode ended."""
+        current = self._current
+        for key, rows in self._from_policy:
+            current.set(key, rows[slot][t].clone())
+        done_step, self._current = self._with_own_randomness(
+            lambda: self.env.step_and_maybe_reset(current)
+        )
+        for key, rows in self._next:
+            rows[slot][t].copy_(done_step.get(key))
+        self._trajectory[slot][t] = self.index + self._num_envs * self._episode
+        successor = done_step.get("next")
+        done = any(bool(successor.get(key).any()) for key in self._done_keys)
+        self._episode += done
+        return done
+
+    def _with_own_randomness(self, function: Callable[[], Any]) -> Any:
+        """Run something with this environment's state of torch's global generator.
+
+        TorchRL environments and transforms (``NoopResetEnv``, say) draw from it; what they get
+        must not depend on which environments share the process (I7).
+        """
+        torch.set_rng_state(self._random_state)
+        result = function()
+        self._random_state = torch.get_rng_state()
+        return result
+
+    def close(self) -> None:
+        """Close the environment."""
+        self.env.close(raise_if_closed=False)
+
+
+def _path(key: str | tuple[str, ...]) -> Key:
+    return key if isinstance(key, tuple) else (key,)

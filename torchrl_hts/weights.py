@@ -1,0 +1,86 @@
+"""Which parameters the next round acts with."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from tensordict import TensorDict, TensorDictBase
+from torch import Tensor, nn
+
+from torchrl_hts.slots import policy_tensors
+
+__all__ = ["WeightSource"]
+
+
+class WeightSource:
+    """The newest parameters and buffers of a policy, as the user wants them staged.
+
+    By default they are the live values of the policy when a round opens. `stage` fixes them
+    earlier, or replaces them by others, as ``update_policy_weights_`` asks.
+
+    Args:
+        policy: the policy that the collector was given.
+    """
+
+    def __init__(self, policy: nn.Module) -> None:
+        self.policy = policy
+        self._names = [name for name, _ in policy_tensors(policy)]
+        self._staged: list[Tensor] | None = None
+        self._keep = False
+
+    def live(self) -> list[Tensor]:
+        """The policy's own tensors."""
+        return [tensor for _, tensor in policy_tensors(self.policy)]
+
+    def take(self) -> list[Tensor]:
+        """The values for the round that opens now."""
+        values = self.live() if self._staged is None else self._staged
+        if not self._keep:
+            self._staged = None
+        return values
+
+    def stage(self, weights: nn.Module | TensorDictBase | Mapping[str, Any] | None) -> None:
+        """Fix the values for the next round that opens.
+
+        Args:
+            weights: None for the policy's present values; else a module, a TensorDict or a dict
+                of them by name. Weights that are not the policy's own memory stay in force until
+                the next call.
+
+        Raises:
+            KeyError: for a name that the policy doesn't have.
+        """
+        if weights is None:
+            self._staged, self._keep = [tensor.clone() for tensor in self.live()], False
+            return
+        given = _by_name(weights)
+        unknown = sorted(given.keys() - set(self._names))
+        if unknown:
+            raise KeyError(
+                f"the policy has no parameter or buffer {unknown[0]!r}; it has "
+                f"{', '.join(self._names[:5])}{', ...' if len(self._names) > 5 else ''}"
+            )
+        own = dict(zip(self._names, self.live(), strict=True))
+        values = []
+        for name, tensor in own.items():
+            new = given.get(name, tensor).detach()
+            if new.shape != tensor.shape:
+                raise ValueError(
+                    f"{name!r} has shape {tuple(new.shape)}; the policy's has {tuple(tensor.shape)}"
+                )
+            values.append(new.to("cpu", tensor.dtype, copy=True))
+        self._staged = values
+        self._keep = any(
+            tensor.data_ptr() != own[name].data_ptr() for name, tensor in given.items()
+        )
+
+
+def _by_name(weights: nn.Module | TensorDictBase | Mapping[str, Any]) -> dict[str, Tensor]:
+    if isinstance(weights, nn.Module):
+        return dict(policy_tensors(weights))
+    if not isinstance(weights, TensorDictBase):
+        weights = TensorDict(dict(weights), [])
+    flat: dict[str, Tensor] = weights.flatten_keys(".").to_dict()
+    return {name: torch.as_tensor(tensor) for name, tensor in flat.items()}
