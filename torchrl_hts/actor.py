@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import pickle
 import time
+import traceback
 from collections.abc import Callable, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
@@ -23,15 +24,24 @@ from tensordict.nn import TensorDictModuleBase
 from torch import Tensor, nn
 from torchrl.envs.utils import ExplorationType, set_exploration_type
 
+from torchrl_hts.draws import CounterNoise
 from torchrl_hts.errors import PolicyError
 from torchrl_hts.exchange import STOP, Inbox
-from torchrl_hts.invariance import InvariantSizes, calibrate, candidate_sizes
-from torchrl_hts.sampling import CounterNoise, CounterPolicy
+from torchrl_hts.invariance import (
+    InvariantSizes,
+    choose_sizes,
+    mixing_modules,
+)
+from torchrl_hts.sampling import CounterPolicy
 from torchrl_hts.slots import Slots, policy_tensors
 from torchrl_hts.storage import Array, Counter, Key, Layout, SharedMemory
 from torchrl_hts.workers import receive_object, send_object
 
 __all__ = ["ActorJob", "run_actor"]
+
+# How much the calibration compares, at least: rows, and numbers where a row has few.
+_CALIBRATION_ROWS = 64
+_CALIBRATION_FLOATS = 8192
 
 
 @dataclass(frozen=True)
@@ -76,8 +86,8 @@ def run_actor(control: Connection, fds: list[int]) -> None:
     inbox = Inbox(fds[1], fds[2])
     executors = [Inbox(-1, fd) for fd in fds[3:]]
     with torch.inference_mode(), set_exploration_type(job.exploration_type):
-        actor = _Actor(job, memory)
         try:
+            actor = _Actor(job, memory)
             send_object(control, ("calibrated", actor.calibrate(), None))
         except PolicyError as error:
             send_object(control, ("policy", str(error), None))
@@ -85,8 +95,20 @@ def run_actor(control: Connection, fds: list[int]) -> None:
         actor.sizes = receive_object(control)
         while True:
             actor.start(receive_object(control))
-            _serve(actor, inbox, executors, memory.counters[job.worker].data)
+            try:
+                _serve(actor, inbox, executors, memory.counters[job.worker].data)
+            except _InferenceError as error:
+                send_object(control, ("inference", error.traceback, error.where))
+                return
             send_object(control, ("stopped", None, None))
+
+
+class _InferenceError(Exception):
+    """The policy failed: in which round, for which environments, and its traceback."""
+
+    def __init__(self, where: tuple[int, tuple[int, ...]]) -> None:
+        self.where = where
+        self.traceback = traceback.format_exc()
 
 
 def _serve(
@@ -111,7 +133,10 @@ def _serve(
         for round_ in sorted(rounds):  # one forward pass never mixes two versions (I2)
             envs = sorted(rounds[round_])
             schedule.take(envs)
-            padded = actor.infer(round_, envs)
+            try:
+                padded = actor.infer(round_, envs)
+            except Exception as error:
+                raise _InferenceError((round_, tuple(envs))) from error
             schedule.answer(envs)
             answers: dict[int, list[int]] = {}
             for env in envs:
@@ -180,7 +205,9 @@ class _Actor:
         slot = self.schedule.slot(round_)
         if self.rounds[slot] != round_:
             self.rounds[slot] = round_
-            self.noise[slot] = self.counter_noise.round(round_).reshape(-1, self.width)
+            self.noise[slot] = self.counter_noise.round(round_).reshape(
+                self.num_envs * self.sync_interval, self.width
+            )
             refresh = self.refreshers[slot]
             if refresh is not None:
                 refresh()
@@ -199,15 +226,15 @@ class _Actor:
             value = _as_array(result.get(key).cpu())[at]
             if value.shape[1:] != target.shape[1:]:
                 raise PolicyError(
-                    f"the policy wrote {key} of shape {value.shape[1:]} per row in round {round_}; "
+                    f"the policy wrote {'.'.join(key)!r} of shape {value.shape[1:]} per row; "
                     f"at start-up it was {target.shape[1:]}"
                 )
             if value.dtype.kind == "f" and np.isnan(value).any():
                 bad = np.isnan(value).reshape(len(envs), -1).any(1)
                 raise PolicyError(
                     f"the policy returned NaN in {'.'.join(key)!r} for environment(s) "
-                    f"{index[bad].tolist()} in round {round_}: its parameters or the observations "
-                    "have become NaN or infinite; check the learning rate and the environment"
+                    f"{index[bad].tolist()}: its parameters or the observations have become NaN "
+                    "or infinite; check the learning rate and the environment"
                 )
             target[rows] = value
         return size
@@ -218,36 +245,58 @@ class _Actor:
         if batch is None:
             batch = TensorDict({key: buffer[:size] for key, buffer in self.buffers.items()}, [size])
             self.batches[size] = batch
-        # A shallow copy: what the policy writes must not stay in the input of the next call.
-        return policy(batch.copy().to(self.device), self.words[:size])
+        batch = batch.copy()  # what the policy writes must not stay in the next call's input
+        if self.device.type != "cpu":
+            batch = batch.to(self.device)
+        return policy(batch, self.words[:size])
 
     def calibrate(self) -> InvariantSizes:
-        """Find the batch sizes that agree bitwise, running just what `infer` runs."""
-        generator = np.random.default_rng(0)
-        count = self.examples.shape[0]
-        words = generator.integers(0, 2**64, (count, self.width), np.uint64, endpoint=False)
-        sources = [_as_array(self.examples.get(key)) for key in self.inputs]
+        """Find the batch sizes that agree bitwise, running just what `infer` runs.
+
+        Compared are the outputs and what every module inside passes on: two sizes that round
+        differently in some layer often agree in a few outputs, so as many numbers as it takes.
+        """
         self.refresh_all()
+        available = self.examples.shape[0]
+        words = np.random.default_rng(0).integers(
+            0, 2**64, (available, self.width), np.uint64, endpoint=False
+        )
+        sources = [_as_array(self.examples.get(key)) for key in self.inputs]
+        policy = self.policies[0]
+        inner: list[Tensor] = []
+
+        def keep(module: nn.Module, inputs: object, output: object) -> None:
+            inner.extend(value for value in _flat(output))
 
         def run(row_ids: npt.NDArray[np.int64]) -> list[Tensor]:
             size = len(row_ids)
             for buffer, source in zip(self.buffer_rows, sources, strict=True):
                 buffer[:size] = source[row_ids]
             self.words[:size] = words[row_ids]
-            result = self._run(self.policies[0], size)
-            return [value.cpu().clone() for key, value in _items(result) if key not in self.inputs]
+            inner.clear()
+            result = self._run(policy, size)
+            outputs = [value for key, value in _items(result) if key not in self.inputs]
+            outputs += [value for value in inner if value.shape[:1] == (size,)]
+            return [v.cpu().clone(memory_format=torch.contiguous_format) for v in outputs]
 
-        return calibrate(
-            run,
-            full_size=self.num_envs,
-            num_rows=count,
-            candidates=candidate_sizes(self.num_envs),
-            suspects=[
-                f"{name} ({type(module).__name__})"
-                for name, module in self.policies[0].policy.named_modules()
-                if isinstance(module, nn.modules.batchnorm._BatchNorm) and module.training
-            ],
-        )
+        leaves = [m for m in policy.policy.modules() if not list(m.children())]
+        hooks = [module.register_forward_hook(keep) for module in leaves]
+        try:
+            floats = sum(
+                value[0].numel()
+                for value in run(np.arange(self.num_envs))
+                if value.is_floating_point()
+            )
+            rows = min(available, max(_CALIBRATION_ROWS, _CALIBRATION_FLOATS // max(floats, 1)))
+            return choose_sizes(
+                run,
+                num_envs=self.num_envs,
+                num_rows=rows,
+                suspects=mixing_modules(policy.policy),
+            )
+        finally:
+            for hook in hooks:
+                hook.remove()
 
     def refresh_all(self) -> None:
         """Load every slot's parameters to the device."""
@@ -281,6 +330,15 @@ def _bind_parameters(
                 if value is buffer:
                     owner._buffers[key] = over[name]
     return None
+
+
+def _flat(output: object) -> list[Tensor]:
+    """The tensors in what a module returns."""
+    if isinstance(output, Tensor):
+        return [output]
+    if isinstance(output, tuple | list):
+        return [tensor for part in output for tensor in _flat(part)]
+    return []
 
 
 def _items(td: TensorDictBase) -> list[tuple[Key, Tensor]]:

@@ -20,6 +20,8 @@ from torchrl_hts.gym_env import GymDescription
 from torchrl_hts.torchrl_env import TorchRLDescription
 
 __all__ = [
+    "check_callables",
+    "check_device",
     "check_equal",
     "check_factories",
     "check_integer",
@@ -39,6 +41,10 @@ _UNSUPPORTED = {
     "trajs_per_batch": "a round is the same number of steps of every environment; use "
     "split_trajs=True, or assemble trajectories with postproc",
     "reset_at_each_iter": "episodes go on from round to round; use max_frames_per_traj to cut them",
+    "preemptive_threshold": "every environment contributes to every round in full",
+    "num_workers": "use num_executors and num_actors",
+    "num_collectors": "use num_executors and num_actors",
+    "num_threads": "use actor_threads, and torch.set_num_threads for the learner",
     "extend_buffer": "there is no replay_buffer",
     "use_buffers": "batches always lie in preallocated storage",
     "interruptor": "every round is complete",
@@ -65,6 +71,29 @@ def check_integer(name: str, value: Any, *, least: int = 1) -> int:
     if value < least:
         raise ValueError(f"{name} must be at least {least}, got {value}")
     return value
+
+
+def check_device(name: str, device: torch.device | str | int | None) -> torch.device | None:
+    """A device that is there, or None."""
+    if device is None:
+        return None
+    try:
+        found = torch.device(device)
+    except (RuntimeError, TypeError) as error:
+        raise ValueError(f"{name}={device!r} is not a device: {error}") from error
+    if found.type == "cuda" and (found.index or 0) >= torch.cuda.device_count():
+        raise ValueError(
+            f"{name}={str(found)!r}, but torch {torch.__version__} finds "
+            f"{torch.cuda.device_count()} CUDA devices on this machine"
+        )
+    return found
+
+
+def check_callables(**given: Any) -> None:
+    """Arguments that must be callable, where they are given."""
+    for name, value in given.items():
+        if value is not None and not callable(value):
+            raise TypeError(f"{name} must be callable, got {value!r}")
 
 
 def check_seed(seed: int | None) -> int:
@@ -120,8 +149,9 @@ def make_policy(
     policy: nn.Module | None, policy_factory: Callable[[], nn.Module] | None
 ) -> TensorDictModuleBase:
     """The policy as a module on TensorDicts."""
+    check_callables(policy_factory=policy_factory)
     if (policy is None) == (policy_factory is None):
-        raise TypeError("give either policy or policy_factory, and not both")
+        raise TypeError("give either policy or policy_factory, and exactly one of them")
     if policy_factory is not None:
         policy = policy_factory()
     if not isinstance(policy, nn.Module):

@@ -15,6 +15,7 @@ from torch import Tensor
 from torchrl.envs.utils import ExplorationType, set_exploration_type
 from torchrl.modules.utils import get_primers_from_module
 
+from torchrl_hts.errors import PolicyError
 from torchrl_hts.gym_env import GymDescription, RowOptions, observation_fields
 from torchrl_hts.slots import field_of, leaves
 from torchrl_hts.storage import Field, Key
@@ -22,7 +23,7 @@ from torchrl_hts.torchrl_env import TorchRLDescription
 
 __all__ = ["BatchPlan", "plan_batch"]
 
-_DRAWS = 3  # batches of examples per question of the calibration
+_EXAMPLES = 512  # at least; how many of them are needed is for the calibration to say
 _DONE_NAMES = ("done", "terminated", "truncated")
 
 
@@ -32,7 +33,7 @@ class BatchPlan:
 
     Attributes:
         fields: every array of a slot.
-        examples: TensorDict ``[3 N]`` of random policy inputs, to calibrate with.
+        examples: TensorDict ``[count]`` of random policy inputs, to calibrate with.
         outputs: keys that the policy writes.
         options: how executors write their rows.
         truncated_keys: ``("next", ...)`` keys of the truncation flags.
@@ -65,19 +66,21 @@ def plan_batch(
         compact_obs: leave ``("next", observation)`` out.
 
     Raises:
+        PolicyError: if the policy fails when it is run.
         ValueError: if the policy reads what the environment doesn't give, doesn't write the action,
             or writes one that doesn't fit the action space.
         TypeError: for spaces or entries that aren't arrays of a fixed shape.
     """
+    count = max(2 * num_envs, _EXAMPLES)
     generator = torch.random.fork_rng(devices=[])
     with generator, torch.no_grad(), set_exploration_type(exploration_type):
         torch.manual_seed(0)
         if isinstance(description, GymDescription):
-            root = _gym_root(description, policy, _DRAWS * num_envs, max_frames_per_traj)
+            root = _gym_root(description, policy, count, max_frames_per_traj)
         else:
-            root = _torchrl_root(description, _DRAWS * num_envs)
+            root = _torchrl_root(description, count)
         inputs = _inputs(policy, root)
-        written = policy(root.select(*inputs)).select(*policy.out_keys, strict=False)
+        written = _try_out(policy, root.select(*inputs))
     outputs = {key: value for key, value in leaves(written) if not _is_private(key)}
     for key, value in outputs.items():
         if value.shape[:1] != root.shape:
@@ -122,13 +125,27 @@ def plan_batch(
     )
 
 
+def _try_out(policy: TensorDictModuleBase, inputs: TensorDictBase) -> TensorDictBase:
+    """What the policy writes for some inputs."""
+    try:
+        return policy(inputs.copy()).select(*policy.out_keys, strict=False)
+    except Exception as error:
+        given = [f"{_name(key)} {v.dtype} {tuple(v.shape)}" for key, v in leaves(inputs)]
+        raise PolicyError(
+            f"the policy failed in a trial run on random inputs such as the environment gives "
+            f"({', '.join(given) or 'none'}): {type(error).__name__}: {error}"
+        ) from error
+
+
 def _inputs(policy: TensorDictModuleBase, root: TensorDictBase) -> list[Key]:
     """The policy's input keys, all of which the environment must give."""
     available = {key for key, _ in leaves(root)}
     inputs = []
     for key in policy.in_keys:
-        path: Key = key if isinstance(key, tuple) else (key,)
+        path = _path(key)
         below = [known for known in available if known[: len(path)] == path]
+        if not below and any(_path(out)[: len(path)] == path for out in policy.out_keys):
+            continue  # a nested entry that the policy itself fills, such as "params"
         if not below:
             raise ValueError(
                 f"the policy reads {_name(path)}, which the environment does not give; it gives "
@@ -236,6 +253,10 @@ def _expect_action(key: Key, outputs: dict[Key, Tensor]) -> None:
             f"the policy does not write the environment's action {_name(key)}; it writes "
             f"{', '.join(map(_name, outputs)) or 'nothing'}"
         )
+
+
+def _path(key: str | Key) -> Key:
+    return key if isinstance(key, tuple) else (key,)
 
 
 def _is_private(key: Key) -> bool:

@@ -21,6 +21,8 @@ from torchrl.envs.utils import ExplorationType
 
 from torchrl_hts.actor import ActorJob
 from torchrl_hts.arguments import (
+    check_callables,
+    check_device,
     check_equal,
     check_factories,
     check_integer,
@@ -40,6 +42,8 @@ from torchrl_hts.weights import WeightSource
 __all__ = ["HTSCollector"]
 
 Device = torch.device | str | int | None
+
+_ENDED = "this collector has been shut down; make a new one to go on"
 
 
 class HTSCollector(BaseCollector):  # type: ignore[misc]  # torchrl has no types
@@ -146,6 +150,19 @@ class HTSCollector(BaseCollector):  # type: ignore[misc]  # torchrl has no types
         **unsupported: Any,
     ) -> None:
         check_unsupported(unsupported)
+        check_callables(
+            postproc=postproc,
+            pre_collect_hook=pre_collect_hook,
+            post_collect_hook=post_collect_hook,
+        )
+        device = check_device("device", device)
+        storing_device = check_device("storing_device", storing_device)
+        policy_device = check_device("policy_device", policy_device)
+        env_device = check_device("env_device", env_device)
+        if not isinstance(exploration_type, ExplorationType):
+            raise TypeError(
+                f"exploration_type must be an ExplorationType, got {exploration_type!r}"
+            )
         super().__init__(pre_collect_hook=pre_collect_hook, post_collect_hook=post_collect_hook)
         factories = check_factories(create_env_fn, create_env_kwargs)
         self.num_envs = len(factories)
@@ -240,7 +257,7 @@ class HTSCollector(BaseCollector):  # type: ignore[misc]  # torchrl has no types
                 f"environments: each batch has {self.frames_per_batch} frames",
                 stacklevel=3,
             )
-        if total_frames is None or total_frames < 0:
+        if total_frames is None or check_integer("total_frames", total_frames, least=-1) < 0:
             self.total_frames: Any = float("inf")
             self._last_round = None
             return
@@ -273,7 +290,7 @@ class HTSCollector(BaseCollector):  # type: ignore[misc]  # torchrl has no types
 
     def _next_batch(self) -> TensorDictBase:
         if self._crew.closed:
-            raise RuntimeError("this collector has been shut down; make a new one to go on")
+            raise RuntimeError(_ENDED)
         try:
             if not self._running:
                 self._run()
@@ -286,7 +303,9 @@ class HTSCollector(BaseCollector):  # type: ignore[misc]  # torchrl has no types
             self._crew.wait_full(self._round)
             self._waited_s += time.monotonic() - asleep
             round_ = self._crew.port.lend()
-        except BaseException:  # a worker has failed, or Ctrl-C: the run can't go on
+        except BaseException as error:  # a worker has failed, or Ctrl-C: the run can't go on
+            if self._crew.closed and isinstance(error, Exception):  # by another thread
+                raise RuntimeError(_ENDED) from error
             self.shutdown()
             raise
         self._lent = True
@@ -311,9 +330,13 @@ class HTSCollector(BaseCollector):  # type: ignore[misc]  # torchrl has no types
 
     def _rest(self) -> None:
         """Bring the workers to rest; what they have collected beyond the lent batch is dropped."""
-        if self._running:
-            self._running = False
-            self._crew.stop()
+        if self._running and not self._crew.closed:
+            try:
+                self._crew.stop()
+            except BaseException:  # a worker has failed, or Ctrl-C
+                self.shutdown()
+                raise
+        self._running = False
 
     def _fill_slots(self) -> None:
         """Put parameters into every slot that the present rounds start with."""
@@ -456,6 +479,18 @@ class HTSCollector(BaseCollector):  # type: ignore[misc]  # torchrl has no types
             close_env, raise_on_error: for compatibility; environments are always closed.
         """
         self._crew.shutdown(5.0 if timeout is None else timeout)
+
+    def start(self) -> None:
+        """Not offered: rounds are handed to the learner, not collected into a replay buffer."""
+        raise NotImplementedError(
+            "HTSCollector has no start(): iterate over it, and extend a replay buffer with each "
+            "batch if you need one; the next round is collected meanwhile"
+        )
+
+    def __len__(self) -> int:
+        if self._last_round is None:
+            raise RuntimeError("an endless collector (total_frames=-1) has no length")
+        return self._last_round
 
     def __enter__(self) -> HTSCollector:
         return self

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import select
 import signal
 import threading
@@ -34,6 +35,10 @@ from torchrl_hts.workers import (
 __all__ = ["Crew"]
 
 Description = GymDescription | TorchRLDescription
+
+# A pickled factory that speaks of TorchRL, though not of our own environments, most likely makes
+# one of its environments. A wrong guess costs time alone.
+_TORCHRL = re.compile(rb"torchrl(?!_hts)")
 
 
 class Crew:
@@ -96,7 +101,7 @@ class Crew:
             factories: a pickled environment factory per environment.
             env_options: keyword arguments of `TorchRLEnvironment`.
         """
-        with_torch = any(b"torchrl" in factory for factory in set(factories))
+        with_torch = any(_TORCHRL.search(factory) for factory in set(factories))
         server = self._torch_server if with_torch else self._acquire(TORCH_FREE)
         first = self._spawn_executor(0, server, factories, env_options)
         kind, described, modules = self._receive(first)
@@ -111,8 +116,13 @@ class Crew:
             for index in range(1, len(self.executor_inboxes))
         ]
         descriptions: list[Description] = described
-        for message in self._receive_all(others):
-            descriptions += message[1]
+        for kind, described, _ in self._receive_all(others):
+            if kind == "torchrl":
+                raise ValueError(
+                    f"environment {described} is a TorchRL environment and environment 0 a "
+                    "gymnasium one; all environments of a collector must be of one kind"
+                )
+            descriptions += described
         for inbox in self.executor_inboxes:
             os.close(inbox.read_fd)
             inbox.read_fd = -1
@@ -209,7 +219,8 @@ class Crew:
     def stop(self) -> None:
         """Bring everybody to rest: executors after the step they are at, then the actors."""
         for inbox in self.executor_inboxes:
-            inbox.post([STOP])
+            with contextlib.suppress(BrokenPipeError):  # it is gone: said by what follows
+                inbox.post([STOP])
         self._receive_all(self.executors)
         self.actor_inbox.post([STOP] * self.num_actors)
         self._receive_all(self.actors)
@@ -225,13 +236,8 @@ class Crew:
 
     def release(self) -> None:
         """Open the next round: its slot holds the new parameters."""
-        try:
+        with contextlib.suppress(BrokenPipeError):  # an executor is gone: `wait_full` says which
             self.port.release()
-        except BrokenPipeError:  # an executor is gone: say which
-            for worker in self.executors:
-                if worker.control.poll(0):
-                    self._read(worker)
-            raise
 
     # Ending.
 
@@ -243,19 +249,20 @@ class Crew:
             self._closed = True
         if os.getpid() != self._owner_pid:
             return  # a fork of the user's process: the workers aren't its own
-        with contextlib.suppress(OSError):
-            for inbox in self.executor_inboxes:
+        for inbox in self.executor_inboxes:
+            with contextlib.suppress(OSError):  # each on its own: one executor may be gone
                 inbox.post([STOP])
         with contextlib.suppress(OSError):
             self.actor_inbox.post([STOP] * self.num_actors)
         for worker in self.workers:
-            worker.control.close()
+            worker.hang_up()
         deadline = time.monotonic() + timeout_s
         for worker in self.workers:
             if worker.exit_status(max(0.0, deadline - time.monotonic())) is None:
                 worker.kill()
         for worker in self.workers:
             worker.exit_status(timeout_s)
+            worker.close()
         for server in self._servers:
             release_server(server)
         for inbox in (*self.executor_inboxes, self.actor_inbox, self.learner_inbox):
@@ -270,15 +277,18 @@ class Crew:
         return server
 
     def _watch(self, worker: WorkerProcess) -> None:
-        self._by_fd[worker.control.fileno()] = worker
-        for poll in (self._poll, self._control_poll):
-            poll.register(worker.control, select.POLLIN)
+        for fd in worker.fds:
+            self._by_fd[fd] = worker
+            for poll in (self._poll, self._control_poll):
+                poll.register(fd, select.POLLIN)
 
     def _forget(self, worker: WorkerProcess) -> None:
-        for poll in (self._poll, self._control_poll):
-            poll.unregister(worker.control)
-        del self._by_fd[worker.control.fileno()]
-        worker.control.close()
+        for fd in worker.fds:
+            del self._by_fd[fd]
+            for poll in (self._poll, self._control_poll):
+                poll.unregister(fd)
+        worker.hang_up()
+        worker.close()
         self.executors.remove(worker)
 
     def _send(self, worker: WorkerProcess, message: object) -> None:
@@ -303,6 +313,8 @@ class Crew:
     def _read(self, worker: WorkerProcess) -> Any:
         """The next message of a worker; raises if it is a failure or the worker is gone."""
         try:
+            if worker.has_ended() and not worker.control.poll(0):
+                raise EOFError
             message = receive_object(worker.control)
         except (EOFError, OSError) as error:
             raise self._death(worker) from error
@@ -311,6 +323,15 @@ class Crew:
             raise PolicyError(text)
         if kind == "error":
             raise self._failure(worker, text, where)
+        if kind == "inference":
+            round_, envs = where
+            raise WorkerError(
+                f"the policy failed in round {round_}, for environment(s) "
+                f"{', '.join(map(str, envs))}, in {worker.name} (pid {worker.pid}):",
+                worker=worker.name,
+                env_indices=envs,
+                remote_traceback=text,
+            )
         return message
 
     def _failure(
@@ -328,7 +349,9 @@ class Crew:
 
     def _death(self, worker: WorkerProcess) -> WorkerError:
         status = worker.exit_status(5.0)
-        if status is None:
+        if worker.server_failure:
+            how = f"was killed: {worker.server_failure}"
+        elif status is None:
             how = "closed its connection"
         elif status < 0:
             how = f"was killed by {signal.Signals(-status).name}"

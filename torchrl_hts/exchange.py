@@ -63,7 +63,9 @@ class Inbox:
     def take_ready(self) -> array[int]:
         """Return what there is, without waiting."""
         words: array[int] = array("H")
-        while select.select([self.read_fd], [], [], 0)[0]:
+        poll = select.poll()  # unlike select(), for any number of descriptors
+        poll.register(self.read_fd, select.POLLIN)
+        while poll.poll(0):
             more = self.take()
             if not more:  # every writer is gone
                 break

@@ -29,6 +29,8 @@ __all__ = ["ExecutorJob", "ExecutorPlan", "run_executor"]
 # that costs. A slower one is announced at once, so that its inference overlaps with the others.
 _FLUSH_NS = 50_000
 
+_FAILURES = (Exception, SystemExit)  # of an environment: some engines call sys.exit
+
 
 @dataclass(frozen=True)
 class ExecutorJob:
@@ -80,9 +82,9 @@ def run_executor(control: Connection, fds: list[int]) -> None:
             try:
                 environments[index] = _make(factory, index, job)
             except _NeedsTorchError:
-                send_object(control, ("torchrl", None, None))
-                return
-            except Exception:
+                send_object(control, ("torchrl", index, None))
+                receive_object(control)  # the end of the connection: another process takes over
+            except _FAILURES:
                 send_object(control, ("error", traceback.format_exc(), (index, None, None)))
                 return
         descriptions = [env.description for env in environments.values()]
@@ -94,7 +96,10 @@ def run_executor(control: Connection, fds: list[int]) -> None:
         inbox = Inbox(own, -1)
         while True:
             seeds, first_round = receive_object(control)
-            inbox.take_ready()  # answers to what was offered before the last stop
+            # What waits there answers what was offered before the last stop; or is the next stop.
+            if STOP in inbox.take_ready():
+                send_object(control, ("stopped", None, None))
+                continue
             port = ExecutorPort(
                 memory.schedule(plan.last_round), Inbox(-1, actors), Inbox(-1, learner)
             )
@@ -162,7 +167,7 @@ class _Round:
         for env, environment in self.environments.items():
             try:
                 environment.reset(seeds[env], first_round)
-            except Exception as error:
+            except _FAILURES as error:
                 raise _EnvironmentError((env, first_round, 0)) from error
             if self.port.start(env):
                 self._offer(env)
@@ -200,7 +205,7 @@ class _Round:
         round_, t = self.schedule.position(env)
         try:
             ended = self.environments[env].step(self.schedule.slot(round_), t)
-        except Exception as error:
+        except _FAILURES as error:
             raise _EnvironmentError((env, round_, t)) from error
         self.counters[Counter.EVENTS] += 1
         if ended:

@@ -66,7 +66,8 @@ class Schedule:
         steps, phase: n words each; made here if not given.
         learner: the two words ``lent`` and ``released``; made here if not given.
 
-    Every method raises `ProtocolError` for an event that the present state does not allow.
+    Every method raises `ProtocolError` for an event that the present state does not allow, and
+    then leaves the state as it was.
 
     Example:
         >>> schedule = Schedule(num_envs=1, sync_interval=1, lag=0)
@@ -162,16 +163,12 @@ class Schedule:
     # An actor.
 
     def take(self, envs: Iterable[int]) -> None:
-        """An actor starts to compute the actions of ``envs``."""
-        for env in envs:
-            self._expect(env, Phase.READY, "taken")
-            self.phase[env] = Phase.TAKEN
+        """An actor starts to compute the actions of ``envs``: all of them, or it raises."""
+        self._pass_on(envs, Phase.READY, Phase.TAKEN, "taken")
 
     def answer(self, envs: Iterable[int]) -> None:
         """The actions of ``envs`` are in their rows."""
-        for env in envs:
-            self._expect(env, Phase.TAKEN, "answered")
-            self.phase[env] = Phase.ANSWERED
+        self._pass_on(envs, Phase.TAKEN, Phase.ANSWERED, "answered")
 
     # The learner.
 
@@ -196,6 +193,15 @@ class Schedule:
         round_ = self.learner[1]
         self.learner[1] = round_ + 1  # I4: this one word opens the round for everybody
         return round_
+
+    def _pass_on(self, envs: Iterable[int], held: Phase, then: Phase, event: str) -> None:
+        envs = tuple(envs)
+        for env in envs:
+            self._expect(env, held, event)
+        if len(set(envs)) < len(envs):
+            raise ProtocolError(f"an environment was {event} twice at once: {envs}")
+        for env in envs:
+            self.phase[env] = then
 
     def _expect(self, env: int, phase: Phase, event: str) -> None:
         if self.phase[env] != phase:

@@ -81,6 +81,7 @@ class WorkerProcess:
         name: for messages, such as ``"executor 3"``.
         pid: its process id.
         control: two-way connection for jobs and failures; end of file means the worker is gone.
+        fds: descriptors to poll: one becomes readable when there is a message or an end.
     """
 
     def __init__(self, name: str, pid: int, control: Connection, server: WorkerServer) -> None:
@@ -88,10 +89,39 @@ class WorkerProcess:
         self.pid = pid
         self.control = control
         self._server = server
+        # The connection doesn't tell the end of a worker whose environment has forked: the
+        # environment's own processes hold a copy.
+        self._end_fd = _watch(pid)
+        self.fds = (control.fileno(), *(() if self._end_fd is None else (self._end_fd,)))
+
+    @property
+    def server_failure(self) -> str | None:
+        """Why the server has ended, which ends the worker too; None as far as is known."""
+        return self._server.failure
+
+    def has_ended(self) -> bool:
+        """Whether the worker is known to have ended; does not wait."""
+        return self._end_fd is not None and _readable(self._end_fd, 0)
 
     def exit_status(self, timeout_s: float) -> int | None:
         """Exit code, or minus the signal that killed it; None if it runs on after the time."""
         return self._server.exit_status(self.pid, timeout_s)
+
+    def hang_up(self) -> None:
+        """Close the connection; the worker sees its end even if a fork holds a copy of ours."""
+        if not self.control.closed:
+            with (
+                contextlib.suppress(OSError),  # the worker has gone already
+                socket.socket(fileno=os.dup(self.control.fileno())) as connection,
+            ):
+                connection.shutdown(socket.SHUT_RDWR)
+            self.control.close()
+
+    def close(self) -> None:
+        """Close the descriptors that `hang_up` leaves; may be called again."""
+        if self._end_fd is not None:
+            os.close(self._end_fd)
+            self._end_fd = None
 
     def kill(self) -> None:
         """End the worker at once, if it has not ended yet."""
@@ -127,6 +157,7 @@ class WorkerServer:
         self._lock = threading.Lock()
         self._statuses: dict[int, int] = {}
         self._owner_pid = os.getpid()
+        self.failure: str | None = None
         self.preload(preload)
 
     @property
@@ -166,13 +197,13 @@ class WorkerServer:
         """Exit code of a worker, or minus a signal; None if it hasn't ended within the time."""
         with self._lock:
             while pid not in self._statuses:
-                ready, _, _ = select.select([self._socket], [], [], timeout_s)
-                if not ready:
+                if not _readable(self._socket.fileno(), timeout_s):
                     return None
                 try:
                     self._receive()
-                except RuntimeError:
+                except RuntimeError as error:
                     # The server's end kills its workers.
+                    self.failure = str(error)
                     return self._statuses.setdefault(pid, -signal.SIGKILL)
             return self._statuses[pid]
 
@@ -209,7 +240,9 @@ class WorkerServer:
         return message
 
     def _gone(self) -> str:
-        status = self._process.poll()
+        status = None
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            status = self._process.wait(1.0)
         return f"the worker server (pid {self._process.pid}) ended (exit status {status})"
 
 
@@ -218,27 +251,29 @@ class _ServerPool:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._entries: dict[tuple[str, ...], tuple[WorkerServer, int]] = {}
+        self._servers: dict[tuple[str, ...], WorkerServer] = {}
+        self._users: dict[WorkerServer, int] = {}
         self._pid = os.getpid()
 
     def acquire(self, preload: tuple[str, ...]) -> WorkerServer:
         with self._lock:
             if self._pid != os.getpid():  # forked: those servers belong to our parent
-                self._entries, self._pid = {}, os.getpid()
-            server, users = self._entries.get(preload, (None, 0))
+                self._servers, self._users, self._pid = {}, {}, os.getpid()
+            server = self._servers.get(preload)
             if server is None or server._process.poll() is not None:
-                server, users = WorkerServer(preload), 0
-            self._entries[preload] = (server, users + 1)
+                server = self._servers[preload] = WorkerServer(preload)
+            self._users[server] = self._users.get(server, 0) + 1
             return server
 
     def release(self, server: WorkerServer) -> None:
         with self._lock:
-            for preload, (known, users) in list(self._entries.items()):
+            users = self._users.pop(server, 1) - 1
+            if users:
+                self._users[server] = users
+                return
+            for preload, known in list(self._servers.items()):
                 if known is server:
-                    if users > 1:
-                        self._entries[preload] = (server, users - 1)
-                        return
-                    del self._entries[preload]
+                    del self._servers[preload]
         server.close()
 
 
@@ -336,6 +371,7 @@ def _serve(fd: int, main_pid: int) -> None:
         for pid in workers:
             with contextlib.suppress(ChildProcessError):
                 os.waitpid(pid, 0)
+        os._exit(0)  # unloading torch would take a second, and there is nothing to save
 
 
 def _run_worker(target: str, fds: list[int], server_fds: list[int]) -> None:
@@ -401,6 +437,13 @@ def _watch(pid: int) -> int | None:
         return os.pidfd_open(pid)
     except (AttributeError, OSError):
         return None
+
+
+def _readable(fd: int, timeout_s: float) -> bool:
+    """Whether there is something to read; unlike ``select``, for any number of descriptors."""
+    poll = select.poll()
+    poll.register(fd, select.POLLIN)
+    return bool(poll.poll(timeout_s * 1000))
 
 
 def _do_nothing(signum: int, frame: FrameType | None) -> None:

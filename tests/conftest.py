@@ -1,0 +1,61 @@
+"""What every test has: one thread, warm worker servers, and a check that nothing is left behind."""
+
+from __future__ import annotations
+
+import gc
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from torchrl_hts.workers import acquire_server, keep_servers, release_server
+
+
+def processes_below(pid: int) -> set[int]:
+    """All descendants of a process."""
+    below: set[int] = set()
+    for task in Path(f"/proc/{pid}/task").iterdir():
+        for child in (task / "children").read_text().split():
+            below |= {int(child), *processes_below(int(child))}
+    return below
+
+
+def shared_memory_segments() -> set[str]:
+    """Names of the shared-memory segments of this machine."""
+    return set(os.listdir("/dev/shm"))
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _one_thread() -> None:
+    torch.set_num_threads(1)
+
+
+@pytest.fixture(scope="session")
+def warm_servers() -> Iterator[None]:
+    """Import torch once per test process, not once per collector."""
+    with keep_servers():
+        yield
+
+
+@pytest.fixture
+def nothing_left(warm_servers: None) -> Iterator[None]:
+    """Workers, shared memory and descriptors are gone after the test."""
+    from torchrl_hts.workers import TORCH_FREE, WITH_TORCH
+
+    servers = [acquire_server(TORCH_FREE), acquire_server(WITH_TORCH)]  # the warm ones
+    kept = {server.pid for server in servers}
+    segments = shared_memory_segments()
+    descriptors = set(os.listdir("/proc/self/fd"))
+    try:
+        yield
+        left = {pid for server in kept for pid in processes_below(server)}
+        assert not left, f"worker processes {left} are left"
+        new = shared_memory_segments() - segments
+        assert not {name for name in new if "torch" in name or "psm" in name}, new
+        gc.collect()
+        assert len(os.listdir("/proc/self/fd")) <= len(descriptors), "file descriptors leaked"
+    finally:
+        for server in servers:
+            release_server(server)

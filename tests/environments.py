@@ -1,0 +1,138 @@
+"""Environments for tests, each of which checks what it is given. Imports no torch."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+
+
+class EchoEnv(gym.Env[Any, Any]):
+    """Observes (own seed, episode, step, last action); rewards with the step; ends on time.
+
+    So a batch tells by itself whether rows, steps, actions and episodes belong together.
+    """
+
+    def __init__(
+        self,
+        lengths: tuple[int, ...] = (5,),
+        truncates: bool = False,
+        action_space: gym.Space[Any] | None = None,
+    ) -> None:
+        self.action_space = action_space or gym.spaces.Discrete(3)
+        self.observation_space = gym.spaces.Box(-np.inf, np.inf, (4,), np.float64)
+        self.lengths = lengths
+        self.truncates = truncates
+        self.seed = -1
+        self.episode = -1
+        self.closed = False
+
+    def _observe(self, action: float) -> np.ndarray:
+        return np.array([self.seed, self.episode, self.t, action], np.float64)
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
+        super().reset(seed=seed)
+        if seed is not None:
+            self.seed, self.episode = seed, -1
+        self.episode += 1
+        self.t = 0
+        return self._observe(-1), {}
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        assert not self.closed
+        assert self.action_space.contains(action), (action, self.action_space)
+        self.t += 1
+        over = self.t >= self.lengths[self.episode % len(self.lengths)]
+        scalar = float(np.sum(np.asarray(action, np.float64))) if np.size(action) else 0.0
+        return (
+            self._observe(scalar),
+            float(self.t),
+            over and not self.truncates,
+            over and self.truncates,
+            {},
+        )
+
+    def close(self) -> None:
+        self.closed = True
+
+
+class DictEnv(gym.Env[Any, Any]):
+    """Nested and multiple observations of several data types."""
+
+    def __init__(self) -> None:
+        self.action_space = gym.spaces.Discrete(2, start=5)
+        self.observation_space = gym.spaces.Dict(
+            {
+                "pixels": gym.spaces.Box(0, 255, (2, 3), np.uint8),
+                "level": gym.spaces.Discrete(7),
+                "state": gym.spaces.Dict({"speed": gym.spaces.Box(-1, 1, (3,), np.float32)}),
+            }
+        )
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
+        super().reset(seed=seed)
+        self.t = 0
+        return self._observe(), {}
+
+    def _observe(self) -> dict[str, Any]:
+        return {
+            "pixels": np.full((2, 3), 250 + self.t, np.uint8),
+            "level": self.t % 7,
+            "state": {"speed": np.full(3, self.t / 10, np.float32)},
+        }
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        assert action in (5, 6), action
+        self.t += 1
+        return self._observe(), float(action), self.t >= 4, False, {}
+
+
+class GatedEnv(EchoEnv):
+    """Waits at one step until somebody writes to a named pipe."""
+
+    def __init__(self, gate: str, at: int) -> None:
+        super().__init__(lengths=(10**9,))
+        self.gate, self.at = gate, at
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        if self.t == self.at:
+            with open(self.gate, "rb") as gate:
+                gate.read(1)
+        return super().step(action)
+
+
+class FaultyEnv(EchoEnv):
+    """Does something bad at a step, or at its first reset."""
+
+    def __init__(self, fault: str, at: int = 3) -> None:
+        super().__init__(lengths=(10**9,))
+        self.fault, self.at = fault, at
+        if fault == "init":
+            raise RuntimeError("no engine here")
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
+        if self.fault == "reset":
+            raise RuntimeError("cannot reset")
+        return super().reset(seed=seed, options=options)
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        observation, reward, terminated, truncated, info = super().step(action)
+        if self.t == self.at:
+            if self.fault == "raise":
+                raise ValueError("the ball left the universe")
+            if self.fault == "shape":
+                observation = observation[:2]
+            if self.fault == "exit":
+                os._exit(7)
+            if self.fault == "quit":
+                sys.exit("the engine gave up")
+            if self.fault == "fork and die":
+                os.setpgid(0, 0)
+                if os.fork() == 0:
+                    signal.pause()
+                os.kill(os.getpid(), signal.SIGKILL)
+        return observation, reward, terminated, truncated, info

@@ -1,0 +1,109 @@
+"""EpisodeReturns against a slow reference that adds up one reward at a time."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tensordict import TensorDict
+from torch import Tensor
+
+from torchrl_hts.episodes import EpisodeReturns
+
+
+def make_batch(reward: Tensor, done: Tensor) -> TensorDict:
+    return TensorDict(
+        {"next": {"reward": reward.unsqueeze(-1), "done": done.unsqueeze(-1)}},
+        batch_size=reward.shape,
+    )
+
+
+def reference(reward: Tensor, done: Tensor) -> tuple[list[float], list[int]]:
+    """Returns and lengths of all episodes that end in ``[N, T]``, by step and environment."""
+    num_envs, num_steps = reward.shape
+    total, length = [0.0] * num_envs, [0] * num_envs
+    returns, lengths = [], []
+    for step in range(num_steps):
+        for env in range(num_envs):
+            total[env] += float(reward[env, step])
+            length[env] += 1
+            if done[env, step]:
+                returns.append(total[env])
+                lengths.append(length[env])
+                total[env], length[env] = 0.0, 0
+    return returns, lengths
+
+
+@settings(max_examples=50, deadline=None)
+@given(
+    num_envs=st.integers(1, 5),
+    steps_per_batch=st.lists(st.integers(1, 7), min_size=1, max_size=5),
+    end_probability=st.sampled_from([0.0, 0.1, 0.5, 1.0]),
+    seed=st.integers(0, 2**31),
+)
+def test_any_cut_into_batches_gives_the_reference(
+    num_envs: int, steps_per_batch: list[int], end_probability: float, seed: int
+) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    shape = (num_envs, sum(steps_per_batch))
+    reward = torch.randint(-3, 4, shape, generator=generator).float()
+    done = torch.rand(shape, generator=generator) < end_probability
+    returns = EpisodeReturns(window=1_000)
+    ended: list[float] = []
+    for reward_part, done_part in zip(
+        reward.split(steps_per_batch, 1), done.split(steps_per_batch, 1), strict=True
+    ):
+        ended += returns.update(make_batch(reward_part, done_part))
+
+    expected, expected_lengths = reference(reward, done)
+    assert ended == expected
+    assert returns.count == len(expected)
+    if expected:
+        assert returns.mean == pytest.approx(sum(expected) / len(expected))
+        assert returns.min == min(expected)
+        assert returns.max == max(expected)
+        assert returns.mean_length == pytest.approx(sum(expected_lengths) / len(expected))
+    else:
+        assert all(map(math.isnan, (returns.mean, returns.min, returns.max, returns.mean_length)))
+
+
+def test_averages_are_over_the_most_recent_episodes() -> None:
+    returns = EpisodeReturns(window=2)
+    done = torch.ones(1, 3, dtype=torch.bool)
+    assert returns.update(make_batch(torch.tensor([[1.0, 10.0, 20.0]]), done)) == [1.0, 10.0, 20.0]
+    assert returns.count == 3
+    assert (returns.mean, returns.min, returns.max) == (15.0, 10.0, 20.0)
+
+
+def test_long_episodes_keep_their_precision() -> None:
+    returns = EpisodeReturns()
+    steps, batches = 1_000, 20
+    done = torch.zeros(1, steps, dtype=torch.bool)
+    for _ in range(batches - 1):
+        returns.update(make_batch(torch.full((1, steps), 0.1), done))
+    done[0, -1] = True
+    (total,) = returns.update(make_batch(torch.full((1, steps), 0.1), done))
+    assert total == pytest.approx(steps * batches * float(torch.tensor(0.1)), rel=1e-12)
+
+
+def test_the_batch_is_only_read() -> None:
+    reward, done = torch.ones(2, 3), torch.ones(2, 3, dtype=torch.bool)
+    batch = make_batch(reward.clone(), done.clone())
+    EpisodeReturns().update(batch)
+    assert torch.equal(batch["next", "reward"].squeeze(-1), reward)
+    assert torch.equal(batch["next", "done"].squeeze(-1), done)
+
+
+def test_bad_input_says_what_to_change() -> None:
+    returns = EpisodeReturns()
+    flat = make_batch(torch.ones(1, 6), torch.ones(1, 6, dtype=torch.bool)).reshape(-1)
+    with pytest.raises(ValueError, match=r"\[environments, steps\]"):
+        returns.update(flat)
+    returns.update(make_batch(torch.ones(2, 3), torch.ones(2, 3, dtype=torch.bool)))
+    with pytest.raises(ValueError, match="2 environments as before, and got 3"):
+        returns.update(make_batch(torch.ones(3, 3), torch.ones(3, 3, dtype=torch.bool)))
+    with pytest.raises(ValueError, match="at least one episode"):
+        EpisodeReturns(window=0)

@@ -1,0 +1,720 @@
+"""Noise from a counter, exact sampling from it, and policies that draw from it (I6)."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tensordict import TensorDict, TensorDictBase
+from tensordict.nn import (
+    CompositeDistribution,
+    NormalParamExtractor,
+    ProbabilisticTensorDictModule,
+    ProbabilisticTensorDictSequential,
+    TensorDictModule,
+    TensorDictModuleBase,
+    TensorDictSequential,
+)
+from tensordict.nn import distributions as td_dist
+from torch import Tensor, nn
+from torch import distributions as D
+from torchrl.data import Categorical as CategoricalSpec
+from torchrl.envs.utils import ExplorationType, set_exploration_type
+from torchrl.modules import (
+    MLP,
+    ActorValueOperator,
+    EGreedyModule,
+    LSTMModule,
+    ProbabilisticActor,
+    QValueActor,
+    ValueOperator,
+)
+from torchrl.modules import distributions as rl_dist
+
+from torchrl_hts.draws import CounterNoise, _index, _uniforms
+from torchrl_hts.errors import PolicyError
+from torchrl_hts.invariance import row_bits
+from torchrl_hts.sampling import CounterPolicy
+
+RANDOM = ExplorationType.RANDOM
+M = 8  # rows of a batch
+OBS = 6
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    yield
+    torch.set_num_threads(before)
+
+
+# --- the counter
+
+
+def test_words_do_not_depend_on_the_number_of_environments() -> None:
+    few = CounterNoise(3, num_envs=4, sync_interval=5, width=2).round(9)
+    many = CounterNoise(3, num_envs=16, sync_interval=5, width=2).round(9)
+    assert few.shape == (4, 5, 2)
+    assert few.dtype == np.uint64
+    np.testing.assert_array_equal(few, many[:4])
+
+
+def test_words_are_a_pure_function_of_seed_and_round() -> None:
+    noise = CounterNoise(3, 4, 5, 2)
+    later, first = noise.round(7), noise.round(0)
+    np.testing.assert_array_equal(noise.round(7), later)
+    np.testing.assert_array_equal(CounterNoise(3, 4, 5, 2).round(0), first)
+    apart = [first, later, noise.round(1), CounterNoise(4, 4, 5, 2).round(0)]
+    assert len(np.unique(np.concatenate(apart))) == 4 * first.size
+
+
+def test_words_stay_the_same_from_release_to_release() -> None:
+    words = CounterNoise(1, 1, 1, 2).round(2).ravel().tolist()
+    assert words == [4397882524079514599, 8048335461505833233]
+
+
+def test_any_integer_is_a_seed_and_width_may_be_zero() -> None:
+    assert CounterNoise(-1, 2, 3, 0).round(0).shape == (2, 3, 0)
+    assert CounterNoise(2**80, 2, 3, 1).round(2**40).shape == (2, 3, 1)
+    with pytest.raises(ValueError, match="round >= 0"):
+        CounterNoise(0, 1, 1, 1).round(-1)
+    with pytest.raises(ValueError, match=">= 0, got"):
+        CounterNoise(0, -1, 1, 1)
+
+
+def test_uniforms_lie_strictly_inside_and_are_symmetric() -> None:
+    low, high = _uniforms(np.array([0, 2**64 - 1], dtype=np.uint64))
+    assert 0.0 < low < high < 1.0
+    assert low == 1.0 - high
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    weights=st.lists(st.sampled_from([0.0, 1e-30, 1e-9, 0.1, 1.0, 3.0]), min_size=1, max_size=9),
+    word=st.one_of(st.sampled_from([0, 2**64 - 1, 2**63]), st.integers(0, 2**64 - 1)),
+)
+def test_an_index_never_has_probability_zero(weights: list[float], word: int) -> None:
+    weights[len(weights) // 2] = 1.0
+    probs = torch.tensor([weights])
+    probs = probs / probs.sum()
+    u = torch.from_numpy(_uniforms(np.array([word], dtype=np.uint64)))
+    index = int(_index(probs, u))
+    assert 0 <= index < len(weights)
+    assert probs[0, index] > 0
+
+
+def test_rare_actions_are_not_rounded_away() -> None:
+    probs = torch.tensor([0.9, 1e-9, 1e-9, 1e-9, 0.1]).expand(4, 5)
+    start = probs[0, 0].double()
+    total = probs[0].double().sum()
+    u = torch.stack([start - 1e-10, start + 0.5e-9, start + 2.5e-9, start + 3.5e-9]) / total
+    assert _index(probs, u).tolist() == [0, 1, 3, 4]
+
+
+# --- each distribution against its own cumulative distribution function or probabilities
+
+ROWS = 4000
+LOGITS = torch.tensor([0.3, -1.0, -float("inf"), 2.0, 0.0])
+MASK = torch.tensor([True, False, True, True, True])
+
+
+def _rows(*values: float) -> Tensor:
+    return torch.tensor(values).expand(ROWS, len(values)).clone()
+
+
+def _ks(samples: Tensor, cdf: Callable[[Tensor], Tensor]) -> None:
+    """Kolmogorov-Smirnov, at a level of about one in a thousand."""
+    x = samples.double().sort().values
+    grid = torch.arange(len(x) + 1, dtype=torch.float64) / len(x)
+    below = cdf(x)
+    distance = torch.maximum((grid[1:] - below).max(), (below - grid[:-1]).max())
+    assert distance < 1.95 / len(x) ** 0.5
+
+
+def _chi2(index: Tensor, probs: Tensor) -> None:
+    """Chi-square over the categories, none of probability 0 drawn."""
+    counts = torch.bincount(index.flatten(), minlength=len(probs)).double()
+    assert counts[probs == 0].sum() == 0
+    expected = probs[probs > 0].double() * index.numel()
+    free = len(expected) - 1
+    statistic = ((counts[probs > 0] - expected) ** 2 / expected).sum()
+    assert statistic <= free + 4 * (2 * free) ** 0.5
+
+
+def _draw(distribution_class: Any, kwargs: dict[str, Any] | None = None, **params: Tensor) -> Any:
+    """The policy, and a sample for each row drawn through it; checks the log-probabilities."""
+    module = ProbabilisticTensorDictModule(
+        in_keys=list(params),
+        out_keys=["action"],
+        distribution_class=distribution_class,
+        distribution_kwargs=kwargs or {},
+        return_log_prob=True,
+    )
+    policy = CounterPolicy(module, RANDOM)
+    rows = len(next(iter(params.values())))
+    td = TensorDict(params, [rows])
+    policy.prepare(td)
+    assert not policy.row_by_row
+    words = CounterNoise(5, rows, 1, policy.width).round(0)[:, 0]
+    out = policy(td.copy(), words)
+    expected = module.get_dist(td).log_prob(out["action"])
+    assert torch.equal(out["action_log_prob"], expected)
+    assert expected.isfinite().all()
+    return policy, out["action"]
+
+
+def test_categorical() -> None:
+    logits = LOGITS.expand(ROWS, 5)
+    policy, action = _draw(D.Categorical, logits=logits)
+    assert policy.width == 1
+    _chi2(action, LOGITS.softmax(-1))
+    _, again = _draw(D.Categorical, probs=LOGITS.softmax(-1).expand(ROWS, 5))
+    assert torch.equal(action, again)
+
+
+@pytest.mark.parametrize("kind", [rl_dist.OneHotCategorical, td_dist.OneHotCategorical])
+def test_one_hot_categorical(kind: Any) -> None:
+    _, action = _draw(kind, logits=LOGITS.expand(ROWS, 5))
+    assert action.dtype == kind(logits=LOGITS.expand(ROWS, 5)).sample().dtype
+    assert (action.sum(-1) == 1).all()
+    _chi2(action.argmax(-1), LOGITS.softmax(-1))
+
+
+def test_torch_one_hot_categorical() -> None:
+    _, action = _draw(D.OneHotCategorical, logits=LOGITS.expand(ROWS, 5))
+    assert action.dtype == torch.float32
+    _chi2(action.argmax(-1), LOGITS.softmax(-1))
+
+
+def test_masked_categorical() -> None:
+    logits, mask = LOGITS.nan_to_num(neginf=1.0), MASK
+    probs = logits.masked_fill(~mask, -float("inf")).softmax(-1)
+    params = {"logits": logits.expand(ROWS, 5), "mask": mask.expand(ROWS, 5)}
+    _, action = _draw(rl_dist.MaskedCategorical, **params)
+    _chi2(action, probs)
+    _, one_hot = _draw(rl_dist.MaskedOneHotCategorical, **params)
+    assert torch.equal(one_hot.argmax(-1), action)
+
+
+def test_masked_categorical_by_indices() -> None:
+    logits = LOGITS.nan_to_num(neginf=1.0)
+    indices = MASK.nonzero()[:, 0].expand(ROWS, 4)
+    _, action = _draw(rl_dist.MaskedCategorical, logits=logits.expand(ROWS, 5), indices=indices)
+    _chi2(action, logits.masked_fill(~MASK, -float("inf")).softmax(-1))
+
+
+def test_ordinal() -> None:
+    scores = torch.tensor([0.4, -0.2, 0.9])
+    _, action = _draw(rl_dist.Ordinal, scores=scores.expand(ROWS, 3))
+    _chi2(action, rl_dist.Ordinal(scores).probs)
+    _, one_hot = _draw(rl_dist.OneHotOrdinal, scores=scores.expand(ROWS, 3))
+    assert torch.equal(one_hot.argmax(-1), action)
+
+
+def test_multi_discrete() -> None:
+    logits = torch.stack([LOGITS, LOGITS.flip(0)]).expand(ROWS, 2, 5)
+    policy, action = _draw(
+        lambda logits: D.Independent(D.Categorical(logits=logits), 1), logits=logits
+    )
+    assert policy.width == 2
+    _chi2(action[:, 0], LOGITS.softmax(-1))
+    _chi2(action[:, 1], LOGITS.flip(0).softmax(-1))
+    _chi2(
+        5 * action[:, 0] + action[:, 1],
+        logits[0].softmax(-1)[0].outer(logits[0].softmax(-1)[1]).flatten(),
+    )
+
+
+@pytest.mark.parametrize("independent", [False, True])
+def test_bernoulli(independent: bool) -> None:
+    def kind(probs: Tensor) -> D.Distribution:
+        dist = D.Bernoulli(probs)
+        return D.Independent(dist, 1) if independent else dist
+
+    probs = [0.0, 0.2, 0.7, 1.0]
+    policy, action = _draw(kind, probs=_rows(*probs))
+    assert policy.width == 4
+    assert action.dtype == torch.float32
+    for column, p in enumerate(probs):
+        _chi2(action[:, column].long(), torch.tensor([1 - p, p]))
+
+
+@pytest.mark.parametrize("kind", [D.Normal, rl_dist.IndependentNormal])
+def test_normal(kind: Any) -> None:
+    policy, action = _draw(kind, loc=_rows(1.0, -2.0), scale=_rows(0.1, 3.0))
+    assert policy.width == 2
+    _ks(action[:, 0], D.Normal(1.0, 0.1).cdf)
+    _ks(action[:, 1], D.Normal(-2.0, 3.0).cdf)
+    tails = (((action - _rows(1.0, -2.0)) / _rows(0.1, 3.0)).abs() > 3).sum()
+    assert 8 < tails < 40  # 21.6 expected
+    _ks((action[:, 0] - 1) / 0.1 + (action[:, 1] + 2) / 3, D.Normal(0.0, 2**0.5).cdf)
+
+
+def test_tanh_normal() -> None:
+    module = partial(rl_dist.TanhNormal, low=-2.0, high=4.0)
+    policy = CounterPolicy(
+        ProbabilisticTensorDictModule(["loc", "scale"], ["action"], distribution_class=module),
+        RANDOM,
+    )
+    td = TensorDict({"loc": _rows(0.5), "scale": _rows(0.7)}, [ROWS])
+    policy.prepare(td)
+    action = policy(td, CounterNoise(0, ROWS, 1, 1).round(0)[:, 0])["action"]
+    _ks(((action[:, 0] - 1) / 3).atanh(), D.Normal(0.5, 0.7).cdf)
+
+
+def test_log_normal() -> None:
+    _, action = _draw(D.LogNormal, loc=_rows(0.5), scale=_rows(0.7))
+    _ks(action[:, 0].log(), D.Normal(0.5, 0.7).cdf)
+
+
+@pytest.mark.parametrize("kind", [rl_dist.TruncatedNormal, td_dist.TruncatedNormal])
+def test_truncated_normal(kind: Any) -> None:
+    bounds = {"low": -1.0, "high": 0.5}
+    params = {"loc": _rows(0.2, -3.0, 40.0), "scale": _rows(0.5, 0.4, 0.3)}
+    if kind is td_dist.TruncatedNormal:
+        bounds = {"a": -1.0, "b": 0.5}
+    policy, action = _draw(kind, bounds, **params)
+    assert policy.width == 3
+    assert ((action >= -1.0) & (action <= 0.5)).all()
+    base = D.Normal(torch.tensor(0.2).double(), 0.5)
+    low, high = base.cdf(torch.tensor(-1.0)), base.cdf(torch.tensor(0.5))
+    _ks(action[:, 0], lambda x: (base.cdf(x) - low) / (high - low))
+
+
+@pytest.mark.parametrize("kind", [rl_dist.Delta, td_dist.Delta, rl_dist.TanhDelta])
+def test_delta(kind: Any) -> None:
+    module = ProbabilisticTensorDictModule(["param"], ["action"], distribution_class=kind)
+    policy = CounterPolicy(module, RANDOM)
+    td = TensorDict({"param": _rows(0.3, -0.4)}, [ROWS])
+    policy.prepare(td)
+    assert (policy.width, policy.row_by_row) == (0, False)
+    action = policy(td.copy(), CounterNoise(0, ROWS, 1, 0).round(0)[:, 0])["action"]
+    assert torch.equal(action, kind(td["param"]).sample())
+
+
+def test_any_other_distribution() -> None:
+    policy, action = _draw(D.Beta, concentration1=_rows(1.0)[:500], concentration0=_rows(3.0)[:500])
+    assert policy.width == 1
+    _ks(action[:, 0], lambda x: 1 - (1 - x) ** 3)
+
+
+# --- whole policies
+
+
+def _net(out: int, extract: bool = False) -> nn.Module:
+    net = MLP(in_features=OBS, out_features=out, num_cells=[16, 16])
+    return nn.Sequential(net, NormalParamExtractor()) if extract else net
+
+
+def _actor(kind: Any, keys: list[str], net: nn.Module, **kwargs: Any) -> ProbabilisticActor:
+    module = TensorDictModule(net, ["observation"], keys)
+    return ProbabilisticActor(
+        module, in_keys=keys, distribution_class=kind, return_log_prob=True, **kwargs
+    )
+
+
+class _Split(nn.Module):
+    """Parameters of three nested distributions, under the names that they are read by."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = _net(8)
+
+    def forward(self, observation: Tensor) -> TensorDict:
+        out = self.net(observation)
+        params = {
+            "move": {"logits": out[..., :3]},
+            "aim": {"loc": out[..., 3:5], "scale": out[..., 5:7].exp()},
+            "other": {"concentration1": out[..., 7:].exp(), "concentration0": out[..., 7:].exp()},
+        }
+        return TensorDict(params, [len(out)])
+
+
+def _composite(last: bool) -> ProbabilisticTensorDictSequential:
+    kinds = {"move": D.Categorical, "aim": rl_dist.TanhNormal}
+    if last:
+        kinds["other"] = D.Beta
+    return ProbabilisticActor(
+        TensorDictModule(_Split(), ["observation"], ["params"]),
+        in_keys=["params"],
+        distribution_class=CompositeDistribution,
+        distribution_kwargs={"distribution_map": kinds},
+        return_log_prob=True,
+    )
+
+
+def _plain_sequential() -> ProbabilisticTensorDictSequential:
+    """tensordict's own modules, with nothing of TorchRL."""
+    return ProbabilisticTensorDictSequential(
+        TensorDictModule(_net(4, True), ["observation"], ["loc", "scale"]),
+        ProbabilisticTensorDictModule(
+            ["loc", "scale"], ["action"], distribution_class=D.Normal, return_log_prob=True
+        ),
+    )
+
+
+def _actor_value(policy_only: bool) -> TensorDictModuleBase:
+    operator = ActorValueOperator(
+        TensorDictModule(_net(16), ["observation"], ["hidden"]),
+        ProbabilisticActor(
+            TensorDictModule(nn.Linear(16, 3), ["hidden"], ["logits"]),
+            in_keys=["logits"],
+            distribution_class=D.Categorical,
+            return_log_prob=True,
+        ),
+        ValueOperator(nn.Linear(16, 1), ["hidden"]),
+    )
+    return operator.get_policy_operator() if policy_only else operator
+
+
+def _recurrent() -> TensorDictModuleBase:
+    lstm = LSTMModule(OBS, 7, in_key="observation", out_key="hidden")
+    head = TensorDictModule(nn.Linear(7, 3), ["hidden"], ["logits"])
+    return ProbabilisticTensorDictSequential(
+        lstm,
+        head,
+        ProbabilisticTensorDictModule(
+            ["logits"], ["action"], distribution_class=D.Categorical, return_log_prob=True
+        ),
+    )
+
+
+def _agents() -> ProbabilisticTensorDictSequential:
+    """Three agents per environment, under a nested key."""
+    return ProbabilisticActor(
+        TensorDictModule(
+            nn.Sequential(_net(12), nn.Unflatten(-1, (3, 4))),
+            ["observation"],
+            [("agents", "logits")],
+        ),
+        in_keys=[("agents", "logits")],
+        out_keys=[("agents", "action")],
+        distribution_class=D.Categorical,
+        return_log_prob=True,
+    )
+
+
+class _Noisy(nn.Module):
+    """Draws from torch's global generator, on its own."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + torch.randn_like(x)
+
+
+def _exploring() -> TensorDictModuleBase:
+    spec = CategoricalSpec(4)
+    actor = QValueActor(_net(4), in_keys=["observation"], spec=spec)
+    explore = EGreedyModule(spec=spec, eps_init=0.5, eps_end=0.5)
+    return TensorDictSequential(actor, explore)
+
+
+class _Positive(nn.Module):
+    """Two positive parameters."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = _net(4)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, ...]:
+        return self.net(x).exp().chunk(2, -1)
+
+
+_LOC = ["loc", "scale"]
+_BETA = ["concentration1", "concentration0"]
+
+
+def _noisy(**kwargs: Any) -> TensorDictModuleBase:
+    return _actor(D.Categorical, ["logits"], nn.Sequential(_net(4), _Noisy()), **kwargs)
+
+
+@dataclass(frozen=True)
+class _Case:
+    make: Callable[[], TensorDictModuleBase]
+    width: int
+    row_by_row: bool = False
+    short_cut: bool = True
+
+
+CASES = {
+    "categorical": _Case(lambda: _actor(D.Categorical, ["logits"], _net(4)), 1),
+    "one-hot": _Case(lambda: _actor(rl_dist.OneHotCategorical, ["logits"], _net(4)), 1),
+    "normal": _Case(lambda: _actor(rl_dist.IndependentNormal, _LOC, _net(4, True)), 2),
+    "tanh-normal": _Case(lambda: _actor(rl_dist.TanhNormal, _LOC, _net(4, True)), 2),
+    "truncated": _Case(lambda: _actor(rl_dist.TruncatedNormal, _LOC, _net(4, True)), 2),
+    "deterministic": _Case(lambda: TensorDictModule(_net(2), ["observation"], ["action"]), 0),
+    "tensordict": _Case(_plain_sequential, 2),
+    "actor and value": _Case(lambda: _actor_value(False), 1),
+    "policy operator": _Case(lambda: _actor_value(True), 1),
+    "nested agents": _Case(_agents, 3),
+    "own generator": _Case(lambda: _actor(D.Categorical, ["logits"], _net(4), generator=3), 1),
+    "composite": _Case(lambda: _composite(False), 3, short_cut=False),
+    "composite, with another": _Case(lambda: _composite(True), 1, short_cut=False),
+    "recurrent": _Case(_recurrent, 1, short_cut=False),
+    "beta": _Case(lambda: _actor(D.Beta, _BETA, _Positive()), 1, short_cut=False),
+    "noisy": _Case(_noisy, 1, row_by_row=True, short_cut=False),
+    "noisy, own generator": _Case(lambda: _noisy(generator=3), 1, row_by_row=True, short_cut=False),
+    "epsilon-greedy": _Case(_exploring, 1, row_by_row=True, short_cut=False),
+}
+
+
+def _batch(policy: TensorDictModuleBase) -> TensorDict:
+    td = TensorDict({"observation": torch.randn(M, OBS)}, [M])
+    if "is_init" in policy.in_keys:
+        td["is_init"] = torch.arange(M).unsqueeze(-1) % 3 == 0
+        td["recurrent_state_h"] = torch.randn(M, 1, 7)
+        td["recurrent_state_c"] = torch.randn(M, 1, 7)
+    return td
+
+
+def _prepared(case: _Case) -> tuple[CounterPolicy, TensorDict, Any]:
+    policy = CounterPolicy(case.make(), RANDOM)
+    td = _batch(policy.policy)
+    policy.prepare(td)
+    return policy, td, CounterNoise(1, M, 1, policy.width).round(0)[:, 0]
+
+
+def _bits(out: TensorDictBase) -> dict[Any, bytes]:
+    return {key: row_bits([value]).tobytes() for key, value in out.items(True, True)}
+
+
+each_case = pytest.mark.parametrize("case", CASES.values(), ids=CASES.keys())
+
+
+@each_case
+def test_prepare_finds_how_a_policy_draws(case: _Case) -> None:
+    policy, td, words = _prepared(case)
+    assert (policy.width, policy.row_by_row) == (case.width, case.row_by_row)
+    assert (policy._steps is not None) == case.short_cut
+    out = policy(td.copy(), words)
+    missing = [key for key in policy.policy.out_keys if key not in out.keys(True)]
+    assert not missing
+
+
+@each_case
+def test_a_row_is_a_function_of_its_input_and_words(case: _Case) -> None:  # I6
+    policy, td, words = _prepared(case)
+    out = policy(td.copy(), words)
+    policy(td.copy(), words[::-1].copy())
+    assert _bits(policy(td.copy(), words)) == _bits(out)
+    order = torch.randperm(M)
+    moved = policy(td[order], words[order.numpy()])
+    assert _bits(moved) == _bits(out[order])
+
+
+@each_case
+def test_the_words_decide(case: _Case) -> None:
+    policy, td, _ = _prepared(case)
+    noise = CounterNoise(1, M, 1, case.width)
+    draws = [_bits(policy(td.copy(), noise.round(round_)[:, 0])) for round_ in range(8)]
+    assert any(draw != draws[0] for draw in draws) == (case.width > 0)
+
+
+@each_case
+def test_global_generators_and_the_policy_are_left_alone(case: _Case) -> None:
+    policy = case.make()
+    attributes = [set(vars(module)) for module in policy.modules()]
+    before = torch.get_rng_state(), np.random.get_state()[1].tolist(), random.getstate()
+    counter_policy = CounterPolicy(policy, RANDOM)
+    td = _batch(policy)
+    torch.set_rng_state(before[0])
+    counter_policy.prepare(td)
+    counter_policy(td, CounterNoise(1, M, 1, counter_policy.width).round(0)[:, 0])
+    assert torch.equal(torch.get_rng_state(), before[0])
+    assert (np.random.get_state()[1].tolist(), random.getstate()) == before[1:]
+    assert [set(vars(module)) for module in policy.modules()] == attributes
+
+
+@pytest.mark.parametrize("name", [name for name, case in CASES.items() if case.short_cut])
+@pytest.mark.parametrize("kind", [RANDOM, ExplorationType.DETERMINISTIC])
+def test_the_short_cut_keeps_every_bit(name: str, kind: ExplorationType) -> None:
+    policy = CounterPolicy(CASES[name].make(), kind)
+    td = _batch(policy.policy)
+    policy.prepare(td)
+    assert policy._steps is not None
+    for round_ in range(5):
+        words = CounterNoise(1, M, 1, policy.width).round(round_)[:, 0]
+        td = _batch(policy.policy)
+        short = policy(td.copy(), words)
+        steps, policy._steps = policy._steps, None
+        whole = policy(td.copy(), words)
+        policy._steps = steps
+        assert _bits(short) == _bits(whole)
+
+
+def test_the_short_cut_is_not_taken_where_it_would_change_a_bit() -> None:
+    class Doubling(TensorDictModule):
+        def _call_module(self, tensors: Any, **kwargs: Any) -> Any:
+            return 2 * super()._call_module(tensors, **kwargs)
+
+    class Naming(nn.Module):
+        def forward(self, x: Tensor) -> dict[str, Tensor]:
+            return {"action": x + 1}
+
+    for module in (Doubling(_net(2), ["observation"], ["action"]),
+                   TensorDictModule(Naming(), ["observation"], ["action"])):  # fmt: skip
+        policy = CounterPolicy(module, RANDOM)
+        td = _batch(module)
+        policy.prepare(td)
+        assert policy._steps is None
+        with torch.inference_mode():
+            stock = module(td.copy())
+        assert _bits(policy(td, np.zeros((M, 0), np.uint64))) == _bits(stock)
+
+
+@pytest.mark.parametrize("name", ["categorical", "one-hot", "normal", "tensordict", "beta"])
+def test_log_probs_are_the_distribution_s(name: str) -> None:
+    policy, td, words = _prepared(CASES[name])
+    out = policy(td.copy(), words)
+    with torch.inference_mode():
+        expected = policy.policy.get_dist(td).log_prob(out["action"])
+    if name == "beta":  # scored in batches of one row
+        torch.testing.assert_close(out["action_log_prob"], expected)
+    else:
+        assert torch.equal(out["action_log_prob"], expected)
+
+
+def test_tanh_normal_is_scored_as_torchrl_scores_it() -> None:
+    policy, td, words = _prepared(CASES["tanh-normal"])
+    out = policy(td.copy(), words)
+    with torch.no_grad():
+        dist = policy.policy.get_dist(td)
+    preimage = (
+        torch.special.ndtri(torch.from_numpy(_uniforms(words))).float() * dist.scale + dist.loc
+    )
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(dist.base_dist, "rsample", lambda shape: preimage)
+        action, log_prob = dist.rsample_and_log_prob()
+    assert torch.equal(out["action"], action)
+    assert torch.equal(out["action_log_prob"], log_prob)
+
+
+def test_composite_parts_have_words_of_their_own() -> None:
+    policy, td, words = _prepared(CASES["composite"])
+    out = policy(td.copy(), words)
+    other = words.copy()
+    other[:, 1:] += np.uint64(2**60)
+    changed = policy(td.copy(), other)
+    assert torch.equal(out["move"], changed["move"])
+    assert (out["aim"] != changed["aim"]).all()
+    assert {"move_log_prob", "aim_log_prob"} <= set(out.keys())
+
+
+@pytest.mark.parametrize("name", ["noisy", "epsilon-greedy"])
+def test_rows_run_alone_are_the_same_in_any_batch(name: str) -> None:
+    policy, td, words = _prepared(CASES[name])
+    out = policy(td.copy(), words)
+    for k in (1, 3):
+        assert _bits(policy(td[:k], words[:k])) == _bits(out[:k])
+
+
+def test_deterministic_exploration_runs_the_policy_as_it_is() -> None:
+    for name in ("categorical", "tanh-normal", "composite", "beta", "recurrent"):
+        kind = ExplorationType.DETERMINISTIC
+        policy = CounterPolicy(CASES[name].make(), kind)
+        td = _batch(policy.policy)
+        policy.prepare(td)
+        assert policy.width == 0
+        with set_exploration_type(kind), torch.inference_mode():
+            stock = policy.policy(td.copy())
+        assert _bits(policy(td.copy(), np.zeros((M, 0), np.uint64))) == _bits(stock)
+
+
+def test_a_mean_estimated_from_samples_is_seeded_row_by_row() -> None:
+    policy = CounterPolicy(CASES["tanh-normal"].make(), ExplorationType.MEAN)
+    td = _batch(policy.policy)
+    policy.prepare(td)
+    assert (policy.width, policy.row_by_row) == (1, True)
+    words = CounterNoise(1, M, 1, 1).round(0)[:, 0]
+    assert _bits(policy(td.copy(), words)) == _bits(policy(td.copy(), words))
+
+
+def test_a_subclass_that_draws_its_own_way_is_not_taken_for_its_base() -> None:
+    class Shifted(D.Normal):
+        def rsample(self, sample_shape: torch.Size = torch.Size()) -> Tensor:  # noqa: B008
+            return super().rsample(sample_shape) + 100
+
+    policy = CounterPolicy(_actor(Shifted, _LOC, _net(4, True)), RANDOM)
+    td = _batch(policy.policy)
+    policy.prepare(td)
+    out = policy(td, CounterNoise(1, M, 1, policy.width).round(0)[:, 0])
+    assert (out["action"] > 50).all()
+
+
+# --- policies that can't be run so
+
+
+def _refused(policy: TensorDictModuleBase, message: str) -> None:
+    counter_policy = CounterPolicy(policy, RANDOM)
+    with pytest.raises(PolicyError, match=message):
+        counter_policy.prepare(_batch(policy))
+
+
+def _with(module: nn.Module) -> TensorDictModuleBase:
+    return _actor(D.Categorical, ["logits"], nn.Sequential(_net(4), module))
+
+
+def test_dropout_in_training_mode_is_refused() -> None:
+    _refused(_with(nn.Dropout(0.1)), r"module\.0\.module\.1 \(Dropout\).*policy\.eval\(\)")
+    _refused(_with(nn.TransformerEncoderLayer(4, 1, 4)), "drops activations at random")
+    CounterPolicy(_with(nn.Dropout(0.1)).eval(), RANDOM).prepare(_batch(_with(nn.Identity())))
+    CounterPolicy(_with(nn.Dropout(0.0)), RANDOM).prepare(_batch(_with(nn.Identity())))
+
+
+def test_a_buffer_that_changes_is_refused_by_name() -> None:
+    _refused(_with(nn.BatchNorm1d(4)), r"\(BatchNorm1d\) changes its buffer 'running_mean'")
+    CounterPolicy(_with(nn.BatchNorm1d(4)).eval(), RANDOM).prepare(_batch(_with(nn.Identity())))
+
+
+def test_lazy_modules_are_refused() -> None:
+    lazy = _actor(D.Categorical, ["logits"], nn.LazyLinear(4))
+    _refused(lazy, r"\(LazyLinear\) has uninitialised parameters")
+
+
+def test_state_outside_of_inputs_and_outputs_is_refused() -> None:
+    class Counting(nn.Module):
+        calls = 0
+
+        def forward(self, x: Tensor) -> Tensor:
+            self.calls += 1
+            return x + self.calls
+
+    class OtherGenerator(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return x + random.random()
+
+    _refused(_with(Counting()), "change from call to call")
+    _refused(_with(OtherGenerator()), "change from call to call")
+
+
+def test_a_batch_of_another_size_is_refused() -> None:
+    class Two(TensorDictModuleBase):
+        in_keys = ["observation"]  # noqa: RUF012
+        out_keys = ["action"]  # noqa: RUF012
+
+        def forward(self, td: TensorDict) -> TensorDict:
+            return td[:2]
+
+    _refused(Two(), "batch size")
+
+
+def test_a_distribution_without_rows_is_refused() -> None:
+    def first(logits: Tensor) -> D.Distribution:
+        return D.Categorical(logits=logits[0])
+
+    _refused(_actor(first, ["logits"], _net(4)), "a row for each of the 8 observations")
+
+
+def test_more_draws_than_in_the_trial_are_refused() -> None:
+    policy, td, words = _prepared(CASES["normal"])
+    with pytest.raises(PolicyError, match="more random numbers per row"):
+        policy(td, words[:, :1])

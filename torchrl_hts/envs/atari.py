@@ -1,0 +1,169 @@
+"""Atari games as the literature plays them, as plain gymnasium environments.
+
+The order of the steps is that of OpenAI Baselines' ``make_atari`` and ``wrap_deepmind``: no-op
+starts, frame skip with max-pooling, life loss, FIRE at the start, 84x84 grey, frame stack. Rewards
+are left as the game gives them: clip them in the training loop and the true score stays known.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+from gymnasium.utils import RecordConstructorArgs
+from gymnasium.wrappers import AtariPreprocessing, FrameStackObservation
+
+__all__ = ["EpisodicLife", "FireOnReset", "make_atari"]
+
+Info = dict[str, Any]
+Observation = np.ndarray[Any, np.dtype[np.uint8]]
+
+
+class EpisodicLife(gym.Wrapper[Observation, int, Observation, int], RecordConstructorArgs):
+    """Ends the episode when a life is lost, and plays on from there (Mnih et al. 2015).
+
+    ``step`` returns ``terminated=True`` at the loss of a life. The next ``reset`` without a seed
+    takes one no-op step into the running game; only when the game itself is over, or a seed is
+    given, is it started anew. Gymnasium's own ``terminal_on_life_loss`` starts the game anew at
+    each lost life, so that the agent never sees what comes after its first life.
+
+    Args:
+        env: an ALE game whose action 0 is NOOP.
+    """
+
+    def __init__(self, env: gym.Env[Observation, int]) -> None:
+        RecordConstructorArgs.__init__(self)
+        gym.Wrapper.__init__(self, env)
+        self._lives = 0
+        self._game_over = True
+
+    def step(self, action: int) -> tuple[Observation, Any, bool, bool, Info]:
+        """One step; terminated at the end of a life as well as at the end of the game."""
+        observation, reward, terminated, truncated, info = self.env.step(action)
+        self._game_over = terminated or truncated
+        life_lost = info["lives"] < self._lives
+        self._lives = info["lives"]
+        return observation, reward, terminated or life_lost, truncated, info
+
+    def reset(
+        self, *, seed: int | None = None, options: Info | None = None
+    ) -> tuple[Observation, Info]:
+        """The next life of the running game, or a new game if there is none or a seed is given."""
+        if seed is None and not self._game_over:
+            observation, _, terminated, truncated, info = self.env.step(0)
+            if not (terminated or truncated):
+                self._lives = info["lives"]
+                return observation, info
+        observation, info = self.env.reset(seed=seed, options=options)
+        self._game_over = False
+        self._lives = info["lives"]
+        return observation, info
+
+
+class FireOnReset(gym.Wrapper[Observation, int, Observation, int], RecordConstructorArgs):
+    """Presses FIRE, then the third action, after each reset, as OpenAI Baselines does.
+
+    Some games (Breakout) stand still until FIRE is pressed, so an agent that has not yet learned
+    to press it sees nothing.
+
+    Args:
+        env: an ALE game whose actions 1 and 2 exist and whose action 1 is FIRE.
+    """
+
+    def __init__(self, env: gym.Env[Observation, int]) -> None:
+        RecordConstructorArgs.__init__(self)
+        gym.Wrapper.__init__(self, env)
+
+    def reset(
+        self, *, seed: int | None = None, options: Info | None = None
+    ) -> tuple[Observation, Info]:
+        """Resets the game and starts it; anew if the two presses happen to end it."""
+        observation, info = self.env.reset(seed=seed, options=options)
+        for action in (1, 2):
+            observation, _, terminated, truncated, info = self.env.step(action)
+            if terminated or truncated:
+                # No seed: a seeded reset would end in the same way.
+                observation, info = self.env.reset(options=options)
+        return observation, info
+
+
+def make_atari(
+    env_id: str = "ALE/Pong-v5",
+    *,
+    frame_stack: int = 4,
+    noop_max: int = 30,
+    terminal_on_life_loss: bool = False,
+    fire_on_reset: bool = True,
+    sticky_actions: bool = False,
+    frame_skip: int = 4,
+    screen_size: int = 84,
+    render_mode: str | None = None,
+) -> gym.Env[Observation, int]:
+    """Builds an Atari game with the preprocessing of the literature; never imports torch.
+
+    Observations are uint8 of shape ``[frame_stack, screen_size, screen_size]``, the newest frame
+    last. The stacked frames are the channels, so this is the ``[C, H, W]`` that ``Conv2d`` takes;
+    divide by 255 inside the network and the storage stays a quarter of float32's.
+
+    OpenCV is set to one thread in the calling process: many executors share the cores, and
+    resizing one small frame gains nothing from more.
+
+    Args:
+        env_id: an id of ale-py, such as ``"ALE/Breakout-v5"``.
+        frame_stack: frames per observation.
+        noop_max: each game starts with 1 to ``noop_max`` no-op frames, chosen from the seed; 0 for
+            none.
+        terminal_on_life_loss: each life is an episode of its own (see `EpisodicLife`). Episode
+            returns are then per life.
+        fire_on_reset: press FIRE at the start, in games that have it (see `FireOnReset`).
+        sticky_actions: repeat the last action with probability 0.25 (Machado et al. 2018) instead
+            of never.
+        frame_skip: emulator frames per step; the observation is the maximum of the last two.
+        screen_size: height and width of a frame, in pixels.
+        render_mode: ``"rgb_array"`` or ``"human"``, as in gymnasium.
+
+    Raises:
+        ModuleNotFoundError: ale-py or OpenCV is not installed.
+        ValueError: ``env_id`` is not an id of ale-py.
+        gymnasium.error.NameNotFound: ale-py has no such game.
+
+    >>> env = make_atari("ALE/Pong-v5")
+    >>> observation, info = env.reset(seed=0)
+    >>> observation.shape, observation.dtype
+    ((4, 84, 84), dtype('uint8'))
+    """
+    try:
+        import ale_py
+        import cv2
+    except ModuleNotFoundError as error:
+        raise ModuleNotFoundError(
+            f"Atari games need the package that provides {error.name!r}, which is not installed: "
+            "pip install 'torchrl_hts[atari]'",
+            name=error.name,
+        ) from error
+    if not env_id.startswith("ALE/"):
+        raise ValueError(
+            f"expected an id of ale-py, such as 'ALE/Pong-v5', and got {env_id!r}: "
+            "prefix the name of the game with 'ALE/'"
+        )
+    cv2.setNumThreads(1)
+    ale_py.ALEInterface.setLoggerMode(ale_py.LoggerMode.Error)  # no banner from each executor
+    gym.register_envs(ale_py)
+    env: gym.Env[Any, Any] = gym.make(
+        env_id,
+        # AtariPreprocessing skips frames itself and reads its screens from the emulator: what the
+        # base environment observes is thrown away, and grey is the cheapest picture.
+        frameskip=1,
+        obs_type="grayscale",
+        repeat_action_probability=0.25 if sticky_actions else 0.0,
+        render_mode=render_mode,
+        disable_env_checker=True,  # it costs time at every frame
+    )
+    env = AtariPreprocessing(env, noop_max=noop_max, frame_skip=frame_skip, screen_size=screen_size)
+    if terminal_on_life_loss:
+        env = EpisodicLife(env)
+    meanings = env.get_wrapper_attr("get_action_meanings")()
+    if fire_on_reset and len(meanings) >= 3 and meanings[1] == "FIRE":
+        env = FireOnReset(env)
+    return FrameStackObservation(env, frame_stack)

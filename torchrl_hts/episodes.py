@@ -1,0 +1,111 @@
+"""Episode returns and lengths out of batches ``[N, T]``."""
+
+# Axes: N environments, T steps of one batch.
+
+from __future__ import annotations
+
+from collections import deque
+from statistics import fmean
+
+import torch
+from tensordict import TensorDictBase
+from torch import Tensor
+
+__all__ = ["EpisodeReturns"]
+
+
+class EpisodeReturns:
+    """Adds up the reward of each episode, across batches, for all environments at once.
+
+    Feed it every batch of a collector, in order and before rewards are clipped. Row ``n`` must
+    be the same environment in each batch, with its steps in time order: what `HTSCollector` and
+    TorchRL's ``Collector`` yield.
+
+    Args:
+        window: how many of the most recent episodes the averages are over.
+
+    >>> import torch
+    >>> from tensordict import TensorDict
+    >>> reward = torch.ones(2, 3, 1)                       # two environments, three steps
+    >>> done = torch.zeros(2, 3, 1, dtype=torch.bool)
+    >>> done[0, 1] = True                                  # the first one ends at its second step
+    >>> batch = TensorDict({"next": {"reward": reward, "done": done}}, batch_size=[2, 3])
+    >>> returns = EpisodeReturns()
+    >>> returns.update(batch)
+    [2.0]
+    >>> returns.mean, returns.mean_length, returns.count
+    (2.0, 2.0, 1)
+    """
+
+    def __init__(self, window: int = 100) -> None:
+        if window < 1:
+            raise ValueError(f"expected a window of at least one episode, and got {window}")
+        self.count = 0
+        self._returns: deque[float] = deque(maxlen=window)
+        self._lengths: deque[int] = deque(maxlen=window)
+        self._open_return: Tensor | None = None  # [N] float64, episodes that have not ended yet
+        self._open_length: Tensor | None = None  # [N] int64
+
+    def update(self, batch: TensorDictBase) -> list[float]:
+        """Takes in a batch; returns the returns of the episodes that ended in it.
+
+        Episodes come out in order of the step at which they ended, and by environment within
+        one step, so the result is the same whatever the timing of the workers.
+
+        Args:
+            batch: ``[N, T]`` with ``("next", "reward")`` and ``("next", "done")``, each
+                ``[N, T, 1]``. It is only read.
+
+        Raises:
+            ValueError: the batch is not ``[N, T]``, or N differs from the batches before.
+        """
+        if batch.ndim != 2:
+            raise ValueError(f"expected a batch [environments, steps], and got {batch.batch_size}")
+        reward = batch["next", "reward"].detach().cpu().flatten(1).double()  # [N, T]
+        done = batch["next", "done"].detach().cpu().flatten(1)  # [N, T]
+        num_envs, num_steps = done.shape
+        if self._open_return is None or self._open_length is None:
+            self._open_return = torch.zeros(num_envs, dtype=torch.float64)
+            self._open_length = torch.zeros(num_envs, dtype=torch.int64)
+        if len(self._open_return) != num_envs:
+            raise ValueError(
+                f"expected a batch of {len(self._open_return)} environments as before, "
+                f"and got {num_envs}: use one EpisodeReturns for each collector"
+            )
+
+        ended: list[float] = []
+        cursor = 0  # the first step that is not added up yet
+        for step in torch.nonzero(done.any(0)).flatten().tolist():  # few steps see an end
+            self._open_return += reward[:, cursor : step + 1].sum(1)
+            self._open_length += step + 1 - cursor
+            cursor = step + 1
+            at_end = done[:, step]
+            ended += self._open_return[at_end].tolist()
+            self._lengths += self._open_length[at_end].tolist()
+            self._open_return[at_end] = 0.0
+            self._open_length[at_end] = 0
+        self._open_return += reward[:, cursor:].sum(1)
+        self._open_length += num_steps - cursor
+        self._returns += ended
+        self.count += len(ended)
+        return ended
+
+    @property
+    def mean(self) -> float:
+        """Mean return of the most recent episodes; NaN before the first has ended."""
+        return fmean(self._returns) if self._returns else float("nan")
+
+    @property
+    def min(self) -> float:
+        """Lowest return of the most recent episodes; NaN before the first has ended."""
+        return min(self._returns, default=float("nan"))
+
+    @property
+    def max(self) -> float:
+        """Highest return of the most recent episodes; NaN before the first has ended."""
+        return max(self._returns, default=float("nan"))
+
+    @property
+    def mean_length(self) -> float:
+        """Mean number of steps of the most recent episodes; NaN before the first has ended."""
+        return fmean(self._lengths) if self._lengths else float("nan")
