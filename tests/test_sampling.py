@@ -39,7 +39,7 @@ from torchrl.modules import (
 )
 from torchrl.modules import distributions as rl_dist
 
-from torchrl_hts.draws import CounterNoise, _index, _uniforms
+from torchrl_hts.draws import CounterNoise, _uniforms, draw_index
 from torchrl_hts.errors import PolicyError
 from torchrl_hts.invariance import row_bits
 from torchrl_hts.sampling import CounterPolicy
@@ -108,7 +108,7 @@ def test_an_index_never_has_probability_zero(weights: list[float], word: int) ->
     probs = torch.tensor([weights])
     probs = probs / probs.sum()
     u = torch.from_numpy(_uniforms(np.array([word], dtype=np.uint64)))
-    index = int(_index(probs, u))
+    index = int(draw_index(probs, u))
     assert 0 <= index < len(weights)
     assert probs[0, index] > 0
 
@@ -118,7 +118,7 @@ def test_rare_actions_are_not_rounded_away() -> None:
     start = probs[0, 0].double()
     total = probs[0].double().sum()
     u = torch.stack([start - 1e-10, start + 0.5e-9, start + 2.5e-9, start + 3.5e-9]) / total
-    assert _index(probs, u).tolist() == [0, 1, 3, 4]
+    assert draw_index(probs, u).tolist() == [0, 1, 3, 4]
 
 
 # --- each distribution against its own cumulative distribution function or probabilities

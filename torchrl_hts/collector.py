@@ -183,7 +183,7 @@ class HTSCollector(BaseCollector):  # type: ignore[misc]  # torchrl has no types
         self.postproc = postproc
         self.split_trajs = split_trajs
         self.return_same_td = return_same_td
-        self.storing_device = torch.device(storing_device or device or "cpu")
+        self.storing_device = torch.device(_first(storing_device, device, "cpu"))
         self.policy = make_policy(policy, policy_factory)
         self._weights = WeightSource(self.policy)
         policy_bytes = pickle_policy(self.policy)
@@ -200,7 +200,7 @@ class HTSCollector(BaseCollector):  # type: ignore[misc]  # torchrl has no types
         self._crew = Crew(self.num_envs, num_executors, num_actors)
         self._finalizer = weakref.finalize(self, self._crew.shutdown, 5.0)
         try:
-            env_options = {"max_frames_per_traj": max_frames, "device": _name(env_device or device)}
+            env_options = {"max_frames_per_traj": max_frames, "device": _name(_first(env_device, device))}
             descriptions = self._crew.start_executors(pickle_factories(factories), env_options)
             check_equal(descriptions)
             plan = plan_batch(
@@ -238,7 +238,7 @@ class HTSCollector(BaseCollector):  # type: ignore[misc]  # torchrl has no types
                     examples=pickle.dumps(plan.examples),
                     outputs=plan.outputs,
                     exploration_type=exploration_type,
-                    device=_name(policy_device or device) or "cpu",
+                    device=str(torch.device(_first(policy_device, device, "cpu"))),
                     num_threads=actor_threads,
                     owner=self._crew.owner,
                 )
@@ -503,6 +503,11 @@ class HTSCollector(BaseCollector):  # type: ignore[misc]  # torchrl has no types
             f"{type(self).__name__}(num_envs={self.num_envs}, sync_interval={self.sync_interval}, "
             f"lag={self.lag}, rounds={self._iter + 1})"
         )
+
+
+def _first(*devices: Device) -> Any:
+    """The first device that was given; 0 is one."""
+    return next((device for device in devices if device is not None), None)
 
 
 def _name(device: Device) -> str | None:

@@ -29,7 +29,7 @@ from torchrl.modules.distributions import truncated_normal as rl_truncated
 
 from torchrl_hts.errors import PolicyError
 
-__all__ = ["CounterNoise", "WordStream", "Words", "bind"]
+__all__ = ["CounterNoise", "WordStream", "Words", "bind", "draw_index"]
 
 Words = npt.NDArray[np.uint64]
 
@@ -132,7 +132,7 @@ class WordStream:
 # --- The draws: from a distribution and uniforms of its batch shape, a sample.
 
 
-def _index(probs: Tensor, u: Tensor) -> Tensor:
+def draw_index(probs: Tensor, u: Tensor) -> Tensor:
     """The first index whose cumulated probability exceeds u: int64 of u's shape.
 
     u times the total is more than 0 and, rounding included, less than the total. So the index is
@@ -148,7 +148,7 @@ def _one_hot(index: Tensor, length: int, dtype: torch.dtype = torch.int64) -> Te
 
 
 def _masked(dist: rl_dist.MaskedCategorical, u: Tensor) -> Tensor:
-    index = _index(dist.probs, u)
+    index = draw_index(dist.probs, u)
     if dist._sparse_mask:
         index = dist._mask.gather(-1, index.unsqueeze(-1)).squeeze(-1)
     return index
@@ -168,16 +168,16 @@ def _normal(dist: D.Normal, u: Tensor) -> Tensor:
 
 _DRAWS: dict[type[D.Distribution], Callable[[Any, Tensor], Tensor]] = {
     D.Bernoulli: lambda dist, u: (u < dist.probs).to(dist.probs.dtype),
-    D.Categorical: lambda dist, u: _index(dist.probs, u),
+    D.Categorical: lambda dist, u: draw_index(dist.probs, u),
     D.Normal: _normal,
     D.OneHotCategorical: lambda dist, u: _one_hot(
-        _index(dist.probs, u), dist.probs.shape[-1], dist.probs.dtype
+        draw_index(dist.probs, u), dist.probs.shape[-1], dist.probs.dtype
     ),
     rl_dist.MaskedCategorical: _masked,
     rl_dist.MaskedOneHotCategorical: lambda dist, u: _one_hot(_masked(dist, u), dist.num_samples),
-    rl_dist.OneHotCategorical: lambda dist, u: _one_hot(_index(dist.probs, u), dist.num_samples),
+    rl_dist.OneHotCategorical: lambda dist, u: _one_hot(draw_index(dist.probs, u), dist.num_samples),
     td_dist.OneHotCategorical: lambda dist, u: _one_hot(
-        _index(dist.probs, u), dist.probs.shape[-1]
+        draw_index(dist.probs, u), dist.probs.shape[-1]
     ),
     rl_truncated.TruncatedStandardNormal: _truncated,
     td_truncated.TruncatedStandardNormal: _truncated,

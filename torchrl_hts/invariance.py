@@ -297,7 +297,8 @@ def choose_sizes(
     Args:
         run: see `calibrate`.
         num_envs: rows in a batch of all environments.
-        num_rows: different probe rows to compare, at least.
+        num_rows: different probe rows to compare, as many of them as make whole batches. There
+            must be two batches of all environments.
         suspects: see `calibrate`.
 
     Raises:
@@ -305,7 +306,7 @@ def choose_sizes(
     """
 
     def measure(size: int) -> InvariantSizes:
-        return calibrate(run, size, draws=max(2, -(-num_rows // size)), suspects=suspects)
+        return calibrate(run, size, draws=max(2, num_rows // size), suspects=suspects)
 
     def cost(sizes: InvariantSizes) -> int:
         return sum(

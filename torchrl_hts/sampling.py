@@ -28,7 +28,7 @@ from torchrl.modules import SafeProbabilisticModule
 from torchrl.modules import distributions as rl_dist
 from torchrl.modules.distributions.utils import sample_and_log_prob
 
-from torchrl_hts.draws import CounterNoise, Words, WordStream, bind
+from torchrl_hts.draws import CounterNoise, Words, WordStream, bind, draw_index
 from torchrl_hts.errors import PolicyError
 from torchrl_hts.invariance import check_modules, row_bits, unchanged_buffers
 
@@ -274,6 +274,20 @@ def _step(module: Any, kind: ExplorationType) -> _Step:
     (key,) = module.dist_sample_keys
     score = module.log_prob_key if module.return_log_prob else None
     random = kind is ExplorationType.RANDOM
+    if random and module.distribution_class is D.Categorical and [*module.dist_keys] == ["logits"]:
+        (logits_key,) = module.in_keys
+
+        def categorical(env: dict[Any, Any], noise: WordStream) -> None:
+            """What `D.Categorical` computes, without making one: half of its cost."""
+            logits = env[logits_key]
+            scores = logits - logits.logsumexp(-1, keepdim=True)
+            index = draw_index(scores.softmax(-1), noise.uniform(scores.shape[:-1]))
+            env[key] = index
+            if score:
+                env[score] = scores.gather(-1, index.unsqueeze(-1)).squeeze(-1)
+
+        return categorical
+
     reused: dict[torch.Size, Any] = {}
     reuse = module.distribution_class is rl_dist.TanhNormal and {*module.dist_keys} == _LOC_SCALE
 

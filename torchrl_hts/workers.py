@@ -190,6 +190,7 @@ class WorkerServer:
             while True:
                 message = self._receive()
                 if "pid" in message:
+                    self._statuses.pop(message["pid"], None)  # of an earlier worker
                     break
         return WorkerProcess(name, message["pid"], Connection(ours.detach()), self)
 
@@ -311,8 +312,11 @@ def send_object(control: Connection, message: object) -> None:
 
 
 def receive_object(control: Connection) -> Any:
-    """Receive what `send_object` has sent; raises EOFError if the other side has gone."""
-    return pickle.loads(control.recv_bytes())
+    """Receive what `send_object` has sent; None, or the other side's end, raises EOFError."""
+    message = pickle.loads(control.recv_bytes())
+    if message is None:
+        raise EOFError
+    return message
 
 
 # What follows runs in the server process and in its workers.
