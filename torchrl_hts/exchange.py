@@ -19,6 +19,7 @@ the executor finds the round open, or the learner finds the message and wakes it
 
 from __future__ import annotations
 
+import contextlib
 import os
 import select
 from array import array
@@ -30,7 +31,7 @@ __all__ = ["MAX_ENVS", "STOP", "WAKE", "ExecutorPort", "Inbox", "LearnerPort"]
 
 WAKE = 0xFFFF  # to an executor: a round was opened, look whether your parked ones may go on
 STOP = 0xFFFE  # to a worker: come to rest and listen to the control connection
-MAX_ENVS = 0xFFF0
+MAX_ENVS = 2048  # as many words as one write keeps together
 
 _READ_BYTES = 1 << 16  # as much as a pipe holds
 
@@ -57,19 +58,24 @@ class Inbox:
         os.write(self.write_fd, array("H", words).tobytes())
 
     def take(self) -> array[int]:
-        """Sleep until there is something, and return all that there is, in order of arrival."""
-        return array("H", os.read(self.read_fd, _READ_BYTES))
+        """Sleep until there is something, and return all that there is, in order of arrival.
+
+        Raises:
+            EOFError: if every writer is gone.
+        """
+        words = os.read(self.read_fd, _READ_BYTES)
+        if not words:
+            raise EOFError("nobody is left to write to this inbox")
+        return array("H", words)
 
     def take_ready(self) -> array[int]:
         """Return what there is, without waiting."""
         words: array[int] = array("H")
         poll = select.poll()  # unlike select(), for any number of descriptors
         poll.register(self.read_fd, select.POLLIN)
-        while poll.poll(0):
-            more = self.take()
-            if not more:  # every writer is gone
-                break
-            words.extend(more)
+        with contextlib.suppress(EOFError):
+            while poll.poll(0):
+                words.extend(self.take())
         return words
 
     def close(self) -> None:

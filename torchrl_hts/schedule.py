@@ -106,6 +106,8 @@ class Schedule:
             first_round: the round that every environment starts with.
             lent: whether the learner still holds the batch of the round before.
         """
+        if first_round < lent:
+            raise ProtocolError("a batch is lent, so the first round is at least 1")
         for env in range(self.num_envs):
             self.steps[env] = first_round * self.sync_interval
             self.phase[env] = Phase.IDLE
