@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import threading
 from functools import partial
@@ -112,7 +113,7 @@ def test_i4_no_barrier(tmp_path: Path) -> None:
         next(batches)
         waiting = threading.Thread(target=next, args=(batches,))
         waiting.start()  # says that update 0 is done, and waits for round 1
-        steps = collector._schedule.steps
+        steps = collector._learner._schedule.steps
         while steps[1] < 12 and waiting.is_alive():  # ends with round 2, or times out
             waiting.join(0.01)
         assert steps[0] == 5
@@ -329,3 +330,15 @@ def test_state_dict_goes_on_with_the_same_versions(lag: int) -> None:
         first += train(collector, resumed, until=6)
         assert collector.stats()["frames"] == 7 * 8
     assert first == [max(0, j - lag) for j in range(7)]
+
+
+def test_collectors_one_after_the_other_leak_no_descriptors() -> None:
+    def run() -> int:
+        with HTSCollector([echo()] * 2, marked(), frames_per_batch=8, total_frames=8) as collector:
+            list(collector)
+        del collector
+        gc.collect()
+        return len(os.listdir("/proc/self/fd"))
+
+    run()  # what is opened once stays open
+    assert run() == run()

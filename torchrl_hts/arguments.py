@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
@@ -20,10 +21,12 @@ from torchrl_hts.gym_env import GymDescription
 from torchrl_hts.torchrl_env import TorchRLDescription
 
 __all__ = [
+    "Device",
     "check_callables",
-    "check_device",
+    "check_devices",
     "check_equal",
     "check_factories",
+    "check_frames",
     "check_integer",
     "check_seed",
     "check_unsupported",
@@ -31,6 +34,8 @@ __all__ = [
     "pickle_factories",
     "pickle_policy",
 ]
+
+Device = torch.device | str | int | None
 
 # Arguments of TorchRL's collectors that make no sense for on-policy rounds.
 _UNSUPPORTED = {
@@ -61,7 +66,7 @@ def check_unsupported(given: Mapping[str, Any]) -> None:
         if name not in _UNSUPPORTED:
             raise TypeError(f"HTSCollector got an unexpected keyword argument {name!r}")
         if value not in (None, False, 0, -1):
-            raise TypeError(f"HTSCollector does not take {name}={value!r}: {_UNSUPPORTED[name]}")
+            raise TypeError(f"HTSCollector does not take {name}: {_UNSUPPORTED[name]}")
 
 
 def check_integer(name: str, value: Any, *, least: int = 1) -> int:
@@ -73,8 +78,17 @@ def check_integer(name: str, value: Any, *, least: int = 1) -> int:
     return value
 
 
-def check_device(name: str, device: torch.device | str | int | None) -> torch.device | None:
-    """A device that is there, or None."""
+def check_devices(
+    device: Device, storing: Device, policy: Device, env: Device
+) -> tuple[str | None, str | None, str | None]:
+    """Names of the storing, policy and environment devices; ``device`` is the default of each."""
+    given = {"storing_device": storing, "policy_device": policy, "env_device": env}
+    default = _check_device("device", device)
+    found = [_check_device(name, value) or default for name, value in given.items()]
+    return found[0], found[1], found[2]
+
+
+def _check_device(name: str, device: Device) -> str | None:
     if device is None:
         return None
     try:
@@ -86,7 +100,33 @@ def check_device(name: str, device: torch.device | str | int | None) -> torch.de
             f"{name}={str(found)!r}, but torch {torch.__version__} finds "
             f"{torch.cuda.device_count()} CUDA devices on this machine"
         )
-    return found
+    return str(found)
+
+
+def check_frames(frames_per_batch: Any, total_frames: Any, num_envs: int) -> tuple[int, int | None]:
+    """Steps per environment and round, and the number of rounds; None for an endless run.
+
+    What doesn't divide is rounded up, with a warning, as TorchRL does.
+    """
+    check_integer("frames_per_batch", frames_per_batch)
+    sync_interval = -(-frames_per_batch // num_envs)
+    batch = sync_interval * num_envs
+    if batch != frames_per_batch:
+        warnings.warn(
+            f"frames_per_batch={frames_per_batch} is not divisible by the {num_envs} "
+            f"environments: each batch has {batch} frames",
+            stacklevel=3,
+        )
+    if total_frames is None or check_integer("total_frames", total_frames, least=-1) < 0:
+        return sync_interval, None
+    rounds = -(-total_frames // batch)
+    if rounds * batch != total_frames:
+        warnings.warn(
+            f"total_frames={total_frames} is not divisible by the {batch} frames of a batch: "
+            f"{rounds * batch} frames will be collected",
+            stacklevel=3,
+        )
+    return sync_interval, rounds
 
 
 def check_callables(**given: Any) -> None:
@@ -121,7 +161,9 @@ def check_factories(
             )
     if not kwargs:
         return functions
-    each = [kwargs] * len(functions) if isinstance(kwargs, Mapping) else list(kwargs)
+    each = [kwargs] * len(functions) if isinstance(kwargs, Mapping) else kwargs
+    if not isinstance(each, Sequence) or not all(isinstance(own, Mapping) for own in each):
+        raise TypeError(f"create_env_kwargs must be a dict or a list of dicts, got {kwargs!r}")
     if len(each) != len(functions):
         raise ValueError(
             f"create_env_kwargs has {len(each)} dicts for {len(functions)} environments"

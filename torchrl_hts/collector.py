@@ -5,26 +5,26 @@ from __future__ import annotations
 import os
 import pickle
 import time
-import warnings
 import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-import numpy as np
 import torch
 from tensordict import TensorDictBase
-from torch import Tensor, nn
+from torch import nn
 from torchrl.collectors import BaseCollector
 from torchrl.collectors.utils import split_trajectories
 from torchrl.envs.utils import ExplorationType
 
 from torchrl_hts.actor import ActorJob
 from torchrl_hts.arguments import (
+    Device,
     check_callables,
-    check_device,
+    check_devices,
     check_equal,
     check_factories,
+    check_frames,
     check_integer,
     check_seed,
     check_unsupported,
@@ -34,16 +34,13 @@ from torchrl_hts.arguments import (
 )
 from torchrl_hts.batch_plan import plan_batch
 from torchrl_hts.crew import Crew
+from torchrl_hts.learner import LearnerSide
 from torchrl_hts.slots import Slots, field_of, policy_tensors
 from torchrl_hts.statistics import Statistics, summarise
 from torchrl_hts.storage import Layout
 from torchrl_hts.weights import WeightSource
 
 __all__ = ["HTSCollector"]
-
-Device = torch.device | str | int | None
-
-_ENDED = "this collector has been shut down; make a new one to go on"
 
 
 class HTSCollector(BaseCollector):  # type: ignore[misc]  # torchrl has no types
@@ -155,10 +152,9 @@ class HTSCollector(BaseCollector):  # type: ignore[misc]  # torchrl has no types
             pre_collect_hook=pre_collect_hook,
             post_collect_hook=post_collect_hook,
         )
-        device = check_device("device", device)
-        storing_device = check_device("storing_device", storing_device)
-        policy_device = check_device("policy_device", policy_device)
-        env_device = check_device("env_device", env_device)
+        storing_device, policy_device, env_device = check_devices(
+            device, storing_device, policy_device, env_device
+        )
         if not isinstance(exploration_type, ExplorationType):
             raise TypeError(
                 f"exploration_type must be an ExplorationType, got {exploration_type!r}"
@@ -167,7 +163,6 @@ class HTSCollector(BaseCollector):  # type: ignore[misc]  # torchrl has no types
         factories = check_factories(create_env_fn, create_env_kwargs)
         self.num_envs = len(factories)
         self.lag = check_integer("lag", lag, least=0)
-        check_integer("frames_per_batch", frames_per_batch)
         check_integer("num_actors", num_actors)
         check_integer("actor_threads", actor_threads)
         cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
@@ -176,31 +171,29 @@ class HTSCollector(BaseCollector):  # type: ignore[misc]  # torchrl has no types
             cores or 1 if num_executors is None else check_integer("num_executors", num_executors),
         )
         max_frames = check_integer("max_frames_per_traj", max_frames_per_traj or 0, least=0)
-        self._set_sizes(frames_per_batch, total_frames)
-        self.seed = check_seed(seed)
-        self._static_seed = False
+        self.sync_interval, self._last_round = check_frames(
+            frames_per_batch, total_frames, self.num_envs
+        )
+        self.frames_per_batch = self.sync_interval * self.num_envs
+        self.requested_frames_per_batch = self.frames_per_batch
+        endless = self._last_round is None
+        self.total_frames: Any = float("inf") if endless else total_frames
+        seed = check_seed(seed)
         self.exploration_type = exploration_type
         self.postproc = postproc
         self.split_trajs = split_trajs
         self.return_same_td = return_same_td
-        self.storing_device = torch.device(_first(storing_device, device, "cpu"))
+        self.storing_device = torch.device(storing_device or "cpu")
         self.policy = make_policy(policy, policy_factory)
         self._weights = WeightSource(self.policy)
         policy_bytes = pickle_policy(self.policy)
         self._frames = 0
         self._iter = -1
-        self._round = 0  # the round that is lent next
-        self._lent = False  # whether the learner holds the batch of the round before
-        self._running = False
-        # What the slots are to hold when the workers are set to work: the parameters by round, the
-        # newest ones for a round that isn't there; None leaves the slots as they are.
-        self._ring: dict[int, list[Tensor]] | None = {}
-        self._began = self._waited_s = 0.0
 
         self._crew = Crew(self.num_envs, num_executors, num_actors)
         self._finalizer = weakref.finalize(self, self._crew.shutdown, 5.0)
         try:
-            env_options = {"max_frames_per_traj": max_frames, "device": _name(_first(env_device, device))}
+            env_options = {"max_frames_per_traj": max_frames, "device": env_device}
             descriptions = self._crew.start_executors(pickle_factories(factories), env_options)
             check_equal(descriptions)
             plan = plan_batch(
@@ -225,10 +218,10 @@ class HTSCollector(BaseCollector):  # type: ignore[misc]  # torchrl has no types
                 plan.fields,
                 tuple(field_of((n,), t, 0) for n, t in policy_tensors(self.policy)),
             )
-            memory, self._schedule = self._crew.share(layout, self._last_round, plan.options)
+            memory, schedule = self._crew.share(layout, self._last_round, plan.options)
             self._counters = memory.counters
-            self._slots = Slots(memory)
-            self._fill_slots()
+            self._learner = LearnerSide(self._crew, schedule, Slots(memory), self._weights, seed)
+            self._learner.fill_slots()  # to calibrate with
             self._invariant_sizes = self._crew.start_actors(
                 lambda worker: ActorJob(
                     policy=policy_bytes,
@@ -238,7 +231,7 @@ class HTSCollector(BaseCollector):  # type: ignore[misc]  # torchrl has no types
                     examples=pickle.dumps(plan.examples),
                     outputs=plan.outputs,
                     exploration_type=exploration_type,
-                    device=str(torch.device(_first(policy_device, device, "cpu"))),
+                    device=policy_device or "cpu",
                     num_threads=actor_threads,
                     owner=self._crew.owner,
                 )
@@ -246,30 +239,6 @@ class HTSCollector(BaseCollector):  # type: ignore[misc]  # torchrl has no types
         except BaseException:
             self.shutdown()
             raise
-
-    def _set_sizes(self, frames_per_batch: int, total_frames: int) -> None:
-        self.sync_interval = -(-frames_per_batch // self.num_envs)
-        self.frames_per_batch = self.sync_interval * self.num_envs
-        self.requested_frames_per_batch = self.frames_per_batch
-        if self.frames_per_batch != frames_per_batch:
-            warnings.warn(
-                f"frames_per_batch={frames_per_batch} is not divisible by the {self.num_envs} "
-                f"environments: each batch has {self.frames_per_batch} frames",
-                stacklevel=3,
-            )
-        if total_frames is None or check_integer("total_frames", total_frames, least=-1) < 0:
-            self.total_frames: Any = float("inf")
-            self._last_round = None
-            return
-        self.total_frames = total_frames
-        self._last_round = -(-total_frames // self.frames_per_batch)
-        if total_frames % self.frames_per_batch:
-            warnings.warn(
-                f"total_frames={total_frames} is not divisible by the {self.frames_per_batch} "
-                f"frames of a batch: {self._last_round * self.frames_per_batch} frames will be "
-                "collected",
-                stacklevel=3,
-            )
 
     # The iterator: the learner's side of the schedule.
 
@@ -282,72 +251,17 @@ class HTSCollector(BaseCollector):  # type: ignore[misc]  # torchrl has no types
         while self._frames < self.total_frames:
             if self.pre_collect_hook is not None:
                 self.pre_collect_hook()
-            batch = self._next_batch()
+            round_, slot = self._learner.next_round()
+            self._frames += self.frames_per_batch
+            self._iter += 1
+            batch = self._hand_out(round_, slot)
             if self.post_collect_hook is not None:
                 self.post_collect_hook(batch)
             yield batch
         self.shutdown()
 
-    def _next_batch(self) -> TensorDictBase:
-        if self._crew.closed:
-            raise RuntimeError(_ENDED)
-        try:
-            if not self._running:
-                self._run()
-            if self._lent:
-                # The update with that batch is done: open the round that has waited for it.
-                self._slots.stage(self._schedule.slot(self._round - 1), self._weights.take())
-                self._lent = False
-                self._crew.release()
-            asleep = time.monotonic()
-            self._crew.wait_full(self._round)
-            self._waited_s += time.monotonic() - asleep
-            round_ = self._crew.port.lend()
-        except BaseException as error:  # a worker has failed, or Ctrl-C: the run can't go on
-            if self._crew.closed and isinstance(error, Exception):  # by another thread
-                raise RuntimeError(_ENDED) from error
-            self.shutdown()
-            raise
-        self._lent = True
-        self._round = round_ + 1
-        self._frames += self.frames_per_batch
-        self._iter += 1
-        return self._hand_out(round_)
-
-    def _run(self) -> None:
-        """Set the workers to work on the present round, with reset environments."""
-        self._fill_slots()
-        self._ring = None
-        envs = [0] * self.num_envs if self._static_seed else range(self.num_envs)
-        seeds = [
-            int(np.random.SeedSequence([self.seed, env, self._round]).generate_state(1)[0])
-            for env in envs
-        ]
-        if not self._began:
-            self._began = time.monotonic()
-        self._running = True
-        self._crew.run(seeds, self.seed, self._round, self._lent)
-
-    def _rest(self) -> None:
-        """Bring the workers to rest; what they have collected beyond the lent batch is dropped."""
-        if self._running and not self._crew.closed:
-            try:
-                self._crew.stop()
-            except BaseException:  # a worker has failed, or Ctrl-C
-                self.shutdown()
-                raise
-        self._running = False
-
-    def _fill_slots(self) -> None:
-        """Put parameters into every slot that the present rounds start with."""
-        if self._ring is not None:
-            newest = self._weights.live()
-            for round_ in range(self._round, self._round + self.lag + 1):
-                self._slots.stage(self._schedule.slot(round_), self._ring.get(round_, newest))
-
-    def _hand_out(self, round_: int) -> TensorDictBase:
+    def _hand_out(self, round_: int, slot: TensorDictBase) -> TensorDictBase:
         """The batch of a full round as the user wants it."""
-        slot: TensorDictBase = self._slots.batches[self._schedule.slot(round_)]
         if self.storing_device.type != "cpu":
             batch = slot.to(self.storing_device)
         else:
@@ -381,7 +295,12 @@ class HTSCollector(BaseCollector):  # type: ignore[misc]  # torchrl has no types
     @property
     def policy_version(self) -> int:
         """Index of the newest parameters that a round may act with."""
-        return self._round - self._lent + self.lag
+        return self._learner.policy_version
+
+    @property
+    def seed(self) -> int:
+        """What environments and action noise are seeded from."""
+        return self._learner.seed
 
     def set_seed(self, seed: int, static_seed: bool = False) -> int:
         """Seed environments and action noise, and reset the environments.
@@ -396,20 +315,21 @@ class HTSCollector(BaseCollector):  # type: ignore[misc]  # torchrl has no types
         Returns:
             A seed to go on with, ``seed`` itself if ``static_seed``.
         """
-        self.seed = check_seed(seed)
-        self._static_seed = static_seed
-        self._rest()
+        self._learner.seed = check_seed(seed)
+        self._learner.static_seed = static_seed
+        self._learner.rest()
         return seed if static_seed else seed + self.num_envs
 
     def statistics(self) -> Statistics:
         """A snapshot of what has been counted; cheap, and valid after the end too."""
+        learner = self._learner
         return summarise(
             self._counters,
             len(self._crew.executor_inboxes),
             frames=self._frames,
             rounds=self._iter + 1,
-            elapsed_s=time.monotonic() - self._began if self._began else 0.0,
-            learner_waiting_s=self._waited_s,
+            elapsed_s=time.monotonic() - learner.began if learner.began else 0.0,
+            learner_waiting_s=learner.waited_s,
             invariant_sizes=self._invariant_sizes,
         )
 
@@ -423,23 +343,12 @@ class HTSCollector(BaseCollector):  # type: ignore[misc]  # torchrl has no types
         Environments are not in it: after `load_state_dict` they begin new episodes, with seeds
         that depend on the seed, the environment and the round alone.
         """
-        ring: dict[int, dict[str, Tensor]] = {}
-        if self._lent:
-            names = [name for name, _ in policy_tensors(self.policy)]
-            for round_ in range(self._round, self._round + self.lag):
-                values = self._slots.parameters[self._schedule.slot(round_)]
-                ring[round_] = {
-                    name: value.clone() for name, value in zip(names, values, strict=True)
-                }
         return OrderedDict(
             policy_state_dict=self.policy.state_dict(),
             env_state_dict=OrderedDict(),
             frames=self._frames,
             iter=self._iter,
-            round=self._round,
-            seed=self.seed,
-            static_seed=self._static_seed,
-            behaviour_parameters=ring,
+            **self._learner.state_dict(),
         )
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
@@ -456,15 +365,9 @@ class HTSCollector(BaseCollector):  # type: ignore[misc]  # torchrl has no types
             raise ValueError(
                 f"the state lacks {', '.join(sorted(missing))}: it is not one of HTSCollector"
             )
-        self._rest()
+        self._learner.load_state_dict(state_dict)
         self.policy.load_state_dict(state_dict["policy_state_dict"])
         self._frames, self._iter = state_dict["frames"], state_dict["iter"]
-        self._round, self._lent = state_dict["round"], False
-        self.seed, self._static_seed = state_dict["seed"], state_dict["static_seed"]
-        self._ring = {
-            round_: list(values.values())
-            for round_, values in state_dict["behaviour_parameters"].items()
-        }
 
     def shutdown(
         self,
@@ -503,12 +406,3 @@ class HTSCollector(BaseCollector):  # type: ignore[misc]  # torchrl has no types
             f"{type(self).__name__}(num_envs={self.num_envs}, sync_interval={self.sync_interval}, "
             f"lag={self.lag}, rounds={self._iter + 1})"
         )
-
-
-def _first(*devices: Device) -> Any:
-    """The first device that was given; 0 is one."""
-    return next((device for device in devices if device is not None), None)
-
-
-def _name(device: Device) -> str | None:
-    return None if device is None else str(torch.device(device))

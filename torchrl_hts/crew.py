@@ -73,8 +73,7 @@ class Crew:
         # Importing torch in a server takes seconds: it begins now, while environments are made.
         self._torch_server = self._acquire(WITH_TORCH)
 
-    @property
-    def closed(self) -> bool:
+    def is_closed(self) -> bool:
         """Whether the workers have been shut down."""
         return self._closed
 
@@ -317,6 +316,8 @@ class Crew:
                 raise EOFError
             message = receive_object(worker.control)
         except (EOFError, OSError) as error:
+            if self._closed:  # by another thread: no worker has failed
+                raise
             raise self._death(worker) from error
         kind, text, where = message
         if kind == "policy":

@@ -175,7 +175,9 @@ _DRAWS: dict[type[D.Distribution], Callable[[Any, Tensor], Tensor]] = {
     ),
     rl_dist.MaskedCategorical: _masked,
     rl_dist.MaskedOneHotCategorical: lambda dist, u: _one_hot(_masked(dist, u), dist.num_samples),
-    rl_dist.OneHotCategorical: lambda dist, u: _one_hot(draw_index(dist.probs, u), dist.num_samples),
+    rl_dist.OneHotCategorical: lambda dist, u: _one_hot(
+        draw_index(dist.probs, u), dist.num_samples
+    ),
     td_dist.OneHotCategorical: lambda dist, u: _one_hot(
         draw_index(dist.probs, u), dist.probs.shape[-1]
     ),

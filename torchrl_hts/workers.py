@@ -28,6 +28,7 @@ import struct
 import subprocess
 import sys
 import threading
+import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from multiprocessing.connection import Connection
@@ -196,17 +197,21 @@ class WorkerServer:
 
     def exit_status(self, pid: int, timeout_s: float) -> int | None:
         """Exit code of a worker, or minus a signal; None if it hasn't ended within the time."""
-        with self._lock:
-            while pid not in self._statuses:
-                if not _readable(self._socket.fileno(), timeout_s):
-                    return None
+        deadline = time.monotonic() + timeout_s
+        while True:
+            with self._lock:  # let go now and then: others may have a worker to start or to end
+                if pid in self._statuses:
+                    return self._statuses[pid]
+                left_s = max(0.0, deadline - time.monotonic())
                 try:
-                    self._receive()
+                    if _readable(self._socket.fileno(), min(left_s, 0.05)):
+                        self._receive()
+                    elif not left_s:
+                        return None
                 except RuntimeError as error:
                     # The server's end kills its workers.
                     self.failure = str(error)
                     return self._statuses.setdefault(pid, -signal.SIGKILL)
-            return self._statuses[pid]
 
     def close(self, timeout_s: float = 5.0) -> None:
         """End the server, and with it every worker that is left; may be called again."""
