@@ -1,0 +1,65 @@
+# make train   a fresh machine to a trained policy: PPO on CartPole-v1 through HTSCollector
+# make test    the tests, in parallel
+# make check   format, lint, types, tests: run it before each commit; CI runs the same
+# make format  put the sources into the house format
+# make bench   steps per second against TorchRL's collectors
+#
+# Each makes a virtual environment first, where it is missing or out of date.
+#   VENV=path       use this environment; an existing one keeps a torch that fits
+#   PYTHON=python3  the interpreter that a new environment is made with
+#   TORCH=torch     what to install as torch: 'torch==2.13.0+cu130', a wheel, ...; by default the
+#                   pinned version, in the build that pip's own settings lead to
+#   JOBS=auto       how many tests to run at a time
+#   ARGS=           further options for the recipe, the tests or the benchmark
+
+PYTHON ?= python3
+VENV ?= .venv
+TORCH ?= torch
+JOBS ?= auto
+ARGS ?=
+
+RUN := $(VENV)/bin/python
+STAMP := $(VENV)/.torchrl_hts-installed
+CONSTRAINTS := requirements/constraints.txt
+
+.PHONY: train test check format-check lint types format bench venv
+
+train: $(STAMP)
+	$(RUN) recipes/ppo_cartpole.py --require-return 475 $(ARGS)
+
+test: $(STAMP)
+	$(RUN) -m pytest -n $(JOBS) $(ARGS)
+
+check: format-check lint types test
+
+format-check: $(STAMP)
+	$(RUN) -m ruff format --check .
+
+lint: $(STAMP)
+	$(RUN) -m ruff check .
+
+types: $(STAMP)
+	$(RUN) -m mypy
+
+format: $(STAMP)
+	$(RUN) -m ruff format .
+	$(RUN) -m ruff check --fix .
+
+bench: $(STAMP)
+	$(RUN) benchmarks/throughput.py --json runs/throughput.json $(ARGS)
+
+venv: $(STAMP)
+
+# A torch of the caller's own choice must not meet the pin of the default one.
+$(STAMP): pyproject.toml $(CONSTRAINTS)
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || { \
+	    echo "error: '$(PYTHON)' is missing or older than Python 3.10;" \
+	        "name another: make PYTHON=python3.11" >&2; exit 1; }
+	@test -x $(RUN) || $(PYTHON) -m venv $(VENV) || { rm -rf $(VENV); \
+	    echo "error: $(PYTHON) can't make a virtual environment;" \
+	        "on Debian or Ubuntu: apt-get install python3-venv" >&2; exit 1; }
+	@if [ "$(TORCH)" = torch ]; then cat $(CONSTRAINTS); \
+	    else grep -v '^torch==' $(CONSTRAINTS); fi >$(VENV)/constraints.txt
+	$(RUN) -m pip install --quiet --constraint $(VENV)/constraints.txt \
+	    '$(TORCH)' --editable '.[atari,recipes,dev]'
+	@touch $@

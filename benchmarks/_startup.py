@@ -1,0 +1,73 @@
+# What a user's script may look like: it imports torch at its top and has no main guard, though
+# processes are started from it. Prints what the start-up of 16 Pong executors costs, as JSON.
+import json
+import sys
+import time
+from pathlib import Path
+
+import torch
+from a2c_atari import NatureCNN
+from tensordict.nn import TensorDictModule, TensorDictSequential
+from torchrl.modules import ProbabilisticActor
+
+from torchrl_hts import HTSCollector
+from torchrl_hts.envs import make_atari
+
+num_executors = int(sys.argv[1])
+
+
+def private_mib(pid):
+    lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
+    return sum(int(line.split()[1]) for line in lines if line.startswith("Private_")) / 1024
+
+
+def cpu_seconds(pid):
+    words = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(words[11]) + int(words[12])) / 100  # utime and stime, in ticks of 10 ms
+
+
+trunk = TensorDictModule(NatureCNN(4), ["observation"], ["hidden"])
+head = ProbabilisticActor(
+    TensorDictModule(torch.nn.Linear(512, 6), ["hidden"], ["logits"]),
+    in_keys=["logits"],
+    distribution_class=torch.distributions.Categorical,
+    return_log_prob=True,
+)
+policy = TensorDictSequential(trunk, head).select_out_keys("action", "action_log_prob")
+
+began = time.perf_counter()
+collector = HTSCollector(
+    [make_atari] * num_executors,
+    policy,
+    frames_per_batch=5 * num_executors,
+    num_executors=num_executors,
+    seed=0,
+)
+constructed_s = time.perf_counter() - began
+batches = iter(collector)
+next(batches)
+first_batch_s = time.perf_counter() - began
+next(batches)
+
+time.sleep(1.0)  # all rounds that may be collected have been
+pids = collector.worker_pids()
+memory = {name: private_mib(pid) for name, pid in pids.items()}
+before = sum(map(cpu_seconds, pids.values()))
+time.sleep(3.0)
+idle_cpu_s = sum(map(cpu_seconds, pids.values())) - before
+collector.shutdown()
+
+executors = [value for name, value in memory.items() if name.startswith("executor")]
+print(
+    json.dumps(
+        {
+            "executors": num_executors,
+            "constructed_s": constructed_s,
+            "first_batch_s": first_batch_s,
+            "private_mib_per_executor_mean": sum(executors) / len(executors),
+            "private_mib_per_executor_max": max(executors),
+            "private_mib": memory,
+            "idle_cpu_share": idle_cpu_s / 3.0,
+        }
+    )
+)
