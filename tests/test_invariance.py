@@ -19,6 +19,7 @@ from torchrl_hts.invariance import (
     InvariantSizes,
     calibrate,
     candidate_sizes,
+    choose_sizes,
     mixing_modules,
     row_bits,
 )
@@ -275,3 +276,47 @@ def test_mixing_modules() -> None:
     without = nn.BatchNorm2d(3, track_running_stats=False).eval()
     assert mixing_modules(without) == ["policy (BatchNorm2d)"]
     assert mixing_modules(nn.Sequential(nn.LayerNorm(3), nn.GroupNorm(1, 3))) == []
+
+
+class TestChoice:
+    """Which class of sizes everything is run with."""
+
+    @staticmethod
+    def classes(*groups: set[int], moving: set[int] = frozenset()) -> Callable[[Any], Any]:  # type: ignore[assignment]
+        """A run whose bits depend on the size's group, and on the position where it is moving."""
+
+        def run(rows: np.ndarray) -> list[Tensor]:
+            size = len(rows)
+            group = next(k for k, sizes in enumerate(groups) if size in sizes)
+            position = np.arange(size) if size in moving else 0
+            return [torch.as_tensor(rows * 1000 + group * 100 + position)]
+
+        return run
+
+    def test_the_class_that_runs_the_fewest_rows_is_chosen(self) -> None:
+        run = self.classes({1}, set(range(2, 16)), {16})
+        assert choose_sizes(run, 16, 64).sizes == tuple(range(2, 16))
+
+    def test_a_full_batch_is_better_than_many_small_ones(self) -> None:
+        assert choose_sizes(self.classes({1, 2}, {3, 4, 5, 6, 7}, {8}), 8, 64).sizes == (
+            3,
+            4,
+            5,
+            6,
+            7,
+        )
+        run = self.classes({1, 2}, set(range(3, 9)), moving=set(range(3, 9)))
+        chosen = choose_sizes(run, 8, 64)
+        assert chosen.fixed_rows
+        assert chosen.sizes == (8,)
+
+    def test_one_class_of_all_sizes(self) -> None:
+        assert choose_sizes(self.classes(set(range(1, 9))), 8, 64).sizes == tuple(range(1, 9))
+
+    @given(st.integers(1, 64), st.integers(1, 200))
+    def test_split_keeps_rows_and_order(self, largest: int, count: int) -> None:
+        sizes = InvariantSizes((largest,), largest, fixed_rows=False)
+        parts = sizes.split(range(count))
+        assert [row for part in parts for row in part] == list(range(count))
+        assert max(map(len, parts)) <= largest
+        assert max(map(len, parts)) - min(map(len, parts)) <= 1

@@ -133,19 +133,20 @@ def _serve(
         for round_ in sorted(rounds):  # one forward pass never mixes two versions (I2)
             envs = sorted(rounds[round_])
             schedule.take(envs)
-            try:
-                padded = actor.infer(round_, envs)
-            except Exception as error:
-                raise _InferenceError((round_, tuple(envs))) from error
-            schedule.answer(envs)
-            answers: dict[int, list[int]] = {}
-            for env in envs:
-                answers.setdefault(owner[env], []).append(env)
-            for executor, answered in answers.items():  # one wake-up per executor and batch
-                executors[executor].post(answered)
-            counters[Counter.EVENTS] += 1
-            counters[Counter.ROWS] += len(envs)
-            counters[Counter.PADDED_ROWS] += padded
+            for batch in actor.sizes.split(envs):
+                try:
+                    padded = actor.infer(round_, batch)
+                except Exception as error:
+                    raise _InferenceError((round_, tuple(batch))) from error
+                schedule.answer(batch)
+                answers: dict[int, list[int]] = {}
+                for env in batch:
+                    answers.setdefault(owner[env], []).append(env)
+                for executor, answered in answers.items():  # one wake-up per executor and batch
+                    executors[executor].post(answered)
+                counters[Counter.EVENTS] += 1
+                counters[Counter.ROWS] += len(batch)
+                counters[Counter.PADDED_ROWS] += padded
         counters[Counter.BUSY_NS] += clock() - awake
 
 
@@ -200,7 +201,7 @@ class _Actor:
         self.counter_noise = CounterNoise(seed, layout.num_envs, layout.sync_interval, self.width)
         self.rounds = [None] * layout.num_slots
 
-    def infer(self, round_: int, envs: list[int]) -> int:
+    def infer(self, round_: int, envs: Sequence[int]) -> int:
         """Compute and write the actions of ``envs``, all in one round; returns the rows run."""
         slot = self.schedule.slot(round_)
         if self.rounds[slot] != round_:

@@ -316,8 +316,6 @@ class Crew:
                 raise EOFError
             message = receive_object(worker.control)
         except (EOFError, OSError) as error:
-            if self._closed:  # by another thread: no worker has failed
-                raise
             raise self._death(worker) from error
         kind, text, where = message
         if kind == "policy":

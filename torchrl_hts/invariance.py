@@ -323,7 +323,7 @@ def choose_sizes(
             found = measure(size)
             if not found.fixed_rows:  # the smaller batch has no row for each environment
                 classes.append(found)
-    return min(classes, key=lambda sizes: (sizes.fixed_rows, cost(sizes)))
+    return min(classes, key=lambda sizes: (cost(sizes), sizes.fixed_rows))
 
 
 def _dependence(suspects: Sequence[str]) -> str:

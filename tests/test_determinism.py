@@ -1,0 +1,115 @@
+"""I6 and I7: the same seed gives the same bits, whatever the workers and their timing."""
+
+from __future__ import annotations
+
+import itertools
+import time
+from functools import partial
+from pathlib import Path
+
+import pytest
+import torch
+from environments import EchoEnv
+from policies import categorical
+
+from torchrl_hts import HTSCollector
+from torchrl_hts.testing import TASKS, digest, main, train
+
+pytestmark = pytest.mark.usefixtures("nothing_left")
+
+GRID = list(itertools.product((1, 2, 4), (1, 2, 8), (False, True)))
+CORNERS = [(1, 1, False), (2, 2, True), (4, 8, True)]
+
+
+@pytest.mark.parametrize(
+    ("task", "grid"),
+    [("cartpole", GRID), ("continuous", CORNERS), ("lstm", CORNERS), ("pong", CORNERS)],
+)
+def test_i7_batches_and_parameters_are_equal_bit_for_bit(
+    task: str, grid: list[tuple[int, int, bool]]
+) -> None:
+    if task == "pong":
+        pytest.importorskip("ale_py")
+    runs = {
+        (actors, executors, delays): train(
+            TASKS[task], num_actors=actors, num_executors=executors, delays=delays, rounds=3
+        )
+        for actors, executors, delays in grid
+    }
+    reference = runs[grid[0]]
+    assert {setting: run for setting, run in runs.items() if run != reference} == {}
+    other = train(TASKS[task], num_actors=1, num_executors=2, delays=False, rounds=3, seed=1)
+    assert not set(other) & set(reference), "another seed must differ in everything"
+
+
+@pytest.mark.parametrize("lag", [0, 2])
+def test_i7_for_other_lags(lag: int) -> None:
+    runs = [
+        train(TASKS["cartpole"], num_actors=a, num_executors=e, delays=d, rounds=5, lag=lag)
+        for a, e, d in CORNERS
+    ]
+    assert runs[0] == runs[1] == runs[2]
+
+
+def test_i6_an_environments_data_does_not_depend_on_how_many_others_there_are() -> None:
+    """Under a policy whose network gives the same bits at these sizes."""
+    policy = categorical()
+    rows = []
+    for num_envs in (4, 6):
+        with HTSCollector(
+            [EchoEnv] * num_envs, policy, frames_per_batch=8 * num_envs, seed=0
+        ) as collector:
+            rows.append(next(iter(collector))[:2]["action"])
+    assert torch.equal(rows[0], rows[1])
+
+
+def test_the_command_compares_and_says_so(capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ["--tasks", "cartpole", "--actors", "1", "--executors", "2", "--rounds", "2"]
+    assert main(["determinism", *arguments]) == 0
+    output = capsys.readouterr().out
+    assert "another seed: all differ" in output
+    assert "all 2 runs equal by their bits" in output
+
+
+def test_digest_tells_bits_keys_and_shapes_apart() -> None:
+    zero = torch.zeros(2)
+    assert digest([zero]) == digest([zero.clone()])
+    different = [[-zero], [zero.double()], [zero[:1]], [zero.view(1, 2)], [zero, zero]]
+    assert len({digest(tensors) for tensors in [[zero], *different]}) == 6
+
+
+def test_the_learners_process_is_left_alone() -> None:
+    """TorchRL's ParallelEnv sets its number of threads, and draws from nobody's generator."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(2)
+    state = torch.get_rng_state()
+    try:
+        with HTSCollector([EchoEnv] * 2, categorical(), frames_per_batch=8, seed=0) as collector:
+            next(iter(collector))
+        assert torch.get_num_threads() == 2
+        assert torch.equal(torch.get_rng_state(), state)
+    finally:
+        torch.set_num_threads(threads)
+
+
+def test_idle_workers_use_no_processor() -> None:
+    """While the learner holds a batch and every slot is full, everybody sleeps."""
+    with HTSCollector(
+        [partial(EchoEnv, (50,))] * 4, categorical(), frames_per_batch=40, num_actors=2
+    ) as collector:
+        batches = iter(collector)
+        next(batches)
+        steps = collector._learner._schedule.steps
+        deadline = time.monotonic() + 60
+        while min(steps[env] for env in range(4)) < 20 and time.monotonic() < deadline:
+            time.sleep(0.01)  # until both slots are full
+
+        def ticks() -> int:
+            stats = [
+                Path(f"/proc/{pid}/stat").read_text() for pid in collector.worker_pids().values()
+            ]
+            return sum(sum(map(int, stat.rpartition(")")[2].split()[11:13])) for stat in stats)
+
+        before = ticks()
+        time.sleep(0.5)  # a time to measure over, not to wait for anything
+        assert ticks() - before <= 2
