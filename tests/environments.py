@@ -136,3 +136,18 @@ class FaultyEnv(EchoEnv):
                     signal.pause()
                 os.kill(os.getpid(), signal.SIGKILL)
         return observation, reward, terminated, truncated, info
+
+
+class OddEnv(EchoEnv):
+    """Has some other space."""
+
+    def __init__(self, name: str, space: gym.Space[Any]) -> None:
+        super().__init__()
+        setattr(self, name, space)
+
+
+def wrapped_in_disguise() -> Any:
+    """A TorchRL environment, which the name of this function doesn't give away."""
+    from torchrl.envs import GymWrapper
+
+    return GymWrapper(EchoEnv())

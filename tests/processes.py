@@ -1,0 +1,89 @@
+"""Watching processes from tests: whether they live, and scripts that a test talks to."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+_TESTS = Path(__file__).parent
+
+
+def alive(pid: int) -> bool:
+    """Whether a process runs; one that has ended and waits to be reaped does not."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
+def wait_until(condition: Callable[[], bool], timeout_s: float = 20.0) -> None:
+    """Return when the condition holds; fail after the time."""
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < deadline, "waited in vain"
+        time.sleep(0.005)
+
+
+def wait_until_gone(pids: Iterable[int], timeout_s: float = 20.0) -> None:
+    """Return when none of the processes runs any more."""
+    pids = set(pids)
+    wait_until(lambda: not any(map(alive, pids)), timeout_s)
+
+
+class Script:
+    """A user's script, run by a fresh interpreter in a session of its own.
+
+    What it prints, a JSON text per line, is read with `receive`.
+    """
+
+    def __init__(self, path: Path, source: str, *args: str) -> None:
+        path.write_text(source)
+        package = str(_TESTS.parent)
+        self.process = subprocess.Popen(
+            [sys.executable, str(path), *args],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env={
+                **os.environ,
+                "PYTHONPATH": os.pathsep.join([package, str(_TESTS)]),
+                "PYTHONWARNINGS": "ignore",
+            },
+            start_new_session=True,
+        )
+
+    def receive(self) -> Any:
+        """What the script prints next."""
+        assert self.process.stdout is not None
+        line = self.process.stdout.readline()
+        assert line, self.process.communicate()[1]
+        return json.loads(line)
+
+    def wait(self, timeout_s: float = 60.0) -> tuple[int, str]:
+        """Exit status and standard error, once it has ended."""
+        _, errors = self.process.communicate(timeout=timeout_s)
+        return self.process.returncode, errors
+
+    def __enter__(self) -> Script:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if self.process.poll() is None:
+            os.killpg(self.process.pid, signal.SIGKILL)
+        self.process.wait()
+        for stream in (self.process.stdout, self.process.stderr):
+            if stream is not None:
+                stream.close()

@@ -1,0 +1,311 @@
+"""Bad arguments: one clear error before anything runs, or while it starts, and nothing left."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Iterator
+from functools import partial
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import pytest
+import torch
+from conftest import processes_below
+from environments import DictEnv, EchoEnv, OddEnv, wrapped_in_disguise
+from policies import categorical, marked
+from tensordict.nn import TensorDictModule
+from torch import Tensor, nn
+from torchrl.envs import GymEnv, GymWrapper, SerialEnv, StepCounter, TransformedEnv
+
+from torchrl_hts import HTSCollector, HTSError, PolicyError, WorkerError
+from torchrl_hts.exchange import MAX_ENVS
+
+pytestmark = [pytest.mark.usefixtures("nothing_left"), pytest.mark.timeout(60)]
+
+# Written in place, factories are pickled by value: their executor doesn't import this module.
+WRAP = lambda: GymWrapper(EchoEnv())  # noqa: E731
+COUNT_STEPS = lambda: TransformedEnv(GymWrapper(EchoEnv()), StepCounter())  # noqa: E731
+
+
+@pytest.fixture(autouse=True)
+def _ends_what_it_starts(nothing_left: None) -> Iterator[None]:
+    """Also the servers of a collector that doesn't come about."""
+    before = processes_below(os.getpid())
+    yield
+    assert processes_below(os.getpid()) <= before
+
+
+def make(envs: Any = None, policy: Any = None, **kwargs: Any) -> None:
+    """Make a collector; it is to fail."""
+    if not kwargs.keys() & {"frames_per_batch"}:
+        kwargs["frames_per_batch"] = 4 * (len(envs) if isinstance(envs, list) and envs else 2)
+    if "policy_factory" not in kwargs and policy is None:
+        policy = categorical()
+    with HTSCollector([EchoEnv] * 2 if envs is None else envs, policy, **kwargs) as collector:
+        next(iter(collector))
+
+
+INTEGERS = ["frames_per_batch", "total_frames", "lag", "num_actors", "num_executors",
+            "actor_threads", "max_frames_per_traj", "seed"]  # fmt: skip
+
+
+@pytest.mark.parametrize("value", [True, 4.0, "4", np.float64(4), (4,)])
+@pytest.mark.parametrize("name", INTEGERS)
+def test_integers_are_integers(name: str, value: Any) -> None:
+    with pytest.raises(TypeError, match=f"^{name} must be an int, got "):
+        make(**{name: value})
+
+
+@pytest.mark.parametrize("name", INTEGERS)
+def test_integers_have_a_least_value(name: str) -> None:
+    least = {"total_frames": -1, "lag": 0, "max_frames_per_traj": 0, "seed": 0}.get(name, 1)
+    for value in (least - 1, least - 100):
+        with pytest.raises(ValueError, match=f"^{name} must be at least {least}, got {value}$"):
+            make(**{name: value})
+
+
+@pytest.mark.parametrize("seed", [-1, 1.5, True])
+def test_set_seed_takes_what_the_constructor_takes(seed: Any) -> None:
+    with HTSCollector([EchoEnv], marked(), frames_per_batch=4, seed=3) as collector:
+        with pytest.raises((TypeError, ValueError), match=r"^seed must be "):
+            collector.set_seed(seed)
+        assert collector.seed == 3
+        next(iter(collector))
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "why"),
+    [
+        ("replay_buffer", object(), "extend the buffer with each"),
+        ("init_random_frames", 100, "log-probability of every action"),
+        ("trajs_per_batch", 4, "use split_trajs=True"),
+        ("reset_at_each_iter", True, "use max_frames_per_traj"),
+        ("extend_buffer", True, "there is no replay_buffer"),
+        ("use_buffers", True, "preallocated"),
+        ("interruptor", object(), "every round is complete"),
+        ("preemptive_threshold", 0.5, "every environment contributes"),
+        ("num_workers", 2, "use num_executors"),
+        ("num_threads", 2, "use actor_threads"),
+        ("weight_updater", object(), "use update_policy_weights_"),
+        ("weight_sync_schemes", {"policy": None}, "use update_policy_weights_"),
+        ("compile_policy", True, "compiled already"),
+        ("cudagraph_policy", True, "compiled already"),
+    ],
+)
+def test_arguments_of_other_collectors_say_what_to_use_instead(
+    name: str, value: Any, why: str
+) -> None:
+    with pytest.raises(TypeError, match=f"^HTSCollector does not take {name}: .*{why}"):
+        make(**{name: value})
+
+
+def test_arguments_that_ask_for_nothing_are_let_pass() -> None:
+    make(replay_buffer=None, init_random_frames=0, trajs_per_batch=None, use_buffers=False)
+
+
+def test_unknown_arguments() -> None:
+    with pytest.raises(TypeError, match="unexpected keyword argument 'frames'"):
+        make(frames=3)
+
+
+def test_start_says_what_to_do() -> None:
+    collector = HTSCollector([EchoEnv], marked(), frames_per_batch=4)
+    with collector, pytest.raises(NotImplementedError, match="iterate over it"):
+        collector.start()
+
+
+@pytest.mark.parametrize(
+    ("kwargs", "error", "said"),
+    [
+        ({"device": "nonsense"}, ValueError, "^device='nonsense' is not a device"),
+        ({"policy_device": 1.5}, ValueError, "^policy_device=1.5 is not a device"),
+        ({"storing_device": "cuda:99"}, ValueError, "^storing_device='cuda:99', but .* finds"),
+        ({"policy_device": "cuda:99"}, ValueError, "^policy_device='cuda:99', but .* finds"),
+        ({"env_device": 99}, ValueError, "^env_device=(99 is not|'cuda:99', but)"),
+        ({"exploration_type": "RANDOM"}, TypeError, "^exploration_type must be an Exploration"),
+        ({"postproc": 3}, TypeError, "^postproc must be callable, got 3"),
+        ({"pre_collect_hook": 3}, TypeError, "^pre_collect_hook must be callable, got 3"),
+        ({"post_collect_hook": []}, TypeError, r"^post_collect_hook must be callable, got \[\]"),
+        ({"policy_factory": [marked]}, TypeError, "^policy_factory must be callable"),
+        ({"create_env_kwargs": [{}]}, ValueError, "^create_env_kwargs has 1 dicts for 2 env"),
+        ({"create_env_kwargs": 3}, TypeError, "^create_env_kwargs must be a dict or a list"),
+        ({"create_env_kwargs": ["a", "b"]}, TypeError, "^create_env_kwargs must be a dict or"),
+    ],
+)
+def test_other_options(kwargs: dict[str, Any], error: type[Exception], said: str) -> None:
+    with pytest.raises(error, match=said):
+        make(**kwargs)
+
+
+class Locked(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.lock = threading.Lock()
+
+    def forward(self, observation: Tensor) -> Tensor:
+        return observation
+
+
+class TestFactories:
+    """``create_env_fn``."""
+
+    @pytest.mark.parametrize(
+        ("envs", "said"),
+        [
+            ([], f"must have 1 to {MAX_ENVS} callables, one per environment; got 0"),
+            ([EchoEnv] * (MAX_ENVS + 1), f"must have 1 to .* callables.*; got {MAX_ENVS + 1}"),
+            ([EchoEnv, EchoEnv()], r"create_env_fn\[1\] is a EchoEnv; expected a callable"),
+            ("CartPole-v1", r"create_env_fn\[0\] is a str; expected a callable"),
+            (None, r"create_env_fn\[0\] is a NoneType; expected a callable"),
+            (iter([EchoEnv]), "create_env_fn.* is a list_iterator; expected a callable"),
+        ],
+    )
+    def test_are_callables(self, envs: Any, said: str) -> None:
+        with pytest.raises((TypeError, ValueError), match=said):
+            HTSCollector(envs, categorical(), frames_per_batch=4)
+
+    def test_that_cant_be_pickled(self) -> None:
+        lock = threading.Lock()
+        with pytest.raises(TypeError, match=r"create_env_fn\[1\] can't be pickled.*lock.*inside"):
+            make([EchoEnv, lambda: EchoEnv() if lock else None])
+
+    @pytest.mark.parametrize(
+        ("factory", "said"),
+        [
+            (int, "made a builtins.int; expected a gymnasium.Env or a torchrl.envs.EnvBase"),
+            (EchoEnv().reset, "made a builtins.tuple; expected"),
+            (partial(gym.make_vec, "CartPole-v1", 2), "Give one factory per environment"),
+            (partial(SerialEnv, 2, partial(GymEnv, "CartPole-v1")), r"of batch size \(2,\)"),
+            (partial(EchoEnv, colour="red"), "unexpected keyword argument 'colour'"),
+            (partial(gym.make, "Nowhere-v0"), "doesn't exist"),
+        ],
+    )
+    def test_that_make_something_else(self, factory: Any, said: str) -> None:
+        with pytest.raises(WorkerError, match="environment 1 failed while it was made") as e:
+            make([EchoEnv, factory], num_executors=1)
+        assert said.replace("\\", "") in e.value.remote_traceback
+        assert e.value.env_indices == (1,)
+
+    @pytest.mark.parametrize("num_executors", [1, 3])
+    def test_whose_spaces_differ(self, num_executors: int) -> None:
+        four = partial(EchoEnv, action_space=gym.spaces.Discrete(4))
+        said = r"(?s)environment 2 differs from environment 0 in its action_space.*\(3\).*\(4\)"
+        with pytest.raises(ValueError, match=said):
+            make([EchoEnv, EchoEnv, four], num_executors=num_executors)
+        with pytest.raises(ValueError, match=r"environment 1 differs .* in its observation_space"):
+            make([EchoEnv, DictEnv], num_executors=min(2, num_executors))
+
+    @pytest.mark.parametrize(
+        ("first", "last", "num_executors"),
+        [
+            (EchoEnv, WRAP, 1),
+            (WRAP, EchoEnv, 3),
+            (EchoEnv, wrapped_in_disguise, 1),
+            (EchoEnv, wrapped_in_disguise, 3),
+        ],
+    )
+    def test_of_both_kinds(self, first: Any, last: Any, num_executors: int) -> None:
+        """Whether or not the pickled factories give away that they need torch."""
+        with pytest.raises(ValueError, match=r"environment 2 .* kind"):
+            make([first, first, last], num_executors=num_executors)
+
+    def test_with_spaces_of_no_fixed_shape(self) -> None:
+        with pytest.raises(TypeError, match="'observation' is a Text space; supported are Box"):
+            make([partial(OddEnv, "observation_space", gym.spaces.Text(5))])
+        with pytest.raises(TypeError, match="the action space has a Text; supported are Discrete"):
+            make([partial(OddEnv, "action_space", gym.spaces.Text(5))])
+        reserved = gym.spaces.Dict(reward=gym.spaces.Box(-1, 1))
+        with pytest.raises(TypeError, match=r"has the key 'reward'.*rename it"):
+            make([partial(OddEnv, "observation_space", reserved)])
+
+    def test_that_count_steps_already(self) -> None:
+        with pytest.raises(WorkerError, match="has a 'step_count' already: set max_frames"):
+            make([COUNT_STEPS], max_frames_per_traj=5)
+
+
+class Double(nn.Module):
+    """A network over float64 observations, whose output has some shape."""
+
+    def __init__(self, *after: nn.Module, out: int = 3) -> None:
+        super().__init__()
+        self.net = nn.Sequential(nn.Linear(4, out), *after).double()
+
+    def forward(self, observation: Tensor) -> Tensor:
+        return self.net(observation)
+
+
+def acting(module: Any, out_key: str = "action", in_key: str = "observation") -> TensorDictModule:
+    return TensorDictModule(module, [in_key], [out_key])
+
+
+def with_nan() -> nn.Module:
+    policy = categorical()
+    for parameter in policy.parameters():
+        parameter.data.fill_(torch.nan)
+    return policy
+
+
+class TestPolicies:
+    """``policy`` and ``policy_factory``."""
+
+    @pytest.mark.parametrize(
+        ("policy", "error", "said"),
+        [
+            (nn.Linear, TypeError, "must be a TensorDictModule or an nn.Module, got a type"),
+            (torch.sigmoid, TypeError, "or an nn.Module, got a builtin_function"),
+            (Locked(), TypeError, "the policy can't be pickled.*lock"),
+            (acting(nn.LazyLinear(3)), ValueError, "lazy parameters .*run it once"),
+            (acting(Double(), in_key="pixels"), ValueError, "reads 'pixels'.*it gives .*'observ"),
+            (
+                acting(Double(), "logits"),
+                ValueError,
+                "does not write .*'action'; it writes 'log",
+            ),
+            (acting(Double(out=2)), ValueError, r"2 element\(s\) .*Discrete\(3\) needs 1 or 3"),
+            (acting(nn.Linear(4, 3)), PolicyError, "torch.float64.*must have the same dtype"),
+            (acting(nn.Linear(5, 3).double()), PolicyError, r"\(512, 4\)\): .*cannot be multi"),
+            (acting(torch.sum), PolicyError, "trial run"),
+            (with_nan(), PolicyError, "trial run.*nan"),
+            (acting(Double(nn.BatchNorm1d(3))), PolicyError, r"1 \(BatchNorm1d\) .*policy.eval"),
+            (acting(Double(nn.Dropout())), PolicyError, r"1 \(Dropout\) is in training mode"),
+        ],
+    )
+    def test_that_cant_act(self, policy: Any, error: type[Exception], said: str) -> None:
+        with pytest.raises(error, match=f"(?s){said}"):
+            make([EchoEnv] * 2, policy)
+
+    @pytest.mark.parametrize("layer", [nn.BatchNorm1d(3), nn.Dropout()])
+    def test_in_evaluation_mode_is_fine(self, layer: nn.Module) -> None:
+        make([EchoEnv] * 2, acting(Double(layer)).eval())
+
+    def test_that_mixes_rows_in_some_other_way(self) -> None:
+        with pytest.raises(PolicyError, match="rows aren't independent"):
+            make([EchoEnv] * 3, acting(Centred()))
+
+    @pytest.mark.parametrize("given", [{}, {"policy": marked(), "policy_factory": marked}])
+    def test_exactly_one_is_given(self, given: dict[str, Any]) -> None:
+        with pytest.raises(TypeError, match="either policy or policy_factory, and exactly one"):
+            HTSCollector([EchoEnv], frames_per_batch=4, **given)
+
+    def test_a_factory_that_fails(self) -> None:
+        def fail() -> nn.Module:
+            raise LookupError("no checkpoint")
+
+        with pytest.raises(LookupError, match="no checkpoint"):
+            make(policy_factory=fail)
+
+
+class Centred(nn.Module):
+    """Subtracts the mean over the batch."""
+
+    def forward(self, observation: Tensor) -> Tensor:
+        return (observation - observation.mean(0))[:, :3]
+
+
+def test_errors_are_what_a_caller_would_catch() -> None:
+    assert issubclass(PolicyError, ValueError)
+    assert issubclass(WorkerError, RuntimeError)
+    assert issubclass(PolicyError, HTSError)
+    assert issubclass(WorkerError, HTSError)

@@ -1,0 +1,490 @@
+"""Failures while a collector runs, and ways to end it: one clear error, and nothing left (I8)."""
+
+from __future__ import annotations
+
+import gc
+import os
+import signal
+import threading
+import weakref
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from conftest import shared_memory_segments
+from environments import EchoEnv, FaultyEnv, GatedEnv
+from policies import categorical, marked
+from processes import Script, alive, wait_until, wait_until_gone
+from tensordict import TensorDictBase
+from tensordict.nn import TensorDictModule
+from torch import Tensor, nn
+from torchrl.envs import GymWrapper
+
+from torchrl_hts import HTSCollector, WorkerError
+
+pytestmark = [pytest.mark.usefixtures("nothing_left"), pytest.mark.timeout(120)]
+
+ENDLESS = partial(EchoEnv, (10**9,))
+COLLECTORS: list[HTSCollector] = []
+
+
+@pytest.fixture(autouse=True)
+def _shut_down_if_a_test_fails(nothing_left: None) -> Iterator[None]:
+    """So that a failing test doesn't make those after it fail."""
+    yield
+    for collector in COLLECTORS:
+        collector.shutdown(timeout=0)
+    COLLECTORS.clear()
+
+
+def start(envs: list[Any], policy: nn.Module | None = None, **kwargs: Any) -> HTSCollector:
+    """A collector of rounds of 4 steps."""
+    kwargs = {"frames_per_batch": 4 * len(envs), "seed": 0} | kwargs
+    collector = HTSCollector(envs, policy or categorical(), **kwargs)
+    COLLECTORS.append(collector)
+    return collector
+
+
+def exit_statuses(collector: HTSCollector) -> dict[str, int | None]:
+    """How each worker has ended: 0 unless it failed, or had to be killed."""
+    return {worker.name: worker.exit_status(0) for worker in collector._crew.workers}
+
+
+def assert_others_ended_by_themselves(collector: HTSCollector, *failed: str) -> None:
+    statuses = exit_statuses(collector)
+    assert {status for name, status in statuses.items() if name not in failed} == {0}, statuses
+
+
+class TestEnvironments:
+    """An environment fails: the error names it and its executor, with its own traceback."""
+
+    @pytest.mark.parametrize("num_executors", [1, 3])
+    @pytest.mark.parametrize(
+        ("fault", "where", "said"),
+        [
+            ("raise", "round 0, step 2", "ValueError: the ball left the universe"),
+            ("reset", "round 0, step 0", "RuntimeError: cannot reset"),
+            ("shape", "round 0, step 2", r"'observation' of shape \(2,\); .* says \(4,\)"),
+            ("quit", "round 0, step 2", "SystemExit: the engine gave up"),
+        ],
+    )
+    def test_that_raises(self, fault: str, where: str, said: str, num_executors: int) -> None:
+        envs = [ENDLESS, partial(FaultyEnv, fault), ENDLESS]
+        collector = start(envs, num_executors=num_executors)
+        expected = rf"(?s)environment 1 failed in {where}, .*{said}"
+        with pytest.raises(WorkerError, match=expected) as e:
+            next(iter(collector))
+        executor = f"executor {1 if num_executors == 3 else 0}"
+        assert (e.value.worker, e.value.env_indices) == (executor, (1,))
+        assert executor in str(e.value)
+        assert e.value.remote_traceback.startswith("Traceback")
+        assert_others_ended_by_themselves(collector)
+
+    @pytest.mark.parametrize("num_executors", [1, 3])
+    def test_that_cant_be_made(self, num_executors: int) -> None:
+        with pytest.raises(WorkerError, match="environment 1 failed while it was made") as e:
+            start([ENDLESS, partial(FaultyEnv, "init"), ENDLESS], num_executors=num_executors)
+        assert e.value.env_indices == (1,)
+        assert e.value.remote_traceback.endswith("RuntimeError: no engine here\n")
+
+    @pytest.mark.parametrize(("num_executors", "envs"), [(1, (0, 1, 2)), (3, (1,))])
+    def test_that_ends_its_process(self, num_executors: int, envs: tuple[int, ...]) -> None:
+        collector = start(
+            [ENDLESS, partial(FaultyEnv, "exit"), ENDLESS], num_executors=num_executors
+        )
+        with pytest.raises(WorkerError, match="ended with exit code 7") as e:
+            next(iter(collector))
+        assert e.value.env_indices == envs
+        assert ", ".join(map(str, envs)) in str(e.value)
+        assert_others_ended_by_themselves(collector, e.value.worker)
+
+    def test_of_torchrl(self) -> None:
+        def wrapped(fault: str) -> GymWrapper:
+            return GymWrapper(FaultyEnv(fault), categorical_action_encoding=True)
+
+        envs = [partial(wrapped, "none"), partial(wrapped, "raise")]
+        collector = start(envs, num_executors=2)
+        with pytest.raises(WorkerError, match=r"(?s)environment 1 failed .*left the universe") as e:
+            next(iter(collector))
+        assert (e.value.worker, e.value.env_indices) == ("executor 1", (1,))
+        assert_others_ended_by_themselves(collector)
+
+    def test_that_stops_answering_is_killed_at_the_timeout(self, tmp_path: Path) -> None:
+        gate = str(tmp_path / "gate")
+        os.mkfifo(gate)
+        collector = start([partial(GatedEnv, gate, at=2), ENDLESS], num_executors=2)
+        thread = threading.Thread(target=pytest.raises, args=(Exception, collector.next))
+        thread.start()
+        steps = collector._crew.schedule.steps
+        wait_until(lambda: list(steps) == [2, 8])
+        collector.shutdown(timeout=0.2)
+        expected = {"executor 0": -signal.SIGKILL, "executor 1": 0, "actor 0": 0}
+        thread.join()
+        assert exit_statuses(collector) == expected
+
+    def test_with_processes_of_its_own_is_missed_too(self) -> None:
+        """They hold copies of the executor's descriptors: no end of file tells of its end."""
+        collector = start([partial(FaultyEnv, "fork and die"), ENDLESS], num_executors=2)
+        try:
+            with pytest.raises(WorkerError, match=r"executor 0 .* was killed by SIGKILL"):
+                next(iter(collector))
+        finally:
+            left = {
+                int(pid)
+                for pid in os.listdir("/proc")
+                if pid.isdigit() and _environment_of(pid) == collector.worker_pids()["executor 0"]
+            }
+            for pid in left:
+                os.kill(pid, signal.SIGKILL)
+        assert left
+
+
+def _environment_of(pid: str) -> int | None:
+    """The executor that a process was forked from by `FaultyEnv`, which puts it in its group."""
+    try:
+        group = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[2])
+    except (FileNotFoundError, ProcessLookupError):
+        return None
+    return group
+
+
+class TestKilled:
+    """A worker is killed by somebody else."""
+
+    @pytest.mark.parametrize("name", ["executor 0", "executor 1", "actor 0"])
+    def test_between_two_batches(self, name: str) -> None:
+        collector = start([ENDLESS] * 3, num_executors=2, num_actors=2)
+        batches = iter(collector)
+        next(batches)
+        steps = collector._crew.schedule.steps
+        wait_until(lambda: list(steps) == [8] * 3)
+        self.kill(collector, name)
+        next(batches)  # round 1 was full already
+        with pytest.raises(WorkerError, match=f"{name} .*was killed by SIGKILL") as e:
+            next(batches)
+        assert e.value.worker == name
+        assert e.value.env_indices == {"executor 0": (0, 1), "executor 1": (2,)}.get(name, ())
+        assert_others_ended_by_themselves(collector, name)
+        with pytest.raises(RuntimeError, match="has been shut down; make a new one"):
+            next(iter(collector))
+
+    @pytest.mark.parametrize("name", ["executor 0", "executor 1", "actor 0"])
+    def test_while_the_learner_waits(self, name: str, tmp_path: Path) -> None:
+        gate = str(tmp_path / "gate")
+        os.mkfifo(gate)
+        envs = [partial(GatedEnv, gate, at=2), ENDLESS]
+        collector = start(envs, num_executors=2)
+        raised: list[WorkerError] = []
+
+        def learn() -> None:
+            with pytest.raises(WorkerError) as e:
+                next(iter(collector))
+            raised.append(e.value)
+
+        learner = threading.Thread(target=learn)
+        learner.start()
+        steps = collector._crew.schedule.steps
+        wait_until(lambda: list(steps) == [2, 8])  # the other has finished rounds 0 and 1
+        self.kill(collector, name)
+        wait_until(lambda: collector._crew.is_closed())
+        if name != "executor 0":
+            Path(gate).write_bytes(b"!")
+        learner.join()
+        assert raised[0].worker == name
+        assert_others_ended_by_themselves(collector, name)
+
+    @pytest.mark.parametrize("name", ["executor 0", "actor 0"])
+    def test_before_the_environments_are_reset_again(self, name: str) -> None:
+        collector = start([ENDLESS] * 2, num_executors=2)
+        next(iter(collector))
+        self.kill(collector, name)
+        with pytest.raises(WorkerError, match=f"{name} .*was killed by SIGKILL"):
+            collector.set_seed(3)
+        assert_others_ended_by_themselves(collector, name)
+
+    def test_before_the_first_batch(self) -> None:
+        collector = start([ENDLESS] * 2, num_executors=2)
+        self.kill(collector, "executor 1")
+        with pytest.raises(WorkerError, match=r"executor 1 .*was killed by SIGKILL"):
+            next(iter(collector))
+
+    @staticmethod
+    def kill(collector: HTSCollector, name: str) -> None:
+        pid = collector.worker_pids()[name]
+        os.kill(pid, signal.SIGKILL)
+        wait_until(lambda: not alive(pid))
+
+
+class Spoilt(nn.Module):
+    """Does something bad as soon as its parameter is not zero."""
+
+    def __init__(self, fault: str) -> None:
+        super().__init__()
+        self.fault = fault
+        self.switch = nn.Parameter(torch.zeros(()))
+
+    def forward(self, observation: Tensor) -> tuple[Tensor, Tensor]:
+        action = torch.ones(observation.shape[:-1], dtype=torch.int64)
+        extra = observation[..., :2].clone()
+        if self.switch != 0:
+            if self.fault == "raise":
+                raise KeyError("no such neuron")
+            if self.fault == "NaN":
+                extra[..., 1] = torch.nan
+            if self.fault == "shape":
+                extra = extra[..., :1]
+            if self.fault == "rows":
+                action, extra = action.repeat(2), extra.repeat(2, 1)
+            if self.fault == "exit":
+                os._exit(9)
+        return action, extra
+
+
+class TestPolicies:
+    """The policy goes bad after some updates."""
+
+    @pytest.mark.parametrize("num_actors", [1, 2])
+    @pytest.mark.parametrize(
+        ("fault", "said"),
+        [
+            ("raise", "KeyError: 'no such neuron'"),
+            ("NaN", r"NaN in 'extra' for environment\(s\) \[[0-2, ]+\].*check the learning rate"),
+            ("shape", r"'extra' of shape \(1,\) per row; at start-up it was \(2,\)"),
+            ("rows", "Error"),
+        ],
+    )
+    def test_that_fails(self, fault: str, said: str, num_actors: int) -> None:
+        module = Spoilt(fault)
+        policy = TensorDictModule(module, ["observation"], ["action", "extra"])
+        collector = start([ENDLESS] * 3, policy, num_actors=num_actors, lag=1)
+        versions = []
+        expected = r"(?s)the policy failed in round 3, for environment\(s\) [0-2, ]+, in actor"
+        with pytest.raises(WorkerError, match=f"{expected}.*{said}") as e:  # noqa: PT012
+            for batch in collector:
+                versions.append(batch["policy_version"][0, 0].item())
+                module.switch.data.fill_(len(versions) >= 2)
+        assert versions in ([0, 1], [0, 1, 2])  # round 3 is the first that update 1 has spoilt
+        assert e.value.worker.startswith("actor")
+        assert e.value.env_indices
+        assert set(e.value.env_indices) <= {0, 1, 2}
+        assert "Traceback" in e.value.remote_traceback
+        assert_others_ended_by_themselves(collector)
+
+    def test_whose_parameters_become_nan(self) -> None:
+        policy = categorical()
+        collector = start([ENDLESS] * 2, policy)
+        with pytest.raises(WorkerError, match="the policy returned NaN in 'logits'"):  # noqa: PT012
+            for _ in collector:
+                for parameter in policy.parameters():
+                    parameter.data.fill_(torch.nan)
+        assert_others_ended_by_themselves(collector)
+
+    def test_that_ends_the_actor(self) -> None:
+        module = Spoilt("exit")
+        policy = TensorDictModule(module, ["observation"], ["action", "extra"])
+        collector = start([ENDLESS] * 2, policy)
+        with pytest.raises(WorkerError, match=r"actor 0 \(pid \d+\) ended with exit code 9"):  # noqa: PT012
+            for _ in collector:
+                module.switch.data.fill_(1)
+        assert_others_ended_by_themselves(collector, "actor 0")
+
+
+class TestTheLoop:
+    """What goes wrong, or just ends, in the user's own loop."""
+
+    def test_an_exception_in_the_body_with_a_context(self) -> None:
+        with pytest.raises(ZeroDivisionError), start([ENDLESS] * 2) as collector:  # noqa: PT012
+            for _ in collector:
+                1 / 0  # noqa: B018
+        assert_others_ended_by_themselves(collector)
+
+    def test_an_exception_in_the_body_without_a_context(self) -> None:
+        """The collector lives on, and may be used again."""
+        collector = start([ENDLESS] * 2)
+        for _ in range(2):
+            with pytest.raises(ZeroDivisionError):  # noqa: PT012
+                for _ in collector:
+                    1 / 0  # noqa: B018
+        assert collector.stats()["batches"] == 2
+        collector.shutdown()
+        assert_others_ended_by_themselves(collector)
+
+    @pytest.mark.parametrize("argument", ["postproc", "pre_collect_hook", "post_collect_hook"])
+    def test_an_exception_in_a_function_of_the_user(self, argument: str) -> None:
+        def fail(*batch: TensorDictBase) -> None:
+            raise ArithmeticError("postponed")
+
+        collector = start([ENDLESS] * 2, **{argument: fail})
+        with pytest.raises(ArithmeticError, match="postponed"):
+            next(iter(collector))
+        assert_others_ended_by_themselves(collector)
+
+    def test_ctrl_c_while_the_learner_waits(self) -> None:
+        main = threading.main_thread()
+        if threading.current_thread() is not main:
+            pytest.skip("signals reach the main thread only")
+        collector = start([ENDLESS], frames_per_batch=10**6)  # a round that takes minutes
+        steps = collector._crew.schedule.steps
+
+        def interrupt() -> None:
+            wait_until(lambda: steps[0] > 10)
+            signal.pthread_kill(main.ident or 0, signal.SIGINT)
+
+        thread = threading.Thread(target=interrupt)
+        thread.start()
+        with pytest.raises(KeyboardInterrupt):
+            next(iter(collector))
+        thread.join()
+        assert_others_ended_by_themselves(collector)
+        with pytest.raises(RuntimeError, match="has been shut down; make a new one"):
+            next(iter(collector))
+
+    def test_shutdown_twice_and_before_any_batch(self) -> None:
+        collector = start([ENDLESS] * 2)
+        collector.shutdown()
+        collector.shutdown()
+        assert_others_ended_by_themselves(collector)
+        with pytest.raises(RuntimeError, match="has been shut down; make a new one"):
+            next(iter(collector))
+
+    def test_shutdown_from_the_body(self) -> None:
+        collector = start([ENDLESS] * 2)
+        batches = iter(collector)
+        batch = next(batches)
+        copy = batch.clone()
+        collector.shutdown()
+        assert (batch == copy).all()
+        with pytest.raises(RuntimeError, match="has been shut down; make a new one"):
+            next(batches)
+
+    def test_shutdown_from_another_thread_wakes_the_learner(self) -> None:
+        collector = start([ENDLESS], frames_per_batch=10**6)
+        steps = collector._crew.schedule.steps
+
+        def shut_down() -> None:
+            wait_until(lambda: steps[0] > 10)
+            collector.shutdown()
+
+        thread = threading.Thread(target=shut_down)
+        thread.start()
+        with pytest.raises(RuntimeError, match="shut down"):
+            next(iter(collector))
+        thread.join()
+        assert_others_ended_by_themselves(collector)
+
+    @pytest.mark.parametrize("finished", [True, False])
+    def test_what_remains_of_use_after_the_end(self, finished: bool) -> None:
+        policy = marked()
+        collector = start([ENDLESS] * 2, policy, total_frames=16)
+        batches = iter(collector)
+        for _ in batches if finished else [next(batches)]:
+            policy.module.mark.data += 1
+        collector.shutdown()
+        state = collector.state_dict()
+        assert collector.statistics().rounds == (2 if finished else 1)
+        assert collector.set_seed(5) == 7
+        collector.load_state_dict(state)
+        collector.update_policy_weights_()
+        if not finished:
+            with pytest.raises(RuntimeError, match="has been shut down; make a new one"):
+                next(iter(collector))
+        assert list(collector) == [] if finished else True
+
+    def test_a_dropped_collector_ends(self) -> None:
+        collector = start([ENDLESS] * 2)
+        batches = iter(collector)
+        next(batches)
+        crew, gone = collector._crew, weakref.ref(collector)
+        COLLECTORS.clear()
+        del collector, batches
+        gc.collect()
+        assert gone() is None
+        assert crew.is_closed()
+        wait_until_gone(worker.pid for worker in crew.workers)
+        assert {worker.exit_status(0) for worker in crew.workers} == {0}
+
+
+# One interpreter imports torch and then forks: each child is a script with an end of its own.
+SCRIPT = """
+import json, os, signal, sys
+from functools import partial
+from environments import EchoEnv
+from policies import categorical
+from torchrl_hts import HTSCollector
+
+names = sys.argv[1:]
+for name in names:
+    if os.fork() == 0:
+        os.setsid()
+        os.dup2(os.open(f"{__file__}.{name}", os.O_CREAT | os.O_WRONLY), 2)
+        break
+else:
+    for _ in names:
+        pid, status = os.wait()
+        print(json.dumps([pid, os.waitstatus_to_exitcode(status)]), flush=True)
+    sys.exit()
+
+def say(*collectors):
+    pids = {
+        pid
+        for collector in collectors
+        for pid in [*collector.worker_pids().values(), *(s.pid for s in collector._crew._servers)]
+    }
+    print(json.dumps([name, os.getpid(), sorted(pids)]), flush=True)
+
+make = partial(HTSCollector, [EchoEnv] * 2, categorical())
+if name == "leaves":
+    dropped = make(frames_per_batch=8)
+    for _ in dropped:
+        break
+    batches = iter(make(frames_per_batch=8))
+    next(batches)
+    other = make(frames_per_batch=8)
+    say(dropped, other)
+    for _ in other:
+        raise ArithmeticError("the loss went up")
+else:
+    collector = make(frames_per_batch=2 * 10**6)  # a round that takes minutes
+    say(collector)
+    next(iter(collector))
+"""
+SIGNALS = ("SIGINT", "SIGTERM", "SIGKILL")
+
+
+def test_the_end_of_a_script(tmp_path: Path) -> None:
+    """No process and no shared memory is left, however the main process ends.
+
+    The signals go to its whole process group, as from a terminal: the workers don't take Ctrl-C
+    for theirs.
+    """
+    path, segments = tmp_path / "script.py", shared_memory_segments()
+    with Script(path, SCRIPT, *SIGNALS, "leaves") as script:
+        names, workers = {}, set()
+        statuses: dict[str, int] = {}
+        while len(statuses) < 4:
+            match script.receive():
+                case [name, main, pids]:
+                    names[main] = name
+                    workers |= {*pids}
+                    assert len(pids) == (5 if name in SIGNALS else 8), "two servers, and workers"
+                    if name in SIGNALS:
+                        assert all(map(alive, pids))
+                        os.killpg(main, getattr(signal, name))
+                case [main, status]:
+                    statuses[names[main]] = status
+        wait_until_gone(workers)
+        script.wait()
+    assert not {name for name in shared_memory_segments() - segments if "torch" in name}
+    assert statuses["SIGTERM"] == -signal.SIGTERM
+    assert statuses["SIGKILL"] == -signal.SIGKILL
+    assert statuses["SIGINT"] in (-signal.SIGINT, 128 + signal.SIGINT)
+    assert statuses["leaves"] == 1
+    said = {name: Path(f"{path}.{name}").read_text().rstrip() for name in statuses}
+    assert said["SIGTERM"] == said["SIGKILL"] == ""
+    assert said["SIGINT"].endswith("KeyboardInterrupt")
+    assert said["leaves"].endswith("ArithmeticError: the loss went up")
+    for name in ("SIGINT", "leaves"):
+        assert said[name].count("Traceback") == 1, said[name]

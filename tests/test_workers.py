@@ -1,0 +1,399 @@
+"""Worker servers: workers start, are watched, and never stay behind (I8)."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import threading
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from environments import EchoEnv
+from policies import categorical
+from processes import Script, alive, wait_until, wait_until_gone
+from tensordict import TensorDictBase
+from torch import Tensor
+from worker_targets import modules
+
+from torchrl_hts import HTSCollector
+from torchrl_hts.workers import (
+    TORCH_FREE,
+    WorkerProcess,
+    WorkerServer,
+    acquire_server,
+    keep_servers,
+    receive_object,
+    release_server,
+    send_object,
+)
+
+pytestmark = pytest.mark.timeout(120)
+
+
+@pytest.fixture
+def server() -> Iterator[WorkerServer]:
+    server = WorkerServer(("worker_targets",))
+    yield server
+    server.close()
+
+
+def spawn(server: WorkerServer, fds: tuple[int, ...] = ()) -> WorkerProcess:
+    return server.spawn("worker", "worker_targets:serve", fds)
+
+
+def ask(worker: WorkerProcess, order: str, argument: Any = None) -> Any:
+    send_object(worker.control, (order, argument))
+    return receive_object(worker.control) if order == "call" else None
+
+
+class TestServer:
+    """One server and its workers."""
+
+    def test_workers_answer_and_end_with_their_connection(self, server: WorkerServer) -> None:
+        workers = [spawn(server) for _ in range(3)]
+        assert [ask(worker, "call", os.getpid) for worker in workers] == [w.pid for w in workers]
+        assert [ask(worker, "call", os.getppid) for worker in workers] == [server.pid] * 3
+        assert workers[0].exit_status(0) is None
+        workers[0].hang_up()
+        assert workers[0].exit_status(20) == 0
+        assert ask(workers[1], "call", os.getpid) == workers[1].pid
+        for worker in workers[1:]:
+            worker.hang_up()
+            worker.hang_up()
+            assert worker.exit_status(20) == 0
+
+    @pytest.mark.parametrize("status", [0, 7])
+    def test_exit_codes(self, server: WorkerServer, status: int) -> None:
+        worker = spawn(server)
+        assert not worker.has_ended()
+        ask(worker, "exit", status)
+        assert worker.exit_status(20) == status == worker.exit_status(0)
+        assert worker.has_ended()
+        with pytest.raises((EOFError, ConnectionResetError)):
+            receive_object(worker.control)
+
+    def test_kill(self, server: WorkerServer) -> None:
+        worker = spawn(server)
+        ask(worker, "hang")
+        assert worker.exit_status(0) is None
+        worker.kill()
+        assert worker.exit_status(20) == -signal.SIGKILL
+        worker.kill()  # once more does nothing, even if another process has the number by then
+
+    def test_an_exception_comes_back_with_its_traceback(self, server: WorkerServer) -> None:
+        worker = spawn(server)
+        ask(worker, "raise", "what now?")
+        kind, text, _ = receive_object(worker.control)
+        assert kind == "error"
+        assert text.startswith("Traceback")
+        assert text.endswith("ValueError: what now?\n")
+        assert worker.exit_status(20) == 1
+
+    @pytest.mark.parametrize("target", ["nowhere:serve", "worker_targets:nothing"])
+    def test_a_target_that_is_not_there(self, server: WorkerServer, target: str) -> None:
+        worker = server.spawn("worker", target, ())
+        assert "Error: " in receive_object(worker.control)[1]
+        assert worker.exit_status(20) == 1
+
+    def test_file_descriptors_arrive_in_order(self, server: WorkerServer) -> None:
+        """More of them than fit into one message."""
+        pipes = [os.pipe() for _ in range(150)]
+        worker = spawn(server, tuple(write for _, write in pipes))
+        for _, write in pipes:
+            os.close(write)
+        for index in (149, 0, 128, 127):
+            ask(worker, "write", index)
+            assert os.read(pipes[index][0], 2) == b"x"
+        worker.hang_up()
+        assert worker.exit_status(20) == 0
+        for read, _ in pipes:  # nobody else has kept the other end open
+            assert os.read(read, 1) == b""
+            os.close(read)
+
+    def test_preloaded_modules_are_shared(self, server: WorkerServer) -> None:
+        first = spawn(server)
+        assert "worker_targets" in ask(first, "call", modules)
+        assert "wave" not in ask(first, "call", modules)
+        server.preload(["wave", "no_such_module"])
+        assert "wave" in ask(spawn(server), "call", modules)
+
+    def test_many_threads_use_one_server(self, server: WorkerServer) -> None:
+        found: list[bool] = []
+
+        def use() -> None:
+            worker = spawn(server)
+            found.append(ask(worker, "call", os.getpid) == worker.pid)
+            ask(worker, "exit", 3)
+            found.append(worker.exit_status(20) == 3)
+
+        threads = [threading.Thread(target=use) for _ in range(8)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert found == [True] * 16
+
+    def test_waiting_for_one_worker_does_not_keep_others_waiting(
+        self, server: WorkerServer
+    ) -> None:
+        hanging, other = spawn(server), spawn(server)
+        ask(hanging, "hang")
+        waiting = threading.Thread(target=hanging.exit_status, args=(60,))
+        waiting.start()
+        ask(other, "exit", 0)
+        assert other.exit_status(20) == 0
+        assert waiting.is_alive()
+        hanging.kill()
+        waiting.join()
+
+
+class TestTheEnd:
+    """Whoever ends, and however: nobody stays behind."""
+
+    def test_close_ends_idle_and_hanging_workers(self) -> None:
+        server = WorkerServer(TORCH_FREE)
+        workers = [spawn(server) for _ in range(3)]
+        ask(workers[1], "hang")
+        server.close()
+        server.close()
+        wait_until_gone([server.pid, *(worker.pid for worker in workers)])
+        with pytest.raises(
+            RuntimeError, match=r"worker server \(pid \d+\) ended \(exit status 0\)"
+        ):
+            spawn(server)
+
+    def test_a_server_that_is_killed_takes_its_workers_along(self) -> None:
+        server = WorkerServer(TORCH_FREE)
+        workers = [spawn(server) for _ in range(2)]
+        ask(workers[0], "hang")
+        os.kill(server.pid, signal.SIGKILL)
+        for worker in workers:
+            assert worker.exit_status(20) == -signal.SIGKILL
+        assert f"pid {server.pid}) ended (exit status -9)" in str(workers[0].server_failure)
+        wait_until_gone(worker.pid for worker in workers)
+        with pytest.raises(RuntimeError, match=r"ended \(exit status -9\)"):
+            spawn(server)
+        server.close()
+
+    def test_a_fork_of_the_main_process_changes_nothing(self) -> None:
+        """It neither keeps workers alive nor ends them, and goes on when they end."""
+        server = WorkerServer(TORCH_FREE)
+        worker = spawn(server)
+        read, write = os.pipe()
+        child = os.fork()
+        if child == 0:
+            try:
+                server.close()  # not its own: the copy alone is closed
+                os.close(write)
+                os.read(read, 1)  # until the test is over
+            finally:
+                os._exit(0)
+        assert ask(worker, "call", os.getpid) == worker.pid
+        worker.hang_up()
+        assert worker.exit_status(20) == 0
+        hanging = spawn(server)
+        server.close()
+        wait_until_gone([server.pid, hanging.pid])
+        assert alive(child)
+        os.close(write)
+        os.close(read)
+        assert os.waitpid(child, 0) == (child, 0)
+
+    def test_nothing_survives_a_main_process_that_is_killed(self, tmp_path: Path) -> None:
+        """Not even beside a fork of it that lives on and holds its descriptors; without torch."""
+        script = tmp_path / "main.py"
+        script.write_text(
+            "import json, os, signal\n"
+            "from torchrl_hts.workers import TORCH_FREE, WorkerServer, send_object\n"
+            "server = WorkerServer(TORCH_FREE)\n"
+            "workers = [server.spawn('w', 'worker_targets:serve', ()) for _ in range(2)]\n"
+            "send_object(workers[0].control, ('hang', None))\n"
+            "fork = os.fork()\n"
+            "if fork == 0:\n"
+            "    signal.pause()\n"
+            "print(json.dumps([fork, server.pid, *(w.pid for w in workers)]), flush=True)\n"
+            "signal.pause()\n"
+        )
+        with Script(script, script.read_text()) as main:
+            fork, *pids = main.receive()
+            try:
+                assert all(map(alive, pids))
+                os.kill(main.process.pid, signal.SIGKILL)
+                wait_until_gone(pids)
+                assert alive(fork)
+            finally:
+                os.kill(fork, signal.SIGKILL)
+
+
+class TestPool:
+    """Servers that collectors share."""
+
+    def test_the_last_user_ends_it(self) -> None:
+        preload = ("numpy",)
+        server = acquire_server(preload)
+        assert acquire_server(preload) is server
+        with keep_servers(preload):
+            release_server(server)
+            release_server(server)
+            assert alive(server.pid)
+        assert not alive(server.pid)
+        other = acquire_server(preload)
+        assert other is not server
+        release_server(other)
+
+    def test_a_dead_server_is_replaced_and_its_users_are_told(self) -> None:
+        preload = ("numpy",)
+        server = acquire_server(preload)
+        assert acquire_server(preload) is server
+        worker = spawn(server)
+        os.kill(server.pid, signal.SIGKILL)
+        wait_until(lambda: server._process.poll() is not None)
+        other = acquire_server(preload)
+        assert other is not server
+        release_server(server)  # one of its two users
+        assert worker.exit_status(20) == -signal.SIGKILL
+        release_server(server)
+        assert alive(other.pid)
+        release_server(other)
+        assert not alive(other.pid)
+
+
+@pytest.mark.usefixtures("nothing_left")
+class TestCollectors:
+    """What a collector's user sees of all this."""
+
+    @staticmethod
+    def make(seed: int = 0) -> HTSCollector:
+        envs = [partial(EchoEnv, (5,)), partial(EchoEnv, (3, 4))]
+        return HTSCollector(envs, categorical(), frames_per_batch=8, num_executors=2, seed=seed)
+
+    @staticmethod
+    def take(batches: Iterator[TensorDictBase], count: int) -> list[Tensor]:
+        return [next(batches)["observation"] for _ in range(count)]
+
+    def test_two_at_once(self) -> None:
+        expected = []
+        for seed in (0, 1):
+            with self.make(seed) as collector:
+                expected.append(torch.stack(self.take(iter(collector), 4)))
+        with self.make(0) as one, self.make(1) as other:
+            both = [iter(one), iter(other)]
+            taken = [self.take(batches, 1)[0] for _ in range(4) for batches in both]
+            one.shutdown()
+            assert len(self.take(both[1], 1)) == 1
+        assert torch.equal(torch.stack(taken[0::2]), expected[0])
+        assert torch.equal(torch.stack(taken[1::2]), expected[1])
+
+    def test_in_a_thread(self) -> None:
+        with self.make() as collector:
+            expected = self.take(iter(collector), 3)
+        found: list[list[Tensor]] = []
+
+        def learn(seed: int) -> None:
+            with self.make(seed) as collector:
+                found.append(self.take(iter(collector), 3))
+
+        threads = [threading.Thread(target=learn, args=(0,)) for _ in range(2)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert len(found) == 2
+        for observations in found:
+            assert torch.equal(torch.stack(observations), torch.stack(expected))
+
+    def test_a_fork_of_the_users_process(self) -> None:
+        """It doesn't keep workers alive, nor shut them down, whatever it does with its copy."""
+        collector = self.make()
+        batches = iter(collector)
+        self.take(batches, 1)
+        (go_read, go_write), (end_read, end_write) = os.pipe(), os.pipe()
+        child = os.fork()
+        if child == 0:
+            try:
+                collector.shutdown()
+                os.write(go_write, b"x")
+                os.close(end_write)
+                os.read(end_read, 1)  # until the test is over
+            finally:
+                os._exit(0)
+        os.read(go_read, 1)
+        self.take(batches, 5)
+        collector.shutdown()
+        assert alive(child)
+        assert {worker.exit_status(0) for worker in collector._crew.workers} == {0}
+        os.close(end_write)
+        assert os.waitpid(child, 0) == (child, 0)
+        for fd in (go_read, go_write, end_read):
+            os.close(fd)
+
+
+SCRIPT = """
+import json, os, signal
+import gymnasium as gym
+import torch
+import torchrl_hts.envs
+from environments import EchoEnv
+from policies import categorical
+from torchrl_hts import HTSCollector, WorkerError
+
+print(json.dumps("begun"), flush=True)
+REWARD = 3.0
+
+class Own(EchoEnv):
+    def step(self, action):
+        observation, _, *rest = super().step(action)
+        return observation, REWARD, *rest
+
+def make_env():
+    return Own() if torchrl_hts.envs else None
+
+def has_torch(pid):
+    with open(f"/proc/{pid}/maps") as maps:
+        return "libtorch" in maps.read()
+
+def make():
+    envs = [make_env, Own, lambda: Own(lengths=(3,))]
+    return HTSCollector(envs, categorical(), frames_per_batch=12, num_executors=3)
+
+with make() as collector:
+    rewards = next(iter(collector))["next", "reward"].unique().tolist()
+    with_torch = [name for name, pid in collector.worker_pids().items() if has_torch(pid)]
+print(json.dumps([rewards, with_torch]), flush=True)
+
+for preloads_torch in (False, True):
+    collector = make()
+    batches = iter(collector)
+    next(batches)
+    pids = collector.worker_pids()
+    (server,) = [s for s in collector._crew._servers if has_torch(s.pid) == preloads_torch]
+    os.kill(server.pid, signal.SIGKILL)
+    try:
+        for _ in range(3):
+            next(batches)
+    except WorkerError as error:
+        print(json.dumps([str(error), error.worker, server.pid, [*pids.values()]]), flush=True)
+"""
+
+
+def test_a_script_with_classes_of_its_own_and_no_main_guard(tmp_path: Path) -> None:
+    """It is run once, its factories come by value, and its executors never import torch.
+
+    And when one of its servers is killed, the collector says so.
+    """
+    with Script(tmp_path / "script.py", SCRIPT) as script:
+        assert script.receive() == "begun"
+        assert script.receive() == [[3.0], ["actor 0"]]
+        for kind in ("executor", "actor"):
+            message, worker, server, pids = script.receive()
+            said = rf"{kind} \d .*was killed: the worker server \(pid {server}\) ended .*-9\)"
+            assert re.match(said, message), message
+            assert worker.startswith(kind)
+            wait_until_gone(pids)
+        status, errors = script.wait()
+        assert (status, errors) == (0, "")

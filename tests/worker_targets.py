@@ -1,0 +1,31 @@
+"""What workers of test_workers.py do. Imports no torch."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from multiprocessing.connection import Connection
+
+from torchrl_hts.workers import receive_object, send_object
+
+
+def serve(control: Connection, fds: list[int]) -> None:
+    """Obey what comes, until the connection closes."""
+    while True:
+        order, argument = receive_object(control)
+        if order == "call":
+            send_object(control, argument())
+        elif order == "write":
+            os.write(fds[argument], b"x")
+        elif order == "exit":
+            os._exit(argument)
+        elif order == "raise":
+            raise ValueError(argument)
+        elif order == "hang":
+            signal.pause()
+
+
+def modules() -> list[str]:
+    """What this process has imported."""
+    return list(sys.modules)
