@@ -2,7 +2,9 @@
 # processes are started from it. Prints what the start-up of 16 Pong executors costs, as JSON.
 import json
 import sys
+import tempfile
 import time
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -14,6 +16,12 @@ from torchrl_hts import HTSCollector
 from torchrl_hts.envs import make_atari
 
 num_executors = int(sys.argv[1])
+
+
+def make_and_note(folder, index):
+    env = make_atari()
+    Path(folder, str(index)).write_text(str(time.perf_counter()))  # one clock for all processes
+    return env
 
 
 def private_mib(pid):
@@ -35,15 +43,17 @@ head = ProbabilisticActor(
 )
 policy = TensorDictSequential(trunk, head).select_out_keys("action", "action_log_prob")
 
+folder = tempfile.TemporaryDirectory()
 began = time.perf_counter()
 collector = HTSCollector(
-    [make_atari] * num_executors,
+    [partial(make_and_note, folder.name, index) for index in range(num_executors)],
     policy,
     frames_per_batch=5 * num_executors,
     num_executors=num_executors,
     seed=0,
 )
 constructed_s = time.perf_counter() - began
+executors_ready_s = max(float(note.read_text()) for note in Path(folder.name).iterdir()) - began
 batches = iter(collector)
 next(batches)
 first_batch_s = time.perf_counter() - began
@@ -62,6 +72,7 @@ print(
     json.dumps(
         {
             "executors": num_executors,
+            "executors_ready_s": executors_ready_s,
             "constructed_s": constructed_s,
             "first_batch_s": first_batch_s,
             "private_mib_per_executor_mean": sum(executors) / len(executors),

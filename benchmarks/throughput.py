@@ -17,8 +17,11 @@ ParallelEnv and the multi-process collectors set the thread count of the process
 and leave it there. Starting up and the first batches are not counted.
 
 All contenders run the same network, loss, update and gymnasium-side preprocessing, on batches of
-the same number of steps. The multi-process collectors of TorchRL get a worker per environment where
-environments sleep, and elsewhere a worker per core with the environments shared out among them.
+the same number of steps. The update is that of recipes/a2c_atari.py, which runs the shared trunk
+once; with the suffix -stock (multi-async-stock, hts-stock, ...) it is what TorchRL's A2CLoss and
+GAE do by themselves with a shared trunk. The multi-process collectors of TorchRL get a worker per
+environment where environments sleep, and elsewhere a worker per core with the environments shared
+out among them.
 """
 
 # ruff: noqa: E402  the recipes are put on the path before they are imported
@@ -29,11 +32,13 @@ import argparse
 import json
 import os
 import platform
+import signal
 import statistics
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -45,7 +50,7 @@ import torch
 from _environments import OBSERVATION_SIZE, CostlessEnv, SleepEnv
 from a2c_atari import NatureCNN, encode
 from tensordict import TensorDictBase
-from tensordict.nn import TensorDictModule, TensorDictSequential
+from tensordict.nn import TensorDictModule, TensorDictModuleBase, TensorDictSequential
 from torch import nn
 from torchrl.collectors import (
     AsyncBatchedCollector,
@@ -76,6 +81,8 @@ CONTENDERS = [
     "async-batched",
 ]
 DEFAULT_CONTENDERS = [name for name in CONTENDERS if name not in ("hts-lag0", "hts-lag2")]
+STOCK = "-stock"  # suffix of a contender whose update is TorchRL's own
+CONTENDERS += [name + STOCK for name in CONTENDERS if name != "async-batched"]
 CORES = len(os.sched_getaffinity(0))
 
 
@@ -96,6 +103,16 @@ def serial(factories: list[Callable[[], Any]]) -> EnvBase:
     return SerialEnv(len(factories), [partial(wrap, factory) for factory in factories])
 
 
+def make_actor(logits: TensorDictModuleBase) -> ProbabilisticActor:
+    """Samples an action from what a module gives as its logits."""
+    return ProbabilisticActor(
+        logits,
+        in_keys=["logits"],
+        distribution_class=torch.distributions.Categorical,
+        return_log_prob=True,
+    )
+
+
 class Model:
     """Trunk, heads and policy; the policy is all that collectors see."""
 
@@ -109,12 +126,8 @@ class Model:
                 nn.Linear(OBSERVATION_SIZE, width), nn.Tanh(), nn.Linear(width, width), nn.Tanh()
             )
         self.trunk = TensorDictModule(trunk, in_keys=["observation"], out_keys=["hidden"])
-        self.actor_head = ProbabilisticActor(
-            TensorDictModule(nn.Linear(width, num_actions), ["hidden"], ["logits"]),
-            in_keys=["logits"],
-            distribution_class=torch.distributions.Categorical,
-            return_log_prob=True,
-        )
+        self.logits = TensorDictModule(nn.Linear(width, num_actions), ["hidden"], ["logits"])
+        self.actor_head = make_actor(self.logits)
         self.critic_head = ValueOperator(nn.Linear(width, 1), in_keys=["hidden"])
         self.policy = TensorDictSequential(self.trunk, self.actor_head).select_out_keys(
             "action", "action_log_prob"
@@ -159,12 +172,21 @@ def make_collector(workload: str, contender: str, model: Model) -> Any:
     return collector_class[contender](shares, model.policy, **sizes, **extra)
 
 
-def make_update(model: Model, lag: int | None) -> Callable[[TensorDictBase], None]:
-    """One A2C update with a batch; delayed by ``lag`` rounds unless that is None."""
-    advantage = GAE(gamma=0.99, lmbda=1.0, value_network=model.critic_head)
+def make_update(
+    model: Model, lag: int | None, *, stock: bool = False
+) -> Callable[[TensorDictBase], None]:
+    """One A2C update with a batch; delayed by ``lag`` rounds unless that is None.
+
+    ``stock`` leaves it to GAE and A2CLoss to run the shared trunk, as often as they do.
+    """
+    actor, critic = model.actor_head, model.critic_head
+    if stock:
+        actor = make_actor(TensorDictSequential(model.trunk, model.logits))
+        critic = TensorDictSequential(model.trunk, critic)
+    advantage = GAE(gamma=0.99, lmbda=1.0, value_network=critic)
     loss_module = A2CLoss(
-        model.actor_head,
-        model.critic_head,
+        actor,
+        critic,
         entropy_coeff=0.01,
         critic_coeff=0.5,
         loss_critic_type="l2",
@@ -173,7 +195,8 @@ def make_update(model: Model, lag: int | None) -> Callable[[TensorDictBase], Non
     optimizer = torch.optim.RMSprop(trained.parameters(), lr=7e-4, alpha=0.99, eps=1e-5)
 
     def update(batch: TensorDictBase) -> None:
-        encode(model.trunk, batch)
+        if not stock:
+            encode(model.trunk, batch)
         with torch.no_grad():
             advantage(batch)
         losses = loss_module(batch.reshape(-1))
@@ -196,12 +219,14 @@ def make_update(model: Model, lag: int | None) -> Callable[[TensorDictBase], Non
 def measure(workload: str, contender: str, seconds: float, warm_up: int) -> dict[str, Any]:
     """Steps per second of one contender, from the end of the warm-up batches on."""
     torch.set_num_threads(1)
+    stock, contender = contender.endswith(STOCK), contender.removesuffix(STOCK)
     model = Model(workload)
     collector = make_collector(workload, contender, model)
     torch.set_num_threads(1)  # whatever making the collector set
     is_hts = contender.startswith("hts")
     learning = workload.startswith("pong")
-    update = make_update(model, collector.lag if is_hts else None) if learning else None
+    lag = collector.lag if is_hts else None
+    update = make_update(model, lag, stock=stock) if learning else None
     batches: Iterator[TensorDictBase] = iter(collector)
 
     def one_batch() -> int:
@@ -211,26 +236,28 @@ def measure(workload: str, contender: str, seconds: float, warm_up: int) -> dict
             collector.update_policy_weights_()
         return batch.numel()
 
-    for _ in range(warm_up):
-        one_batch()
-    frames, num_batches, began = 0, 0, time.perf_counter()
-    elapsed_s = 0.0
-    while elapsed_s < seconds:
-        frames += one_batch()
-        num_batches += 1
-        elapsed_s = time.perf_counter() - began
-    result = {
-        "frames": frames,
-        "batches": num_batches,
-        "elapsed_s": elapsed_s,
-        "steps_per_second": frames / elapsed_s,
-    }
-    if is_hts:
-        counted = collector.statistics()
-        result["learner_waiting_share"] = counted.learner_waiting_share
-        result["mean_actor_batch_size"] = counted.mean_actor_batch_size
-    collector.shutdown()
-    return result
+    try:
+        for _ in range(warm_up):
+            one_batch()
+        frames, num_batches, began = 0, 0, time.perf_counter()
+        elapsed_s = 0.0
+        while elapsed_s < seconds:
+            frames += one_batch()
+            num_batches += 1
+            elapsed_s = time.perf_counter() - began
+        result = {
+            "frames": frames,
+            "batches": num_batches,
+            "elapsed_s": elapsed_s,
+            "steps_per_second": frames / elapsed_s,
+        }
+        if is_hts:
+            counted = collector.statistics()
+            result["learner_waiting_share"] = counted.learner_waiting_share
+            result["mean_actor_batch_size"] = counted.mean_actor_batch_size
+        return result
+    finally:
+        collector.shutdown()
 
 
 def measure_parts(workload: str, seconds: float) -> dict[str, Any]:
@@ -291,21 +318,26 @@ def run_alone(arguments: list[str], limit_s: float) -> dict[str, Any]:
     if inherited := environment.get("PYTHONPATH"):
         paths.append(inherited)
     environment["PYTHONPATH"] = os.pathsep.join(paths)
+    process = subprocess.Popen(
+        [sys.executable, *arguments],
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
     try:
-        finished = subprocess.run(
-            [sys.executable, *arguments],
-            env=environment,
-            capture_output=True,
-            text=True,
-            timeout=limit_s,
-            check=False,
-        )
+        output, errors = process.communicate(timeout=limit_s)
     except subprocess.TimeoutExpired:
         return {"error": f"not finished after {limit_s:.0f} s"}
-    lines = finished.stdout.strip().splitlines()
-    if finished.returncode or not lines:
-        errors = finished.stderr.strip().splitlines()
-        return {"error": errors[-1] if errors else f"exit status {finished.returncode}"}
+    finally:  # workers that are left behind must not slow down the next contender
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+    lines = output.strip().splitlines()
+    if process.returncode or not lines:
+        reasons = errors.strip().splitlines()
+        return {"error": reasons[-1] if reasons else f"exit status {process.returncode}"}
     result: dict[str, Any] = json.loads(lines[-1])
     return result
 
@@ -355,11 +387,11 @@ def print_table(
         for error in {run["error"] for run in runs if "error" in run}:
             print(f"  {contender}: {error}")
     others = [statistics.median(s) for name, s in speeds.items() if not name.startswith("hts")]
-    header = f"  {'contender':<14}{'steps/s':>10}{'least':>10}{'most':>10}"
+    header = f"  {'contender':<18}{'steps/s':>10}{'least':>10}{'most':>10}"
     print(header + (f"{bound[0]:>18}" if bound else "") + (f"{'of best TorchRL':>17}"))
     for contender, measured in sorted(speeds.items(), key=lambda item: -statistics.median(item[1])):
         median = statistics.median(measured)
-        line = f"  {contender:<14}{median:>10,.0f}{min(measured):>10,.0f}{max(measured):>10,.0f}"
+        line = f"  {contender:<18}{median:>10,.0f}{min(measured):>10,.0f}{max(measured):>10,.0f}"
         if bound:
             line += f"{median / bound[1]:>18.0%}"
         if others:
@@ -374,6 +406,7 @@ def print_startup(runs: list[dict[str, Any]]) -> None:
         print(f"  {error}")
     measured = [run for run in runs if "error" not in run]
     for key, label in (
+        ("executors_ready_s", "seconds until the last executor has its game"),
         ("constructed_s", "seconds until the collector is made, actors included"),
         ("first_batch_s", "seconds until the first batch"),
         ("private_mib_per_executor_mean", "MiB of private memory per executor, mean"),
@@ -412,7 +445,7 @@ def main() -> None:
         "--contenders",
         type=names(CONTENDERS),
         default=DEFAULT_CONTENDERS,
-        help=f"of {','.join(CONTENDERS)}; by default {','.join(DEFAULT_CONTENDERS)}",
+        help=f"of {', '.join(CONTENDERS)}; by default {','.join(DEFAULT_CONTENDERS)}",
     )
     parser.add_argument("--seconds", type=float, default=15.0, help="of each measurement (15)")
     parser.add_argument("--repetitions", type=int, default=3, help="of each contender (3)")

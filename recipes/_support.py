@@ -18,6 +18,7 @@ from typing import Any, TextIO, TypeVar
 from matplotlib.figure import Figure
 from rich.console import Console
 from rich.progress import BarColumn, Progress, ProgressColumn, Task, TextColumn, TimeElapsedColumn
+from rich.table import Column
 from rich.text import Text
 
 __all__ = ["Metrics", "RunLog", "option", "parse_config"]
@@ -43,9 +44,7 @@ def parse_config(
         description: the text above the flags in ``--help``.
         arguments: by default those of the command line.
     """
-    parser = argparse.ArgumentParser(
-        description=description, formatter_class=argparse.ArgumentDefaultsHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=description, formatter_class=_HelpFormatter)
     hints = typing.get_type_hints(config_class)
     for entry in fields(config_class):  # type: ignore[arg-type]
         flag = "--" + entry.name.replace("_", "-")
@@ -61,6 +60,10 @@ def parse_config(
             kind = _without_none(hints[entry.name])
             parser.add_argument(flag, type=kind, metavar=kind.__name__.upper(), **settings)
     return config_class(**vars(parser.parse_args(arguments)))
+
+
+class _HelpFormatter(argparse.ArgumentDefaultsHelpFormatter, argparse.RawDescriptionHelpFormatter):
+    """Shows defaults, and the description as it is written."""
 
 
 def _without_none(hint: Any) -> Any:
@@ -121,10 +124,10 @@ class RunLog:
         self._writer.writeheader()
         self._console = Console()
         self._progress = Progress(
-            BarColumn(),
+            BarColumn(bar_width=16),
             TextColumn("{task.percentage:.0f} %"),
             TimeElapsedColumn(),
-            _MetricsColumn(),
+            _MetricsColumn(table_column=Column(no_wrap=True)),
             console=self._console,
             disable=not self._console.is_terminal,
         )

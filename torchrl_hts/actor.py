@@ -10,7 +10,7 @@ from __future__ import annotations
 import pickle
 import time
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
@@ -178,16 +178,19 @@ class _Actor:
         self.inputs = tuple(key for key, _ in _items(self.examples))
         self.input_rows = [[slot[key] for key in self.inputs] for slot in flat]
         self.output_rows = [[slot[key] for key in job.outputs] for slot in flat]
-        self.buffers = {
-            key: torch.zeros(
-                (self.num_envs, *value.shape[1:]),
-                dtype=value.dtype,
-                pin_memory=self.device.type == "cuda",
+        self.outputs = tuple(_nested(key) for key in job.outputs)
+        self.buffers = [
+            (
+                _nested(key),
+                torch.zeros(
+                    (self.num_envs, *value.shape[1:]),
+                    dtype=value.dtype,
+                    pin_memory=self.device.type == "cuda",
+                ),
             )
             for key, value in _items(self.examples)
-        }
-        self.buffer_rows = [_as_array(self.buffers[key]) for key in self.inputs]
-        self.batches: dict[int, TensorDict] = {}
+        ]
+        self.buffer_rows = [_as_array(buffer) for _, buffer in self.buffers]
         for policy_of_slot in self.policies:
             policy_of_slot.prepare(self.examples[: self.num_envs].to(self.device))
         self.width = self.policies[0].width
@@ -223,33 +226,31 @@ class _Actor:
                 np.take(source, rows, axis=0, out=buffer[at], mode="clip")
         self.words[at] = self.noise[slot][rows]
         result = self._run(self.policies[slot], size)
-        for key, target in zip(self.job.outputs, self.output_rows[slot], strict=True):
-            value = _as_array(result.get(key).cpu())[at]
+        for key, target in zip(self.outputs, self.output_rows[slot], strict=True):
+            value = _as_array(result[key])[at]
             if value.shape[1:] != target.shape[1:]:
                 raise PolicyError(
-                    f"the policy wrote {'.'.join(key)!r} of shape {value.shape[1:]} per row; "
+                    f"the policy wrote {key!r} of shape {value.shape[1:]} per row; "
                     f"at start-up it was {target.shape[1:]}"
                 )
             if value.dtype.kind == "f" and np.isnan(value).any():
                 bad = np.isnan(value).reshape(len(envs), -1).any(1)
                 raise PolicyError(
-                    f"the policy returned NaN in {'.'.join(key)!r} for environment(s) "
+                    f"the policy returned NaN in {key!r} for environment(s) "
                     f"{index[bad].tolist()}: its parameters or the observations have become NaN "
                     "or infinite; check the learning rate and the environment"
                 )
             target[rows] = value
         return size
 
-    def _run(self, policy: CounterPolicy, size: int) -> TensorDictBase:
+    def _run(self, policy: CounterPolicy, size: int) -> Mapping[Any, Tensor] | TensorDictBase:
         """Run a policy on the first ``size`` rows of the buffers."""
-        batch = self.batches.get(size)
-        if batch is None:
-            batch = TensorDict({key: buffer[:size] for key, buffer in self.buffers.items()}, [size])
-            self.batches[size] = batch
-        batch = batch.copy()  # what the policy writes must not stay in the next call's input
-        if self.device.type != "cpu":
-            batch = batch.to(self.device)
-        return policy(batch, self.words[:size])
+        words = self.words[:size]
+        if policy.short_cut:
+            # A new dict each time: what the policy writes must not stay in the next call's input.
+            return policy.compute({key: b[:size].to(self.device) for key, b in self.buffers}, words)
+        batch = TensorDict({key: b[:size] for key, b in self.buffers}, [size])
+        return policy(batch if self.device.type == "cpu" else batch.to(self.device), words)
 
     def calibrate(self) -> InvariantSizes:
         """Find the batch sizes that agree bitwise, running just what `infer` runs.
@@ -276,7 +277,7 @@ class _Actor:
             self.words[:size] = words[row_ids]
             inner.clear()
             result = self._run(policy, size)
-            outputs = [value for key, value in _items(result) if key not in self.inputs]
+            outputs = [result[key] for key in self.outputs]
             outputs += [value for value in inner if value.shape[:1] == (size,)]
             return [v.cpu().clone(memory_format=torch.contiguous_format) for v in outputs]
 
@@ -349,8 +350,15 @@ def _items(td: TensorDictBase) -> list[tuple[Key, Tensor]]:
     ]
 
 
+def _nested(key: Key) -> str | Key:
+    """The key as policies write it."""
+    return key[0] if len(key) == 1 else key
+
+
 def _as_array(tensor: Tensor) -> Array:
-    """An array over a CPU tensor's memory; bfloat16 as 16-bit words, as it is stored."""
+    """The values as an array, over a CPU tensor's memory; bfloat16 as 16-bit words, as stored."""
+    if tensor.device.type != "cpu":
+        tensor = tensor.cpu()
     if tensor.dtype == torch.bfloat16:
         tensor = tensor.view(torch.int16)
         return tensor.numpy().view(np.uint16)

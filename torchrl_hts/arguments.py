@@ -6,6 +6,7 @@ import inspect
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from numbers import Integral
 from typing import Any
 
 import cloudpickle
@@ -71,11 +72,11 @@ def check_unsupported(given: Mapping[str, Any]) -> None:
 
 def check_integer(name: str, value: Any, *, least: int = 1) -> int:
     """An integer argument of at least some value."""
-    if isinstance(value, bool) or not isinstance(value, int):
+    if isinstance(value, bool) or not isinstance(value, Integral):
         raise TypeError(f"{name} must be an int, got {value!r}")
     if value < least:
         raise ValueError(f"{name} must be at least {least}, got {value}")
-    return value
+    return int(value)
 
 
 def check_devices(

@@ -146,24 +146,35 @@ class CounterPolicy:
         Raises:
             PolicyError: if the policy draws more than in its trial run.
         """
+        if self._steps is not None:
+            values = self.compute({key: td.get(key) for key in self._in_keys}, words)
+            return td.update({key: values[key] for key in self._out_keys})
         noise = WordStream(len(words), words, self._device)
-        with torch.inference_mode(), set_exploration_type(self.exploration_type):
-            if self._steps is None:
-                with self._hooked(noise):
-                    if self.row_by_row:
-                        return self._each_row(self.policy, self._out_keys, td, noise.seeds())
-                    out = self.policy(td)
-                return td if out is td else td.update(out.select(*self._out_keys, strict=False))
-            env = {key: td.get(key) for key in self._in_keys}
-            for step in self._steps:
-                step(env, noise)
-        for key in self._out_keys:
-            value = env[key]
-            if len(value) != noise.rows or not isinstance(key, str):
-                td.set(key, value)
-            else:  # set, without what its checks cost
-                td._set_str(key, value, validated=True, inplace=False, non_blocking=False)
-        return td
+        with (
+            torch.inference_mode(),
+            set_exploration_type(self.exploration_type),
+            self._hooked(noise),
+        ):
+            if self.row_by_row:
+                return self._each_row(self.policy, self._out_keys, td, noise.seeds())
+            out = self.policy(td)
+            return td if out is td else td.update(out.select(*self._out_keys, strict=False))
+
+    @property
+    def short_cut(self) -> bool:
+        """Whether `compute` serves, which saves what TensorDicts cost."""
+        return self._steps is not None
+
+    def compute(self, values: dict[Any, Tensor], words: Words) -> dict[Any, Tensor]:
+        """Run the policy on the tensors of its `in_keys`; adds all that it writes, and returns it.
+
+        Only where `short_cut` says so. The bits are those of calling the policy.
+        """
+        noise = WordStream(len(words), words, self._device)
+        with torch.inference_mode():
+            for step in self._steps or ():
+                step(values, noise)
+        return values
 
     @contextmanager
     def _hooked(self, noise: WordStream) -> Iterator[None]:

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import gc
 import importlib
 import json
 import os
@@ -362,6 +363,7 @@ def _serve(fd: int, main_pid: int) -> None:
                 else:
                     fds = _read_fds(requests, request["fds"])
                     server_pid = os.getpid()
+                    gc.freeze()  # collections in workers leave the shared pages alone
                     pid = os.fork()
                     if pid == 0:
                         _die_with_parent(server_pid)
