@@ -233,6 +233,11 @@ def stock(env: Callable[[], Any], policy: nn.Module, **kwargs: Any) -> TensorDic
         collector.shutdown()
 
 
+def first_batch(envs: list[Any], policy: nn.Module, **kwargs: Any) -> TensorDict:
+    with HTSCollector(envs, policy, frames_per_batch=8, **kwargs) as collector:
+        return next(iter(collector))
+
+
 def cartpole() -> Any:
     return GymEnv("CartPole-v1", categorical_action_encoding=True)
 
@@ -267,8 +272,7 @@ def test_layout_is_the_stock_collectors(ours: Any, theirs: Any, kwargs: dict[str
     """Keys, shapes, data types and names, but for the version that every batch of ours carries."""
     policy = categorical(num_actions=2)
     expected = stock(theirs, policy, **kwargs)
-    with HTSCollector([ours] * 2, policy, frames_per_batch=8, **kwargs) as collector:
-        found = next(iter(collector))
+    found = first_batch([ours] * 2, policy, **kwargs)
     assert found.shape == expected.shape
     assert found.names == [None, "time"]
     assert "policy_version" in found.keys()
