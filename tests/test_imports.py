@@ -1,0 +1,74 @@
+"""Imports run one way, and the path of an executor is free of torch."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+PACKAGE = ROOT / "torchrl_hts"
+
+# From the bottom up: a module may import only from those before it.
+ORDER = [
+    "errors", "schedule", "exchange", "storage", "workers", "gym_env", "executor", "slots",
+    "torchrl_env", "invariance", "draws", "sampling", "actor", "statistics", "weights",
+    "batch_plan", "arguments", "crew", "learner", "collector", "delayed_gradient", "episodes",
+    "testing",
+]  # fmt: skip
+TORCH_FREE = ORDER[: ORDER.index("executor") + 1]
+
+
+def imported(path: Path, *, lazily: bool) -> set[str]:
+    """Modules of this package that a file imports, at its top or also inside functions."""
+    tree = ast.parse(path.read_text())
+    nodes = list(ast.walk(tree)) if lazily else tree.body
+    names = set()
+    for node in nodes:
+        if isinstance(node, ast.ImportFrom) and node.module:
+            names.add(node.module)
+        elif isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+    return names
+
+
+def test_every_module_has_its_place() -> None:
+    assert {path.stem for path in PACKAGE.glob("*.py")} - {"__init__"} == set(ORDER)
+
+
+@pytest.mark.parametrize("name", ORDER)
+def test_a_module_imports_only_from_below(name: str) -> None:
+    below = {f"torchrl_hts.{other}" for other in ORDER[: ORDER.index(name)]} | {"torchrl_hts.envs"}
+    ours = {m for m in imported(PACKAGE / f"{name}.py", lazily=False) if "torchrl_hts" in m}
+    assert ours <= below
+
+
+@pytest.mark.parametrize("name", TORCH_FREE)
+def test_no_torch_on_an_executors_path(name: str) -> None:
+    top = imported(PACKAGE / f"{name}.py", lazily=False)
+    assert not {m for m in top if m.split(".")[0] in ("torch", "torchrl", "tensordict")}
+
+
+def test_delayed_gradient_does_not_know_the_collector() -> None:
+    used = imported(PACKAGE / "delayed_gradient.py", lazily=True)
+    assert not {m for m in used if m.startswith("torchrl_hts")}
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "recipes").glob("*.py")), ids=lambda p: p.name)
+def test_recipes_use_public_names_only(path: Path) -> None:
+    ours = {m for m in imported(path, lazily=True) if m.startswith("torchrl_hts")}
+    assert ours <= {"torchrl_hts", "torchrl_hts.envs"}
+
+
+def test_importing_the_package_and_its_environments_loads_no_torch() -> None:
+    code = (
+        "import sys, torchrl_hts, torchrl_hts.executor, torchrl_hts.envs\n"
+        "print([m for m in ('torch', 'torchrl', 'tensordict') if m in sys.modules])"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, check=True
+    )
+    assert done.stdout.strip() == "[]"
