@@ -180,6 +180,7 @@ def test_next_and_length_and_stats() -> None:
     statistics = collector.statistics()
     assert (statistics.frames, statistics.rounds) == (16, 2)
     assert statistics.mean_actor_batch_size > 0
+    assert collector.statistics() == statistics, "the clock stops with the run"
     collector.shutdown()
 
 

@@ -323,12 +323,13 @@ class HTSCollector(BaseCollector):  # type: ignore[misc]  # torchrl has no types
     def statistics(self) -> Statistics:
         """A snapshot of what has been counted; cheap, and valid after the end too."""
         learner = self._learner
+        now = time.monotonic() if self._crew.closed_at is None else self._crew.closed_at
         return summarise(
             self._counters,
             len(self._crew.executor_inboxes),
             frames=self._frames,
             rounds=self._iter + 1,
-            elapsed_s=time.monotonic() - learner.began if learner.began else 0.0,
+            elapsed_s=now - learner.began if learner.began else 0.0,
             learner_waiting_s=learner.waited_s,
             invariant_sizes=self._invariant_sizes,
         )

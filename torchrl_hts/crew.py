@@ -60,7 +60,7 @@ class Crew:
         self.actors: list[WorkerProcess] = []
         self._servers: list[WorkerServer] = []
         self._lock = threading.Lock()
-        self._closed = False
+        self.closed_at: float | None = None  # by the monotonic clock
         self._owner_pid = os.getpid()
         self._control_poll = select.poll()  # every worker's connection
         self._poll = select.poll()  # the same and the learner's inbox
@@ -75,7 +75,7 @@ class Crew:
 
     def is_closed(self) -> bool:
         """Whether the workers have been shut down."""
-        return self._closed
+        return self.closed_at is not None
 
     @property
     def workers(self) -> list[WorkerProcess]:
@@ -243,9 +243,9 @@ class Crew:
     def shutdown(self, timeout_s: float) -> None:
         """End every worker: politely, and by force after the time-out; may be called again."""
         with self._lock:
-            if self._closed:
+            if self.is_closed():
                 return
-            self._closed = True
+            self.closed_at = time.monotonic()
         if os.getpid() != self._owner_pid:
             return  # a fork of the user's process: the workers aren't its own
         for inbox in self.executor_inboxes:
