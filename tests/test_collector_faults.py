@@ -229,7 +229,7 @@ class Spoilt(nn.Module):
     def forward(self, observation: Tensor) -> tuple[Tensor, Tensor]:
         action = torch.ones(observation.shape[:-1], dtype=torch.int64)
         extra = observation[..., :2].clone()
-        if self.switch != 0:
+        if self.switch > 0.5:
             if self.fault == "raise":
                 raise KeyError("no such neuron")
             if self.fault == "NaN":

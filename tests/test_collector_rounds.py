@@ -343,3 +343,31 @@ def test_collectors_one_after_the_other_leak_no_descriptors() -> None:
 
     run()  # what is opened once stays open
     assert run() == run()
+
+
+def test_weights_given_before_the_first_batch_act_from_round_0() -> None:
+    other = marked()
+    other.module.mark.data.fill_(7)
+    with HTSCollector([echo()], policy_factory=marked, frames_per_batch=4, lag=1) as collector:
+        collector.update_policy_weights_(other)
+        batches = iter(collector)
+        assert [next(batches)["mark"].unique().item() for _ in range(3)] == [7, 7, 7]
+
+
+def test_values_staged_before_the_first_batch_do_not_outlive_it() -> None:
+    policy = marked()
+    with HTSCollector([echo()], policy, frames_per_batch=4, lag=0) as collector:
+        collector.update_policy_weights_()
+        batches = iter(collector)
+        next(batches)
+        policy.module.mark.data.fill_(3)
+        assert next(batches)["mark"].unique().item() == 3
+
+
+def test_a_state_of_another_shape_is_refused() -> None:
+    with HTSCollector([echo()], marked(), frames_per_batch=4, lag=1) as collector:
+        state = collector.state_dict()
+    with HTSCollector([echo()], marked(), frames_per_batch=4, lag=2) as collector:
+        with pytest.raises(ValueError, match="lag=1; this one has lag=2"):
+            collector.load_state_dict(state)
+        assert next(iter(collector)).shape == (1, 4)

@@ -209,7 +209,7 @@ def ratio_error(loss_module: ClipPPOLoss, actor: nn.Module, batch: TensorDict) -
 
 
 def test_advantages_bootstrap_with_the_stored_values_parameters():
-    """METHOD.md section 8: GAE, written out, with theta_j's critic for both kinds of values."""
+    """GAE, written out, with theta_j's critic for both kinds of values (a fault of the release)."""
     learner = Learner("a2c", lag=1)
     theta_2, _ = learner.run(0, 2)
     batch = make_batch(2)
@@ -234,7 +234,7 @@ def test_advantages_bootstrap_with_the_stored_values_parameters():
 
 
 def test_entropy_is_rewarded():
-    """METHOD.md section 8: with no advantage the policy must become more random, round by round."""
+    """With no advantage the policy must become more random, round by round (another fault)."""
     learner = Learner("a2c", "sgd", lag=1)
     learner.loss_module.entropy_coeff = 1.0
     entropies = []
@@ -253,7 +253,7 @@ def test_entropy_is_rewarded():
 
 
 def test_reference_clips_every_gradient():
-    """METHOD.md section 8: the equalities above would miss a fault that the reference shares."""
+    """Every step: the equalities above would miss a fault that the reference shares."""
     gradients = [torch.full((4,), 3.0), torch.full((4,), 4.0)]
     clipped = clip(gradients, 1.0)
     torch.testing.assert_close(torch.cat(clipped).norm(), torch.tensor(1.0))

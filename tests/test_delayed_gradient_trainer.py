@@ -174,7 +174,7 @@ def test_lag_0_is_bitwise_the_trainer_without_it(kind):
 
 
 def test_every_optimizer_step_is_clipped():
-    """METHOD.md section 8: the authors' release clips the first of 16 steps only."""
+    """A fault of the authors' release: the authors' release clips the first of 16 steps only."""
     trainer = make_trainer("ppo", rounds=2)
     trainer.train()
     norms = trainer.optimizer.norms

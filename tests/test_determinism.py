@@ -7,10 +7,12 @@ import time
 from functools import partial
 from pathlib import Path
 
+import gymnasium as gym
 import pytest
 import torch
 from environments import EchoEnv
 from policies import categorical
+from torchrl.envs import Compose, GymEnv, NoopResetEnv, StepCounter, TransformedEnv
 
 from torchrl_hts import HTSCollector
 from torchrl_hts.testing import TASKS, digest, main, train
@@ -113,3 +115,46 @@ def test_idle_workers_use_no_processor() -> None:
         before = ticks()
         time.sleep(0.5)  # a time to measure over, not to wait for anything
         assert ticks() - before <= 2
+
+
+def noop_cartpole() -> TransformedEnv:
+    """Draws from torch's global generator at every reset."""
+    env = GymEnv("CartPole-v1", categorical_action_encoding=True)
+    return TransformedEnv(env, Compose(NoopResetEnv(5, random=True), StepCounter(20)))
+
+
+def test_i7_torchs_global_generator_is_each_environments_own() -> None:
+    policy = categorical(num_actions=2)
+
+    def run(num_executors: int) -> str:
+        with HTSCollector(
+            [noop_cartpole] * 4, policy, frames_per_batch=160, seed=0, num_executors=num_executors
+        ) as collector:
+            return digest(next(iter(collector)))
+
+    assert run(1) == run(2) == run(4)
+
+
+def test_i7_holds_for_a_layer_that_starts_with_zeros() -> None:
+    """All batch sizes agree on zeros; calibration must not be taken in by that."""
+    runs = []
+    for num_executors, num_actors in ((1, 1), (16, 2)):
+        policy = categorical(num_actions=2)
+        head = policy[0].module.net[-1]
+        torch.nn.init.zeros_(head.weight)
+        generator = torch.Generator().manual_seed(1)
+        with HTSCollector(
+            [partial(EchoEnv, (9,), action_space=gym.spaces.Discrete(2))] * 16,
+            policy,
+            frames_per_batch=16 * 20,
+            total_frames=16 * 20 * 4,
+            seed=0,
+            num_executors=num_executors,
+            num_actors=num_actors,
+        ) as collector:
+            digests = []
+            for batch in collector:
+                digests.append(digest(batch))
+                head.weight.data.normal_(generator=generator)
+        runs.append(digests)
+    assert runs[0] == runs[1]

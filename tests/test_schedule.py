@@ -75,7 +75,7 @@ def test_an_environments_turn_goes_round() -> None:
 
 
 def test_position_counts_rounds_and_steps() -> None:
-    """I1: alpha steps are a round, the first included (METHOD.md section 8: off by one)."""
+    """I1: alpha steps are a round, the first included (the authors' off by one)."""
     schedule = Schedule(1, 3, 1)
     seen = []
     for _ in range(6):
@@ -402,7 +402,7 @@ class ScheduleMachine(RuleBasedStateMachine):
 
     @invariant()
     def learned_as_the_method_says(self) -> None:
-        """I3: the newest parameters are those of METHOD.md section 3."""
+        """I3: the newest parameters are those of docs/design.md."""
         world = self.world
         values = expected_values(world.num_envs, world.sync_interval, world.lag, world.updates)
         assert world.newest == values[-1]

@@ -116,7 +116,7 @@ def test_every_interleaving(
 
 
 class FirstRoundTooLong(Schedule):
-    """The authors' fault (METHOD.md section 8): the first round ends after alpha + 1 steps."""
+    """The authors' fault: the first round ends after alpha + 1 steps."""
 
     def finish_step(self, env: int) -> bool:
         super().finish_step(env)

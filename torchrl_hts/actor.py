@@ -227,12 +227,14 @@ class _Actor:
         self.words[at] = self.noise[slot][rows]
         result = self._run(self.policies[slot], size)
         for key, target in zip(self.outputs, self.output_rows[slot], strict=True):
-            value = _as_array(result[key])[at]
-            if value.shape[1:] != target.shape[1:]:
+            value = _as_array(result[key])
+            if value.shape != (size, *target.shape[1:]):
                 raise PolicyError(
-                    f"the policy wrote {key!r} of shape {value.shape[1:]} per row; "
-                    f"at start-up it was {target.shape[1:]}"
+                    f"the policy wrote {key!r} of shape {value.shape[1:]} per row, in "
+                    f"{len(value)} rows; at start-up it was {target.shape[1:]}, and {size} rows "
+                    "were expected"
                 )
+            value = value[at]
             if value.dtype.kind == "f" and np.isnan(value).any():
                 bad = np.isnan(value).reshape(len(envs), -1).any(1)
                 raise PolicyError(

@@ -23,7 +23,8 @@ from torchrl_hts.torchrl_env import TorchRLDescription
 
 __all__ = ["BatchPlan", "plan_batch"]
 
-_EXAMPLES = 512  # at least; how many of them are needed is for the calibration to say
+_EXAMPLES = 512  # of random inputs; how many are needed is for the calibration to say
+_EXAMPLE_BYTES = 1 << 25  # but no more than this, however large an observation is
 _DONE_NAMES = ("done", "terminated", "truncated")
 
 
@@ -71,7 +72,7 @@ def plan_batch(
             or writes one that doesn't fit the action space.
         TypeError: for spaces or entries that aren't arrays of a fixed shape.
     """
-    count = max(2 * num_envs, _EXAMPLES)
+    count = max(2 * num_envs, min(_EXAMPLES, _EXAMPLE_BYTES // _row_bytes(description)))
     generator = torch.random.fork_rng(devices=[])
     with generator, torch.no_grad(), set_exploration_type(exploration_type):
         torch.manual_seed(0)
@@ -123,6 +124,14 @@ def plan_batch(
         ),
         truncated_keys=tuple(("next", *key) for key in truncated),
     )
+
+
+def _row_bytes(description: GymDescription | TorchRLDescription) -> int:
+    """Size of one environment's observation."""
+    if isinstance(description, GymDescription):
+        fields = [field for field, _ in observation_fields(description.observation_space)]
+        return sum(field.num_bytes for field in fields) + 1
+    return sum(value.nbytes for _, value in leaves(description.transition.exclude("next"))) + 1
 
 
 def _try_out(policy: TensorDictModuleBase, inputs: TensorDictBase) -> TensorDictBase:
@@ -227,6 +236,11 @@ def _check_gym_action(space: gym.Space[Any], key: Key, outputs: dict[Key, Tensor
             "MultiDiscrete, MultiBinary, Box and Dicts of them"
         )
     _expect_action(key, outputs)
+    if outputs[key].dtype == torch.bfloat16:
+        raise ValueError(
+            f"the policy writes {_name(key)} in bfloat16, which numpy, and so a gymnasium "
+            "environment, does not know: let its distribution work in float32"
+        )
     found = outputs[key][0].numel()
     if found not in sizes:
         raise ValueError(

@@ -50,7 +50,7 @@ class HTSCollector(BaseCollector):  # type: ignore[misc]  # torchrl has no types
     forward pass, and nobody waits for anybody except at a round's opening: round r opens when
     update r - (lag + 1) is done. Every batch D_j and every parameter theta_j is bit for bit the
     same for a given seed, whatever the number of executors and actors and the timing of any
-    process (METHOD.md sections 3 and 5; Liu et al., NeurIPS 2020).
+    process (docs/design.md; Liu et al., NeurIPS 2020).
 
     A batch is a TensorDict ``[N, alpha]`` with names ``(None, "time")`` in the layout of TorchRL's
     own collectors, with ``"policy_version"`` (int64 ``[N, alpha]``): the round j, whose parameters
@@ -220,8 +220,10 @@ class HTSCollector(BaseCollector):  # type: ignore[misc]  # torchrl has no types
             )
             memory, schedule = self._crew.share(layout, self._last_round, plan.options)
             self._counters = memory.counters
-            self._learner = LearnerSide(self._crew, schedule, Slots(memory), self._weights, seed)
-            self._learner.fill_slots()  # to calibrate with
+            slots = Slots(memory)
+            for slot in range(self.lag + 1):
+                slots.stage(slot, self._weights.generic())  # to calibrate with
+            self._learner = LearnerSide(self._crew, schedule, slots, self._weights, seed)
             self._invariant_sizes = self._crew.start_actors(
                 lambda worker: ActorJob(
                     policy=policy_bytes,
@@ -349,6 +351,9 @@ class HTSCollector(BaseCollector):  # type: ignore[misc]  # torchrl has no types
             env_state_dict=OrderedDict(),
             frames=self._frames,
             iter=self._iter,
+            lag=self.lag,
+            num_envs=self.num_envs,
+            sync_interval=self.sync_interval,
             **self._learner.state_dict(),
         )
 
@@ -359,15 +364,22 @@ class HTSCollector(BaseCollector):  # type: ignore[misc]  # torchrl has no types
         its result.
 
         Raises:
-            ValueError: if an entry is missing.
+            ValueError: if an entry is missing, or of a collector of another shape.
         """
-        missing = self.state_dict().keys() - state_dict.keys()
+        own = self.state_dict()
+        missing = own.keys() - state_dict.keys()
         if missing:
             raise ValueError(
                 f"the state lacks {', '.join(sorted(missing))}: it is not one of HTSCollector"
             )
+        for name in ("lag", "num_envs", "sync_interval"):
+            if state_dict[name] != own[name]:
+                raise ValueError(
+                    f"the state is of a collector with {name}={state_dict[name]}; this one has "
+                    f"{name}={own[name]}"
+                )
+        self.policy.load_state_dict(state_dict["policy_state_dict"])  # refuses another policy's
         self._learner.load_state_dict(state_dict)
-        self.policy.load_state_dict(state_dict["policy_state_dict"])
         self._frames, self._iter = state_dict["frames"], state_dict["iter"]
 
     def shutdown(

@@ -116,7 +116,11 @@ def run_executor(control: Connection, fds: list[int]) -> None:
 
 
 def _make(factory: bytes, index: int, job: ExecutorJob) -> GymEnvironment | TorchRLEnvironment:
-    env = pickle.loads(factory)()
+    make = pickle.loads(factory)
+    torch = sys.modules.get("torch")
+    if torch is not None:
+        torch.manual_seed(0)  # what is drawn while it is made is not to depend on its neighbours
+    env = make()
     if isinstance(env, gym.Env):
         return GymEnvironment(env, index)
     if any(c.__module__ == "torchrl.envs.common" for c in type(env).__mro__):

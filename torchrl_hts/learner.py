@@ -91,8 +91,11 @@ class LearnerSide:
 
     def _run(self) -> None:
         """Set the workers to work on the present round, with reset environments."""
-        self.fill_slots()
-        self._ring = None
+        if self._ring is not None:
+            newest = self._weights.take()
+            for round_ in range(self.round, self.round + self._schedule.num_slots):
+                self._slots.stage(self._schedule.slot(round_), self._ring.get(round_, newest))
+            self._ring = None
         envs = range(self._schedule.num_envs)
         seeds = [
             environment_seed(self.seed, 0 if self.static_seed else env, self.round) for env in envs
@@ -111,13 +114,6 @@ class LearnerSide:
                 self._crew.shutdown(5.0)
                 raise
         self._running = False
-
-    def fill_slots(self) -> None:
-        """Put parameters into every slot that the present rounds start with."""
-        if self._ring is not None:
-            newest = self._weights.live()
-            for round_ in range(self.round, self.round + self._schedule.num_slots):
-                self._slots.stage(self._schedule.slot(round_), self._ring.get(round_, newest))
 
     def state_dict(self) -> dict[str, Any]:
         """The round, the seed, and the parameters of the rounds under way, by name."""

@@ -1,6 +1,6 @@
 """The schedule of rounds and slots: which event may happen when, in indices alone.
 
-Vocabulary (METHOD.md): n environments, alpha = ``sync_interval`` steps per environment and
+Vocabulary (docs/design.md): n environments, alpha = ``sync_interval`` steps per environment and
 round, ``lag + 1`` slots, round j in slot ``j % (lag + 1)``. The state is one word per environment
 and phase, and two words of the learner:
 
@@ -15,7 +15,7 @@ is IDLE or ANSWERED and by an actor while it is READY or TAKEN, ``lent`` and ``r
 learner. Whoever passes the turn on writes the words first and tells the other side afterwards
 (``exchange.py``).
 
-Invariants (the numbers are DESIGN.md's; tests/test_schedule*.py name them):
+Invariants (the numbers are those of docs/design.md; tests/test_schedule*.py name them):
 
 I1  every environment contributes exactly alpha transitions to every round, in time order;
 I2  all transitions of round j are taken with the parameters of slot ``j % (lag + 1)``, which

@@ -117,6 +117,7 @@ class TorchRLEnvironment:
         self._random_state = torch.get_rng_state()
 
         def start() -> TensorDictBase:
+            torch.manual_seed(seed)
             self.env.set_seed(seed)
             return self.env.reset()
 

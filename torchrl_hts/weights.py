@@ -34,6 +34,21 @@ class WeightSource:
         """The policy's own tensors."""
         return [tensor for _, tensor in policy_tensors(self.policy)]
 
+    def generic(self) -> list[Tensor]:
+        """The live values with some noise, to calibrate with.
+
+        A layer that starts with zeros gives zeros at every batch size, and so hides what its later
+        values will show.
+        """
+        generator = torch.Generator().manual_seed(0)
+        parameters = len(list(self.policy.parameters()))
+        values = [tensor.to("cpu", copy=True) for tensor in self.live()]
+        for value in values[:parameters]:
+            if value.is_floating_point():
+                scale = 0.05 if value.ndim < 2 else value[0].numel() ** -0.5
+                value += scale * torch.randn(value.shape, generator=generator).to(value.dtype)
+        return values
+
     def take(self) -> list[Tensor]:
         """The values for the round that opens now."""
         values = self.live() if self._staged is None else self._staged
