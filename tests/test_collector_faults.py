@@ -252,7 +252,7 @@ class TestPolicies:
         [
             ("raise", "KeyError: 'no such neuron'"),
             ("NaN", r"NaN in 'extra' for environment\(s\) \[[0-2, ]+\].*check the learning rate"),
-            ("shape", r"'extra' of shape \(1,\) per row; at start-up it was \(2,\)"),
+            ("shape", r"'extra' of shape \(1,\) per row.*at start-up it was \(2,\)"),
             ("rows", "Error"),
         ],
     )
