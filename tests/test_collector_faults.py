@@ -334,10 +334,14 @@ class TestTheLoop:
             signal.pthread_kill(main.ident or 0, signal.SIGINT)
 
         thread = threading.Thread(target=interrupt)
-        thread.start()
-        with pytest.raises(KeyboardInterrupt):
-            next(iter(collector))
-        thread.join()
+        handler = signal.signal(signal.SIGINT, signal.default_int_handler)  # Python's own
+        try:
+            thread.start()
+            with pytest.raises(KeyboardInterrupt):
+                next(iter(collector))
+            thread.join()
+        finally:
+            signal.signal(signal.SIGINT, handler)
         assert_others_ended_by_themselves(collector)
         with pytest.raises(RuntimeError, match="has been shut down; make a new one"):
             next(iter(collector))
