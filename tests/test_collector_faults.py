@@ -419,6 +419,7 @@ from environments import EchoEnv
 from policies import categorical
 from torchrl_hts import HTSCollector
 
+signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored in a shell's background
 names = sys.argv[1:]
 for name in names:
     if os.fork() == 0:
