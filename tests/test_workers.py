@@ -374,7 +374,7 @@ for preloads_torch in (False, True):
     (server,) = [s for s in collector._crew._servers if has_torch(s.pid) == preloads_torch]
     os.kill(server.pid, signal.SIGKILL)
     try:
-        for _ in range(3):
+        while True:  # until the signal has done its work
             next(batches)
     except WorkerError as error:
         print(json.dumps([str(error), error.worker, server.pid, [*pids.values()]]), flush=True)
