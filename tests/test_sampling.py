@@ -718,3 +718,29 @@ def test_more_draws_than_in_the_trial_are_refused() -> None:
     policy, td, words = _prepared(CASES["normal"])
     with pytest.raises(PolicyError, match="more random numbers per row"):
         policy(td, words[:, :1])
+
+
+def test_a_policy_with_selected_out_keys_takes_the_short_cut() -> None:
+    """Its hook only leaves keys out; the bits are those of the whole policy."""
+    torch.manual_seed(0)
+
+    def policy() -> ProbabilisticActor:
+        net = TensorDictModule(nn.Linear(3, 4), ["observation"], ["logits"])
+        return ProbabilisticActor(
+            net, in_keys=["logits"], distribution_class=D.Categorical, return_log_prob=True
+        )
+
+    whole = policy()
+    selected = policy().select_out_keys("action", "action_log_prob")
+    selected.load_state_dict(whole.state_dict())
+    td = TensorDict({"observation": torch.randn(5, 3)}, [5])
+    words = np.arange(5, dtype=np.uint64)[:, None] << np.uint64(60)
+    outputs = []
+    for module in (whole, selected):
+        counter = CounterPolicy(module, RANDOM)
+        counter.prepare(td)
+        assert counter.short_cut
+        outputs.append(counter(td.copy(), words))
+    assert "logits" not in outputs[1].keys()
+    for key in ("action", "action_log_prob"):
+        assert torch.equal(outputs[0][key], outputs[1][key])

@@ -21,6 +21,7 @@ from tensordict.nn import (
     TensorDictModuleBase,
     TensorDictSequential,
 )
+from tensordict.nn.common import _OutKeysSelect
 from torch import Tensor, nn
 from torch import distributions as D
 from torchrl.envs.utils import ExplorationType, set_exploration_type
@@ -256,7 +257,9 @@ class CounterPolicy:
 def _flatten(module: Any) -> list[Any] | None:
     """The modules of nested sequences in order; None if one isn't of TensorDict's plain kinds."""
     forward = type(module).forward
-    if module._forward_hooks or module._forward_pre_hooks or "forward" in module.__dict__:
+    # What select_out_keys() hooks in only leaves keys out, which the caller does as well.
+    hooks = [h for h in module._forward_hooks.values() if not isinstance(h, _OutKeysSelect)]
+    if hooks or module._forward_pre_hooks or "forward" in module.__dict__:
         return None
     if forward in (TensorDictSequential.forward, ProbabilisticTensorDictSequential.forward):
         flat: list[Any] = []
