@@ -1,4 +1,4 @@
-"""HTSCollector: the public face of the package, and the learner's side of the schedule."""
+"""HTSCollector: the public face of the package."""
 
 from __future__ import annotations
 
