@@ -29,9 +29,11 @@ from torchrl.modules.distributions import truncated_normal as rl_truncated
 
 from torchrl_hts.errors import PolicyError
 
-__all__ = ["CounterNoise", "WordStream", "Words", "bind", "draw_index"]
+__all__ = ["CounterNoise", "WordStream", "Words", "bind", "draw_categorical", "draw_index"]
 
 Words = npt.NDArray[np.uint64]
+FloatArray = npt.NDArray[np.floating[Any]]
+IndexArray = npt.NDArray[np.int64]
 
 _DOMAIN = 0x4854_5352_4C61_6374  # "HTSRLact": keeps these words apart from other uses of a seed
 _MASK_64 = 2**64 - 1
@@ -98,8 +100,6 @@ class WordStream:
     def __init__(self, rows: int, words: Words | None, device: torch.device) -> None:
         self.rows, self.words, self.device = rows, words, device
         self.used = 0
-        if words is not None:
-            self._uniforms = torch.from_numpy(_uniforms(words)).to(device)
 
     def _take(self, columns: int) -> slice:
         taken = slice(self.used, self.used + columns)
@@ -111,7 +111,7 @@ class WordStream:
             )
         return taken
 
-    def uniform(self, shape: torch.Size) -> Tensor:
+    def uniform_array(self, shape: tuple[int, ...]) -> npt.NDArray[np.float64]:
         """The next uniforms, float64 ``[m, ...]``: as many per row as `shape` asks for."""
         if shape[:1] != (self.rows,):
             raise PolicyError(
@@ -120,8 +120,12 @@ class WordStream:
             )
         columns = self._take(math.prod(shape[1:]))
         if self.words is None:
-            return torch.full(shape, 0.5, dtype=torch.float64, device=self.device)
-        return self._uniforms[:, columns].reshape(shape)
+            return np.full(shape, 0.5)
+        return _uniforms(self.words[:, columns]).reshape(shape)
+
+    def uniform(self, shape: tuple[int, ...]) -> Tensor:
+        """The next uniforms as a tensor on the device."""
+        return torch.from_numpy(self.uniform_array(shape)).to(self.device)
 
     def seeds(self) -> list[int]:
         """The next word of each row, as a seed."""
@@ -145,6 +149,36 @@ def draw_index(probs: Tensor, u: Tensor) -> Tensor:
         return torch.from_numpy(np.asarray(index))
     cumulated = probs.cumsum(-1, dtype=torch.float64)
     return (cumulated <= u.unsqueeze(-1) * cumulated[..., -1:]).sum(-1)
+
+
+def draw_categorical(logits: FloatArray, u: FloatArray) -> tuple[IndexArray, FloatArray]:
+    """Draw indices with probabilities softmax(logits), as `draw_index` does, and score them.
+
+    What `torch.distributions.Categorical` computes, without making one: numpy's calls cost a fifth
+    of torch's on arrays as small as these.
+
+    Args:
+        logits: float32 or float64 ``[..., A]``; nothing but NaN comes of rows with a NaN, with
+            +inf, or with -inf alone.
+        u: float64 ``[...]``.
+
+    Returns:
+        The indices, int64 ``[...]``, and their log-probabilities, ``[...]`` of the logits' type.
+
+    Example:
+        >>> logits = np.log(np.array([[0.5, 0.25, 0.25]]))
+        >>> index, log_prob = draw_categorical(logits, np.array([0.6]))
+        >>> int(index[0]), round(float(log_prob[0]), 4)
+        (1, -1.3863)
+    """
+    with np.errstate(invalid="ignore"):
+        rows = logits.reshape(-1, logits.shape[-1])
+        shifted = rows - np.maximum.reduce(rows, -1, keepdims=True)
+        sums = np.add.accumulate(np.exp(shifted), -1, np.float64)
+        total = sums[:, -1]
+        index = np.add.reduce(sums <= (u.reshape(-1) * total)[:, None], -1)
+        score = shifted[np.arange(len(rows)), index] - np.log(total).astype(rows.dtype)
+    return index.reshape(u.shape), score.reshape(u.shape)
 
 
 def _one_hot(index: Tensor, length: int, dtype: torch.dtype = torch.int64) -> Tensor:

@@ -29,7 +29,7 @@ from torchrl.modules import SafeProbabilisticModule
 from torchrl.modules import distributions as rl_dist
 from torchrl.modules.distributions.utils import sample_and_log_prob
 
-from torchrl_hts.draws import CounterNoise, Words, WordStream, bind, draw_index
+from torchrl_hts.draws import CounterNoise, Words, WordStream, bind, draw_categorical
 from torchrl_hts.errors import PolicyError
 from torchrl_hts.invariance import check_modules, row_bits, unchanged_buffers
 
@@ -129,13 +129,17 @@ class CounterPolicy:
             )
         modules = None if self.row_by_row or self._unknown else _flatten(self.policy)
         if modules is not None:
-            self._steps = [_step(module, self.exploration_type) for module in modules]
+            steps = self._steps = [_step(module, self.exploration_type) for module in modules]
             try:
                 equal = all(output_bits() == expected for _ in range(2))
             except Exception:  # whatever the short cut stumbles over, the policy itself ran
                 equal = False
-            if not equal:
-                self._steps = None
+            # Categorical draws are rounded otherwise in numpy: so they come in after the trial,
+            # on whose bits, and so on the parameters, they are not to depend.
+            self._steps = None
+            if equal:
+                quick = [_categorical_step(module, self.exploration_type) for module in modules]
+                self._steps = [a or b for a, b in zip(quick, steps, strict=True)]
 
     def __call__(self, td: TensorDictBase, words: Words) -> TensorDictBase:
         """Run the policy on `td`, ``[m]`` with its `in_keys`, and write its `out_keys` there.
@@ -148,7 +152,8 @@ class CounterPolicy:
             PolicyError: if the policy draws more than in its trial run.
         """
         if self._steps is not None:
-            values = self.compute({key: td.get(key) for key in self._in_keys}, words)
+            with torch.inference_mode():
+                values = self.compute({key: td.get(key) for key in self._in_keys}, words)
             return td.update({key: values[key] for key in self._out_keys})
         noise = WordStream(len(words), words, self._device)
         with (
@@ -169,12 +174,11 @@ class CounterPolicy:
     def compute(self, values: dict[Any, Tensor], words: Words) -> dict[Any, Tensor]:
         """Run the policy on the tensors of its `in_keys`; adds all that it writes, and returns it.
 
-        Only where `short_cut` says so. The bits are those of calling the policy.
+        Only where `short_cut` says so, and in inference mode. The bits are those of calling this.
         """
         noise = WordStream(len(words), words, self._device)
-        with torch.inference_mode():
-            for step in self._steps or ():
-                step(values, noise)
+        for step in self._steps or ():
+            step(values, noise)
         return values
 
     @contextmanager
@@ -288,20 +292,6 @@ def _step(module: Any, kind: ExplorationType) -> _Step:
     (key,) = module.dist_sample_keys
     score = module.log_prob_key if module.return_log_prob else None
     random = kind is ExplorationType.RANDOM
-    if random and module.distribution_class is D.Categorical and [*module.dist_keys] == ["logits"]:
-        (logits_key,) = module.in_keys
-
-        def categorical(env: dict[Any, Any], noise: WordStream) -> None:
-            """What `D.Categorical` computes, without making one: half of its cost."""
-            logits = env[logits_key]
-            scores = logits - logits.logsumexp(-1, keepdim=True)
-            index = draw_index(scores.softmax(-1), noise.uniform(scores.shape[:-1]))
-            env[key] = index
-            if score:
-                env[score] = scores.gather(-1, index.unsqueeze(-1)).squeeze(-1)
-
-        return categorical
-
     reused: dict[torch.Size, Any] = {}
     reuse = module.distribution_class is rl_dist.TanhNormal and {*module.dist_keys} == _LOC_SCALE
 
@@ -331,6 +321,35 @@ def _step(module: Any, kind: ExplorationType) -> _Step:
             env[score] = dist.log_prob(env[key])
 
     return sample
+
+
+def _categorical_step(module: Any, kind: ExplorationType) -> _Step | None:
+    """The step of a module that does nothing but draw from ``Categorical(logits=...)``, or None."""
+    if (
+        kind is not ExplorationType.RANDOM
+        or isinstance(module, TensorDictModule)
+        or module.distribution_class is not D.Categorical
+        or [*module.dist_keys] != ["logits"]
+        or module.distribution_kwargs
+        or module.num_samples is not None
+    ):
+        return None
+    general = _step(module, kind)
+    (logits_key,) = module.in_keys
+    (key,) = module.dist_sample_keys
+    score = module.log_prob_key if module.return_log_prob else None
+
+    def categorical(env: dict[Any, Any], noise: WordStream) -> None:
+        logits = env[logits_key]
+        if logits.device.type != "cpu" or logits.dtype not in (torch.float32, torch.float64):
+            return general(env, noise)
+        index, log_prob = draw_categorical(logits.numpy(), noise.uniform_array(logits.shape[:-1]))
+        env[key] = torch.from_numpy(index)
+        if score:
+            env[score] = torch.from_numpy(log_prob)
+        return None
+
+    return categorical
 
 
 def _generator_state(device: torch.device) -> Tensor:
