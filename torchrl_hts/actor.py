@@ -13,6 +13,7 @@ import traceback
 from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
+from math import isnan
 from multiprocessing.connection import Connection
 from typing import Any
 
@@ -27,6 +28,7 @@ from torchrl.envs.utils import ExplorationType, set_exploration_type
 from torchrl_hts.draws import CounterNoise
 from torchrl_hts.errors import PolicyError
 from torchrl_hts.exchange import STOP, Inbox
+from torchrl_hts.gathering import Gatherer
 from torchrl_hts.invariance import (
     InvariantSizes,
     choose_sizes,
@@ -59,6 +61,7 @@ class ActorJob:
         device: where it runs.
         num_threads: torch's intra-op threads.
         owner: for each environment, the index of its executor.
+        cores: the number of cores to keep busy; None where other actors read the same inbox.
     """
 
     policy: bytes
@@ -71,6 +74,7 @@ class ActorJob:
     device: str
     num_threads: int
     owner: tuple[int, ...]
+    cores: int | None
 
 
 def run_actor(control: Connection, fds: list[int]) -> None:
@@ -93,10 +97,11 @@ def run_actor(control: Connection, fds: list[int]) -> None:
             send_object(control, ("policy", str(error), None))
             return
         actor.sizes = receive_object(control)
+        source = Gatherer(actor.schedule, inbox, job.owner, memory.counters, job.cores)
         while True:
             actor.start(receive_object(control))
             try:
-                _serve(actor, inbox, executors, memory.counters[job.worker].data)
+                _serve(actor, source, executors, memory.counters[job.worker].data)
             except _InferenceError as error:
                 send_object(control, ("inference", error.traceback, error.where))
                 return
@@ -112,20 +117,20 @@ class _InferenceError(Exception):
 
 
 def _serve(
-    actor: _Actor, inbox: Inbox, executors: Sequence[Inbox], counters: memoryview[int]
+    actor: _Actor, source: Gatherer, executors: Sequence[Inbox], counters: memoryview[int]
 ) -> None:
     """Answer observations until told to stop."""
     clock = time.perf_counter_ns
     schedule, owner = actor.schedule, actor.job.owner
     while True:
         asleep = clock()
-        words = inbox.take()
+        words = source.take()
         awake = clock()
         counters[Counter.WAITING_NS] += awake - asleep
         stops = words.count(STOP)
         if stops:
             if stops > 1:  # the others' share
-                inbox.post([STOP] * (stops - 1))
+                source.inbox.post([STOP] * (stops - 1))
             return
         rounds: dict[int, list[int]] = {}
         for env in words:
@@ -177,8 +182,10 @@ class _Actor:
         ]
         self.inputs = tuple(key for key, _ in _items(self.examples))
         self.input_rows = [[slot[key] for key in self.inputs] for slot in flat]
-        self.output_rows = [[slot[key] for key in job.outputs] for slot in flat]
         self.outputs = tuple(_nested(key) for key in job.outputs)
+        self.output_rows = [
+            [(_nested(key), slot[key], slot[key].shape[1:]) for key in job.outputs] for slot in flat
+        ]
         self.buffers = [
             (
                 _nested(key),
@@ -191,6 +198,7 @@ class _Actor:
             for key, value in _items(self.examples)
         ]
         self.buffer_rows = [_as_array(buffer) for _, buffer in self.buffers]
+        self.views: dict[int, dict[str | Key, Tensor]] = {}  # their first rows, by how many
         for policy_of_slot in self.policies:
             policy_of_slot.prepare(self.examples[: self.num_envs].to(self.device))
         self.width = self.policies[0].width
@@ -223,36 +231,46 @@ class _Actor:
             if self.sizes.fixed_rows:
                 buffer[at] = source[rows]
             else:
-                np.take(source, rows, axis=0, out=buffer[at], mode="clip")
+                source.take(rows, 0, buffer[at], "clip")
         self.words[at] = self.noise[slot][rows]
         result = self._run(self.policies[slot], size)
-        for key, target in zip(self.outputs, self.output_rows[slot], strict=True):
+        for key, target, shape in self.output_rows[slot]:
             value = _as_array(result[key])
-            if value.shape != (size, *target.shape[1:]):
+            if value.shape != (size, *shape):
                 raise PolicyError(
                     f"the policy wrote {key!r} of shape {value.shape[1:]} per row, in "
-                    f"{len(value)} rows; at start-up it was {target.shape[1:]}, and {size} rows "
-                    "were expected"
+                    f"{len(value)} rows; at start-up it was {shape}, and {size} rows were expected"
                 )
             value = value[at]
-            if value.dtype.kind == "f" and np.isnan(value).any():
-                bad = np.isnan(value).reshape(len(envs), -1).any(1)
-                raise PolicyError(
-                    f"the policy returned NaN in {key!r} for environment(s) "
-                    f"{index[bad].tolist()}: its parameters or the observations have become NaN "
-                    "or infinite; check the learning rate and the environment"
-                )
+            # One number tells: the sum is NaN where a value is (and where infinities cancel).
+            if value.dtype.kind == "f" and isnan(np.add.reduce(value, None)):
+                self._check_numbers(key, value, index)
             target[rows] = value
         return size
+
+    def _check_numbers(self, key: str | Key, value: Array, envs: npt.NDArray[np.intp]) -> None:
+        """Raise PolicyError if a row is NaN; ``envs`` are the environments of the rows."""
+        bad = np.isnan(value).reshape(len(envs), -1).any(1)
+        if bad.any():
+            raise PolicyError(
+                f"the policy returned NaN in {key!r} for environment(s) {envs[bad].tolist()}: its "
+                "parameters or the observations have become NaN or infinite; check the learning "
+                "rate and the environment"
+            )
 
     def _run(self, policy: CounterPolicy, size: int) -> Mapping[Any, Tensor] | TensorDictBase:
         """Run a policy on the first ``size`` rows of the buffers."""
         words = self.words[:size]
+        views = self.views.get(size)
+        if views is None:
+            views = self.views[size] = {key: buffer[:size] for key, buffer in self.buffers}
+        # A new dict each time: what the policy writes must not stay in the next call's input.
+        inputs = dict(views)
+        if self.device.type != "cpu":
+            inputs = {key: value.to(self.device) for key, value in views.items()}
         if policy.short_cut:
-            # A new dict each time: what the policy writes must not stay in the next call's input.
-            return policy.compute({key: b[:size].to(self.device) for key, b in self.buffers}, words)
-        batch = TensorDict({key: b[:size] for key, b in self.buffers}, [size])
-        return policy(batch if self.device.type == "cpu" else batch.to(self.device), words)
+            return policy.compute(inputs, words)
+        return policy(TensorDict(inputs, [size]), words)
 
     def calibrate(self) -> InvariantSizes:
         """Find the batch sizes that agree bitwise, running just what `infer` runs.

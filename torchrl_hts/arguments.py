@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import os
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -23,6 +24,7 @@ from torchrl_hts.torchrl_env import TorchRLDescription
 
 __all__ = [
     "Device",
+    "available_cores",
     "check_callables",
     "check_devices",
     "check_equal",
@@ -59,6 +61,13 @@ _UNSUPPORTED = {
     "compile_policy": "pass a policy that is compiled already",
     "cudagraph_policy": "pass a policy that is compiled already",
 }
+
+
+def available_cores() -> int:
+    """The number of cores that this process may use, as far as the system says."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
 
 
 def check_unsupported(given: Mapping[str, Any]) -> None:

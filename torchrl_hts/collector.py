@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import pickle
 import time
 import weakref
@@ -20,6 +19,7 @@ from torchrl.envs.utils import ExplorationType
 from torchrl_hts.actor import ActorJob
 from torchrl_hts.arguments import (
     Device,
+    available_cores,
     check_callables,
     check_devices,
     check_equal,
@@ -165,11 +165,10 @@ class HTSCollector(BaseCollector):  # type: ignore[misc]  # torchrl has no types
         self.lag = check_integer("lag", lag, least=0)
         check_integer("num_actors", num_actors)
         check_integer("actor_threads", actor_threads)
-        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-        num_executors = min(
-            self.num_envs,
-            cores or 1 if num_executors is None else check_integer("num_executors", num_executors),
-        )
+        cores = available_cores()
+        if num_executors is None:
+            num_executors = cores
+        num_executors = min(self.num_envs, check_integer("num_executors", num_executors))
         max_frames = check_integer("max_frames_per_traj", max_frames_per_traj or 0, least=0)
         self.sync_interval, self._last_round = check_frames(
             frames_per_batch, total_frames, self.num_envs
@@ -236,6 +235,7 @@ class HTSCollector(BaseCollector):  # type: ignore[misc]  # torchrl has no types
                     device=policy_device or "cpu",
                     num_threads=actor_threads,
                     owner=self._crew.owner,
+                    cores=cores if num_actors == 1 else None,
                 )
             )
         except BaseException:

@@ -27,7 +27,7 @@ __all__ = ["ExecutorJob", "ExecutorPlan", "run_executor"]
 
 # Environments that step faster than this are announced together: it is the number of wake-ups
 # that costs. A slower one is announced at once, so that its inference overlaps with the others.
-_FLUSH_NS = 50_000
+_FLUSH_NS = 200_000
 
 _FAILURES = (Exception, SystemExit)  # of an environment: some engines call sys.exit
 
@@ -178,6 +178,7 @@ class _Round:
             self.port.flush()
         clock = time.perf_counter_ns
         counters = self.counters
+        used_before = time.process_time_ns() - counters[Counter.CPU_NS]
         stop = False
         while not stop:
             asleep = clock()
@@ -199,6 +200,7 @@ class _Round:
                     stop = True
             self.port.flush()
             counters[Counter.BUSY_NS] += clock() - awake
+            counters[Counter.CPU_NS] = time.process_time_ns() - used_before
 
     def _offer(self, env: int) -> None:
         round_, t = self.schedule.position(env)

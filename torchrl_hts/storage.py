@@ -46,6 +46,7 @@ class Counter(IntEnum):
     BUSY_NS = 3  # executor: stepping and resetting; actor: gathering, inferring, scattering
     WAITING_NS = 4  # asleep
     RESETS = 5  # executor: episodes begun
+    CPU_NS = 6  # executor: processor time used, by all of its threads
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,83 @@
+"""How many observations an actor waits for before it runs the policy.
+
+A forward pass of few rows costs nearly as much as one of many. As long as executors and the learner
+keep every core busy, a pass started now would only take a core from one of them: nothing is lost
+by waiting until one of them has nothing left to do, and then there are more rows. With a core to
+spare an actor takes at once whatever is ready. What the policy computes for a row does not depend
+on the rows beside it, so none of this changes a bit (I6).
+"""
+
+from __future__ import annotations
+
+import select
+from array import array
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from torchrl_hts.exchange import STOP, Inbox
+from torchrl_hts.schedule import Phase, Schedule
+from torchrl_hts.storage import Counter
+
+__all__ = ["Gatherer"]
+
+# An executor whose environments use less of a core than this sleeps rather than computes.
+_COMPUTES = 0.25
+# Not every change is announced (a last environment is parked): look again after so long.
+_LOOK_AGAIN_MS = 2
+
+
+class Gatherer:
+    """The actors' inbox, as an actor reads it.
+
+    Args:
+        schedule: the schedule, over shared words.
+        inbox: the actors' inbox.
+        owner: for each environment, the index of its executor.
+        counters: the counters, ``[workers, counters]``, the executors' rows first.
+        cores: the number of cores that the collector may use. None if there are other actors: to
+            wait for more in an inbox that others read too would be to wait for what they took.
+    """
+
+    def __init__(
+        self,
+        schedule: Schedule,
+        inbox: Inbox,
+        owner: tuple[int, ...],
+        counters: npt.NDArray[np.int64],
+        cores: int | None,
+    ) -> None:
+        self.schedule = schedule
+        self.inbox = inbox
+        self.counters = counters
+        self._owner = np.array(owner)
+        self._phase: npt.NDArray[Any] = np.asarray(schedule.phase)
+        self._poll = select.poll()
+        self._poll.register(inbox.read_fd, select.POLLIN)
+        # Not to be reached where the learner and all executors don't fill so many cores.
+        self._cores = cores if cores is not None and cores <= max(owner) + 2 else None
+
+    def take(self) -> array[int]:
+        """Sleep until there is something, and until a core is free or a `STOP` comes.
+
+        Raises:
+            EOFError: if every writer is gone.
+        """
+        words = self.inbox.take()
+        while STOP not in words and self.every_core_is_busy():
+            if self._poll.poll(_LOOK_AGAIN_MS):
+                words.extend(self.inbox.take())
+        return words
+
+    def every_core_is_busy(self) -> bool:
+        """Whether as many of the executors and the learner as there are cores have work to do."""
+        if self._cores is None:
+            return False
+        learning = self.schedule.lent > self.schedule.released
+        busy = set(self._owner[self._phase == Phase.ANSWERED].tolist())
+        if len(busy) + learning < self._cores:
+            return False
+        rows = self.counters[sorted(busy)]
+        computing = rows[:, Counter.CPU_NS] > _COMPUTES * rows[:, Counter.BUSY_NS]
+        return bool(computing.sum() + learning >= self._cores)
