@@ -603,6 +603,45 @@ def test_draw_categorical_shows_bad_logits_in_the_log_prob(bad: float) -> None:
     assert np.isnan(log_prob).tolist() == [True, False, True]
 
 
+def test_layers_of_plain_sequences_are_called_one_by_one() -> None:
+    """Shared layers as often as they occur, layers with layers inside whole."""
+
+    class Residual(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = nn.Linear(OBS, OBS)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return x + self.inner(x)
+
+    shared = nn.Linear(OBS, OBS)
+    net = nn.Sequential(shared, nn.Sequential(nn.Tanh(), Residual()), shared, MLP(OBS, 4))
+    policy = CounterPolicy(_actor(D.Categorical, ["logits"], net), RANDOM)
+    td = _batch(policy.policy)
+    policy.prepare(td)
+    assert policy.short_cut
+    words = CounterNoise(1, M, 1, policy.width).round(0)[:, 0]
+    called: list[str] = []
+    with torch.inference_mode():
+        assert torch.equal(policy(td.copy(), words)["logits"], net(td["observation"]))
+    for name, module in net.named_modules():
+        if not list(module.children()):
+            module.register_forward_hook(lambda *_, name=name: called.append(name))
+    assert torch.equal(policy(td.copy(), words)["logits"], net(td["observation"]).detach())
+    assert len(called) == 2 * len(set(called)) + 2  # each, the shared one twice, in both calls
+
+
+def test_hooks_of_a_policy_are_run() -> None:
+    net = nn.Sequential(nn.Linear(OBS, 4))
+    net[0].register_forward_hook(lambda module, inputs, output: 2 * output)
+    policy = CounterPolicy(_actor(D.Categorical, ["logits"], net), RANDOM)
+    td = _batch(policy.policy)
+    policy.prepare(td)
+    words = CounterNoise(1, M, 1, policy.width).round(0)[:, 0]
+    with torch.inference_mode():
+        assert torch.equal(policy(td.copy(), words)["logits"], net(td["observation"]))
+
+
 def test_the_short_cut_is_not_taken_where_it_would_change_a_bit() -> None:
     class Doubling(TensorDictModule):
         def _call_module(self, tensors: Any, **kwargs: Any) -> Any:

@@ -24,8 +24,9 @@ from tensordict.nn import (
 from tensordict.nn.common import _OutKeysSelect
 from torch import Tensor, nn
 from torch import distributions as D
+from torch.nn import functional as F
 from torchrl.envs.utils import ExplorationType, set_exploration_type
-from torchrl.modules import SafeProbabilisticModule
+from torchrl.modules import MLP, SafeProbabilisticModule
 from torchrl.modules import distributions as rl_dist
 from torchrl.modules.distributions.utils import sample_and_log_prob
 
@@ -279,9 +280,50 @@ def _flatten(module: Any) -> list[Any] | None:
     return [module] if forward in sampling and len(module.dist_sample_keys) == 1 else None
 
 
+def _layers(net: nn.Module) -> list[nn.Module] | None:
+    """The layers of nested plain sequences in order; None if calling them isn't all that is done.
+
+    A small layer costs less than what `nn.Module` does to call it.
+    """
+    plain = type(net).__call__ is nn.Module.__call__ and "forward" not in net.__dict__
+    if not plain or net._forward_hooks or net._forward_pre_hooks:
+        return None
+    forward = type(net).forward
+    if forward is nn.Sequential.forward or (forward is MLP.forward and not net._reshape_out):
+        parts = [_layers(part) for part in net._modules.values() if part is not None]
+        flat = [layer for part in parts for layer in part or ()]
+        return flat if all(parts) else None
+    return [net]
+
+
+def _call(layer: nn.Module) -> Callable[[Tensor], Tensor]:
+    if type(layer) is nn.Linear:
+        parameters: Any = layer._parameters  # an nn.Module's attributes are slow to look up
+        return lambda x: F.linear(x, parameters["weight"], parameters["bias"])
+    forward: Callable[[Tensor], Tensor] = layer.forward
+    return forward
+
+
 def _step(module: Any, kind: ExplorationType) -> _Step:
     if isinstance(module, TensorDictModule):
         net, in_keys, out_keys = module.module, module.in_keys, module.out_keys_source
+        layers = _layers(net) if len(in_keys) == len(out_keys) == 1 else None
+        if layers:
+            (in_key,), (out_key,) = in_keys, out_keys
+            calls = [_call(layer) for layer in layers]
+            leaves = [layer for layer in layers if not layer._modules]
+            hooks = leaves[0]._forward_hooks if leaves else {}
+
+            def compute_layers(env: dict[Any, Any], noise: WordStream) -> None:
+                value = env[in_key]
+                if hooks:  # the calibration looks into all the leaves
+                    value = net(value)
+                else:
+                    for call in calls:
+                        value = call(value)
+                env[out_key] = value
+
+            return compute_layers
 
         def compute(env: dict[Any, Any], noise: WordStream) -> None:
             out = net(*[env[key] for key in in_keys])
