@@ -346,6 +346,31 @@ class TestTheLoop:
         with pytest.raises(RuntimeError, match="has been shut down; make a new one"):
             next(iter(collector))
 
+    def test_ctrl_c_again_ends_the_wait_for_a_hung_environment(self, tmp_path: Path) -> None:
+        gate = str(tmp_path / "gate")
+        os.mkfifo(gate)
+        collector = start([partial(GatedEnv, gate, at=2), ENDLESS], num_executors=2)
+        steps = collector._crew.schedule.steps
+        collecting = threading.Thread(target=pytest.raises, args=(Exception, collector.next))
+        collecting.start()
+        wait_until(lambda: list(steps) == [2, 8])
+
+        def interrupt() -> None:
+            wait_until(collector._crew.is_closed)
+            os.kill(os.getpid(), signal.SIGINT)
+
+        handler = signal.signal(signal.SIGINT, signal.default_int_handler)
+        interrupting = threading.Thread(target=interrupt)
+        interrupting.start()
+        try:
+            with pytest.raises(KeyboardInterrupt):
+                collector.shutdown(timeout=100)
+        finally:
+            signal.signal(signal.SIGINT, handler)
+        interrupting.join()
+        collecting.join()
+        assert exit_statuses(collector)["executor 0"] == -signal.SIGKILL
+
     def test_shutdown_twice_and_before_any_batch(self) -> None:
         collector = start([ENDLESS] * 2)
         collector.shutdown()

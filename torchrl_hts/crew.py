@@ -71,7 +71,11 @@ class Crew:
         self.learner_inbox = Inbox.create()
         self._poll.register(self.learner_inbox.read_fd, select.POLLIN)
         # Importing torch in a server takes seconds: it begins now, while environments are made.
-        self._torch_server = self._acquire(WITH_TORCH)
+        try:
+            self._torch_server = self._acquire(WITH_TORCH)
+        except BaseException:
+            self.shutdown(0.0)
+            raise
 
     def is_closed(self) -> bool:
         """Whether the workers have been shut down."""
@@ -248,25 +252,29 @@ class Crew:
             self.closed_at = time.monotonic()
         if os.getpid() != self._owner_pid:
             return  # a fork of the user's process: the workers aren't its own
-        for inbox in self.executor_inboxes:
-            with contextlib.suppress(OSError):  # each on its own: one executor may be gone
-                inbox.post([STOP])
-        with contextlib.suppress(OSError):
-            self.actor_inbox.post([STOP] * self.num_actors)
-        for worker in self.workers:
-            worker.hang_up()
-        deadline = time.monotonic() + timeout_s
-        for worker in self.workers:
-            if worker.exit_status(max(0.0, deadline - time.monotonic())) is None:
+        try:
+            for inbox in self.executor_inboxes:
+                with contextlib.suppress(OSError):  # each on its own: one executor may be gone
+                    inbox.post([STOP])
+            with contextlib.suppress(OSError):
+                self.actor_inbox.post([STOP] * self.num_actors)
+            for worker in self.workers:
+                worker.hang_up()
+            deadline = time.monotonic() + timeout_s
+            for worker in self.workers:
+                worker.exit_status(max(0.0, deadline - time.monotonic()))
+        finally:  # a second Ctrl-C ends the wait, and leaves nothing behind either
+            for worker in self.workers:
+                worker.hang_up()
                 worker.kill()
-        for worker in self.workers:
-            worker.exit_status(timeout_s)
-            worker.close()
-        for server in self._servers:
-            release_server(server)
-        for inbox in (*self.executor_inboxes, self.actor_inbox, self.learner_inbox):
-            inbox.close()
-        os.close(self.memory_fd)
+            for worker in self.workers:
+                worker.exit_status(timeout_s)
+                worker.close()
+            for server in self._servers:
+                release_server(server)
+            for inbox in (*self.executor_inboxes, self.actor_inbox, self.learner_inbox):
+                inbox.close()
+            os.close(self.memory_fd)
 
     # Messages.
 
