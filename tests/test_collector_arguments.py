@@ -197,6 +197,14 @@ class TestFactories:
         with pytest.raises(ValueError, match=r"environment 1 differs .* in its observation_space"):
             make([EchoEnv, DictEnv], num_executors=min(2, num_executors))
 
+    def test_whose_specs_differ(self) -> None:
+        """The message names the one that differs, and shows no other."""
+        envs = [partial(GymEnv, f"{name}-v1") for name in ("CartPole", "Acrobot")]
+        with pytest.raises(ValueError, match=r"environment 1 differs .* in its spec") as e:
+            make(envs)
+        assert "'observation'" in str(e.value)
+        assert "reward" not in str(e.value)
+
     @pytest.mark.parametrize(
         ("first", "last", "num_executors"),
         [

@@ -257,6 +257,7 @@ def check_equal(descriptions: Sequence[GymDescription | TorchRLDescription]) -> 
 def _differing(first: Any, other: Any) -> list[tuple[str, Any, Any]]:
     if isinstance(first, GymDescription):
         names = ["observation_space", "action_space"]
-    else:
-        names = ["specs"]
-    return [(name, getattr(first, name), getattr(other, name)) for name in names]
+        return [(name, getattr(first, name), getattr(other, name)) for name in names]
+    one, two = (dict(both.specs.items(True, True)) for both in (first, other))
+    parts = [(f"spec {key!r}", one.get(key), two.get(key)) for key in {**one, **two}]
+    return [*parts, ("specs", first.specs, other.specs)]
