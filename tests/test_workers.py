@@ -18,7 +18,7 @@ from policies import categorical
 from processes import Script, alive, wait_until, wait_until_gone
 from tensordict import TensorDictBase
 from torch import Tensor
-from worker_targets import modules
+from worker_targets import modules, timer_slack_ns
 
 from torchrl_hts import HTSCollector
 from torchrl_hts.workers import (
@@ -121,6 +121,9 @@ class TestServer:
         assert "wave" not in ask(first, "call", modules)
         server.preload(["wave", "no_such_module"])
         assert "wave" in ask(spawn(server), "call", modules)
+
+    def test_sleeps_end_on_time(self, server: WorkerServer) -> None:
+        assert ask(spawn(server), "call", timer_slack_ns) == 1
 
     def test_many_threads_use_one_server(self, server: WorkerServer) -> None:
         found: list[bool] = []

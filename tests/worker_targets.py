@@ -6,6 +6,7 @@ import os
 import signal
 import sys
 from multiprocessing.connection import Connection
+from pathlib import Path
 
 from torchrl_hts.workers import receive_object, send_object
 
@@ -29,3 +30,8 @@ def serve(control: Connection, fds: list[int]) -> None:
 def modules() -> list[str]:
     """What this process has imported."""
     return list(sys.modules)
+
+
+def timer_slack_ns() -> int:
+    """How much later than asked for a sleep of this process may end."""
+    return int(Path("/proc/self/timerslack_ns").read_text())

@@ -74,6 +74,7 @@ _WORKER_ENVIRONMENT = {
 _HEADER = struct.Struct("!II")  # bytes of JSON that follow, file descriptors that come along
 _MAX_FDS_PER_MESSAGE = 128
 _PR_SET_PDEATHSIG = 1
+_PR_SET_TIMERSLACK = 29
 
 
 class WorkerProcess:
@@ -393,6 +394,7 @@ def _run_worker(target: str, fds: list[int], server_fds: list[int]) -> None:
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         for fd in server_fds:
             os.close(fd)
+        _wake_on_time()
         control = Connection(fds[0])
         module, _, function = target.partition(":")
         try:
@@ -436,6 +438,12 @@ def _die_with_parent(parent_pid: int) -> None:
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
         if os.getppid() != parent_pid:  # it died before prctl
             os._exit(1)
+
+
+def _wake_on_time() -> None:
+    """Let environments that sleep wake up to the microsecond, not up to 50 of them later."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_TIMERSLACK, 1, 0, 0, 0)  # in nanoseconds
 
 
 def _watch(pid: int) -> int | None:
