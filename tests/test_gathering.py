@@ -67,6 +67,15 @@ def test_with_a_core_to_spare_nothing_is_waited_for(world: World) -> None:
     assert not world.gatherer(cores=4).every_core_is_busy()
 
 
+def test_when_no_more_can_come_nothing_is_waited_for(world: World) -> None:
+    gatherer = world.gatherer(cores=1)
+    world.learn()
+    world.answered(0)
+    assert gatherer.every_core_is_busy()
+    world.answered()
+    assert not gatherer.every_core_is_busy()
+
+
 def test_an_executor_that_sleeps_leaves_its_core_to_others(world: World) -> None:
     gatherer = world.gatherer(cores=2)
     world.answered(0, 3)

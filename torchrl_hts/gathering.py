@@ -71,12 +71,16 @@ class Gatherer:
         return words
 
     def every_core_is_busy(self) -> bool:
-        """Whether as many of the executors and the learner as there are cores have work to do."""
+        """Whether as many of the executors and the learner as there are cores have work to do.
+
+        No if no executor has: then nothing more will come, and the learner may be waiting for
+        something else than its core.
+        """
         if self._cores is None:
             return False
         learning = self.schedule.lent > self.schedule.released
         busy = set(self._owner[self._phase == Phase.ANSWERED].tolist())
-        if len(busy) + learning < self._cores:
+        if not busy or len(busy) + learning < self._cores:
             return False
         rows = self.counters[sorted(busy)]
         computing = rows[:, Counter.CPU_NS] > _COMPUTES * rows[:, Counter.BUSY_NS]
