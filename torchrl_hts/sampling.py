@@ -16,29 +16,18 @@ import torch
 from tensordict import TensorDictBase
 from tensordict.nn import (
     ProbabilisticTensorDictModule,
-    ProbabilisticTensorDictSequential,
-    TensorDictModule,
     TensorDictModuleBase,
-    TensorDictSequential,
 )
-from tensordict.nn.common import _OutKeysSelect
 from torch import Tensor, nn
 from torch import distributions as D
-from torch.nn import functional as F
 from torchrl.envs.utils import ExplorationType, set_exploration_type
-from torchrl.modules import MLP, SafeProbabilisticModule
-from torchrl.modules import distributions as rl_dist
-from torchrl.modules.distributions.utils import sample_and_log_prob
 
-from torchrl_hts.draws import CounterNoise, Words, WordStream, bind, draw_categorical
+from torchrl_hts.draws import CounterNoise, Words, WordStream, bind
 from torchrl_hts.errors import PolicyError
 from torchrl_hts.invariance import check_modules, row_bits, unchanged_buffers
+from torchrl_hts.short_cut import Step, exact_step, flatten, quick_step
 
 __all__ = ["CounterPolicy"]
-
-
-_Step = Callable[[dict[Any, Any], WordStream], None]
-_LOC_SCALE = {"loc", "scale"}
 
 
 class CounterPolicy:
@@ -64,6 +53,7 @@ class CounterPolicy:
 
     Example:
         >>> from tensordict import TensorDict
+        >>> from tensordict.nn import TensorDictModule
         >>> from torchrl.modules import ProbabilisticActor
         >>> net = TensorDictModule(nn.Linear(3, 2), ["observation"], ["logits"])
         >>> actor = ProbabilisticActor(net, ["logits"], distribution_class=D.Categorical)
@@ -84,7 +74,7 @@ class CounterPolicy:
         self._out_keys = [key for key in policy.out_keys if key != "_"]
         self._device = torch.device("cpu")
         self._noise = WordStream(0, None, self._device)
-        self._steps: list[_Step] | None = None
+        self._steps: list[Step] | None = None
         self._unknown: list[ProbabilisticTensorDictModule] = []
         # What is put over a module's own attribute while the policy runs.
         self._hooks: list[tuple[nn.Module, str, Any]] = []
@@ -128,9 +118,9 @@ class CounterPolicy:
                 "and noise. Keep what it remembers in its inputs and outputs, and draw random "
                 "numbers from torch's default generator"
             )
-        modules = None if self.row_by_row or self._unknown else _flatten(self.policy)
+        modules = None if self.row_by_row or self._unknown else flatten(self.policy)
         if modules is not None:
-            steps = self._steps = [_step(module, self.exploration_type) for module in modules]
+            steps = self._steps = [exact_step(module, self.exploration_type) for module in modules]
             try:
                 equal = all(output_bits() == expected for _ in range(2))
             except Exception:  # whatever the short cut stumbles over, the policy itself ran
@@ -139,7 +129,7 @@ class CounterPolicy:
             # on whose bits, and so on the parameters, they are not to depend.
             self._steps = None
             if equal:
-                quick = [_categorical_step(module, self.exploration_type) for module in modules]
+                quick = [quick_step(module, self.exploration_type) for module in modules]
                 self._steps = [a or b for a, b in zip(quick, steps, strict=True)]
 
     def __call__(self, td: TensorDictBase, words: Words) -> TensorDictBase:
@@ -254,144 +244,6 @@ class CounterPolicy:
                     torch.cuda.default_generators[self._device.index].manual_seed(seed)
                 rows.append(call(td[i : i + 1]).select(*keys, strict=False))
         return td.update(torch.cat(rows))
-
-
-# --- The short cut: a dict in place of a TensorDict, where that is all a module needs.
-
-
-def _flatten(module: Any) -> list[Any] | None:
-    """The modules of nested sequences in order; None if one isn't of TensorDict's plain kinds."""
-    forward = type(module).forward
-    # What select_out_keys() hooks in only leaves keys out, which the caller does as well.
-    hooks = [h for h in module._forward_hooks.values() if not isinstance(h, _OutKeysSelect)]
-    if hooks or module._forward_pre_hooks or "forward" in module.__dict__:
-        return None
-    if forward in (TensorDictSequential.forward, ProbabilisticTensorDictSequential.forward):
-        flat: list[Any] = []
-        for part in module._module_iter():
-            modules = _flatten(part)
-            if modules is None:
-                return None
-            flat += modules
-        return flat
-    if forward is TensorDictModule.forward:
-        return None if module._kwargs or module.method or module.method_kwargs else [module]
-    sampling = (ProbabilisticTensorDictModule.forward, SafeProbabilisticModule.forward)
-    return [module] if forward in sampling and len(module.dist_sample_keys) == 1 else None
-
-
-def _layers(net: nn.Module) -> list[nn.Module] | None:
-    """The layers of nested plain sequences in order; None if calling them isn't all that is done.
-
-    A small layer costs less than what `nn.Module` does to call it.
-    """
-    plain = type(net).__call__ is nn.Module.__call__ and "forward" not in net.__dict__
-    if not plain or net._forward_hooks or net._forward_pre_hooks:
-        return None
-    forward = type(net).forward
-    if forward is nn.Sequential.forward or (forward is MLP.forward and not net._reshape_out):
-        parts = [_layers(part) for part in net._modules.values() if part is not None]
-        flat = [layer for part in parts for layer in part or ()]
-        return flat if all(parts) else None
-    return [net]
-
-
-def _call(layer: nn.Module) -> Callable[[Tensor], Tensor]:
-    if type(layer) is nn.Linear:
-        parameters: Any = layer._parameters  # an nn.Module's attributes are slow to look up
-        return lambda x: F.linear(x, parameters["weight"], parameters["bias"])
-    forward: Callable[[Tensor], Tensor] = layer.forward
-    return forward
-
-
-def _step(module: Any, kind: ExplorationType) -> _Step:
-    if isinstance(module, TensorDictModule):
-        net, in_keys, out_keys = module.module, module.in_keys, module.out_keys_source
-        layers = _layers(net) if len(in_keys) == len(out_keys) == 1 else None
-        if layers:
-            (in_key,), (out_key,) = in_keys, out_keys
-            calls = [_call(layer) for layer in layers]
-            leaves = [layer for layer in layers if not layer._modules]
-            hooks = leaves[0]._forward_hooks if leaves else {}
-
-            def compute_layers(env: dict[Any, Any], noise: WordStream) -> None:
-                value = env[in_key]
-                if hooks:  # the calibration looks into all the leaves
-                    value = net(value)
-                else:
-                    for call in calls:
-                        value = call(value)
-                env[out_key] = value
-
-            return compute_layers
-
-        def compute(env: dict[Any, Any], noise: WordStream) -> None:
-            out = net(*[env[key] for key in in_keys])
-            env.update(zip(out_keys, out if isinstance(out, tuple) else (out,), strict=True))
-
-        return compute
-
-    (key,) = module.dist_sample_keys
-    score = module.log_prob_key if module.return_log_prob else None
-    random = kind is ExplorationType.RANDOM
-    reused: dict[torch.Size, Any] = {}
-    reuse = module.distribution_class is rl_dist.TanhNormal and {*module.dist_keys} == _LOC_SCALE
-
-    def distribution(env: dict[Any, Any]) -> Any:
-        """As the module makes it; a TanhNormal, slow to make, is updated instead."""
-        if not reuse:
-            return module.get_dist(env)
-        params = {name: env[at] for name, at in zip(module.dist_keys, module.in_keys, strict=True)}
-        dist = reused.get(params["loc"].shape)
-        if dist is None:
-            return reused.setdefault(params["loc"].shape, module.get_dist(env))
-        dist.update(**params)
-        return dist
-
-    # TorchRL's module scores a fresh draw before it is rounded where it can, tensordict's doesn't.
-    at_once = score and random and isinstance(module, SafeProbabilisticModule)
-
-    def sample(env: dict[Any, Any], noise: WordStream) -> None:
-        dist = distribution(env)
-        if random:
-            bind(dist, noise)
-        if at_once:
-            env[key], env[score] = sample_and_log_prob(dist, reparameterize=dist.has_rsample)
-            return
-        env[key] = module._dist_sample(dist, interaction_type=kind)
-        if score:
-            env[score] = dist.log_prob(env[key])
-
-    return sample
-
-
-def _categorical_step(module: Any, kind: ExplorationType) -> _Step | None:
-    """The step of a module that does nothing but draw from ``Categorical(logits=...)``, or None."""
-    if (
-        kind is not ExplorationType.RANDOM
-        or isinstance(module, TensorDictModule)
-        or module.distribution_class is not D.Categorical
-        or [*module.dist_keys] != ["logits"]
-        or module.distribution_kwargs
-        or module.num_samples is not None
-    ):
-        return None
-    general = _step(module, kind)
-    (logits_key,) = module.in_keys
-    (key,) = module.dist_sample_keys
-    score = module.log_prob_key if module.return_log_prob else None
-
-    def categorical(env: dict[Any, Any], noise: WordStream) -> None:
-        logits = env[logits_key]
-        if logits.device.type != "cpu" or logits.dtype not in (torch.float32, torch.float64):
-            return general(env, noise)
-        index, log_prob = draw_categorical(logits.numpy(), noise.uniform_array(logits.shape[:-1]))
-        env[key] = torch.from_numpy(index)
-        if score:
-            env[score] = torch.from_numpy(log_prob)
-        return None
-
-    return categorical
 
 
 def _generator_state(device: torch.device) -> Tensor:
