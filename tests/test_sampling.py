@@ -631,6 +631,41 @@ def test_layers_of_plain_sequences_are_called_one_by_one() -> None:
     assert len(called) == 2 * len(set(called)) + 2  # each, the shared one twice, in both calls
 
 
+class _MasksInGetDist(ProbabilisticTensorDictModule):
+    def get_dist(self, tensordict: TensorDictBase) -> D.Distribution:
+        logits = tensordict["logits"].clone()
+        logits[..., 0] = -torch.inf
+        return D.Categorical(logits=logits)
+
+
+class _AlwaysThree(ProbabilisticTensorDictModule):
+    def _dist_sample(self, dist: D.Distribution, **kwargs: Any) -> Tensor:
+        return torch.full_like(super()._dist_sample(dist, **kwargs), 3)
+
+
+def _masks_in_an_attribute(*args: Any, **kwargs: Any) -> ProbabilisticTensorDictModule:
+    module = ProbabilisticTensorDictModule(*args, **kwargs)
+    module.__dict__["get_dist"] = partial(_MasksInGetDist.get_dist, module)
+    return module
+
+
+@pytest.mark.parametrize("make", [_MasksInGetDist, _AlwaysThree, _masks_in_an_attribute])
+def test_what_a_module_does_its_own_way_is_kept(make: Any) -> None:
+    draws = make(
+        ["logits"], ["action"], distribution_class=D.Categorical, return_log_prob=True,
+        default_interaction_type=ExplorationType.RANDOM,
+    )  # fmt: skip
+    net = TensorDictModule(nn.Linear(OBS, 4), ["observation"], ["logits"])
+    policy = CounterPolicy(ProbabilisticTensorDictSequential(net, draws), RANDOM)
+    td = _batch(policy.policy)
+    policy.prepare(td)
+    actions = set()
+    for round_ in range(20):
+        out = policy(td.copy(), CounterNoise(1, M, 1, policy.width).round(round_)[:, 0])
+        actions |= set(out["action"].tolist())
+    assert actions == ({3} if make is _AlwaysThree else {1, 2, 3})
+
+
 def test_hooks_of_a_policy_are_run() -> None:
     net = nn.Sequential(nn.Linear(OBS, 4))
     net[0].register_forward_hook(lambda module, inputs, output: 2 * output)

@@ -146,6 +146,7 @@ def quick_step(module: Any, kind: ExplorationType) -> Step | None:
     if (
         kind is not ExplorationType.RANDOM
         or isinstance(module, TensorDictModule)
+        or any(_is_overridden(module, name) for name in ("get_dist", "_dist_sample"))
         or module.distribution_class is not D.Categorical
         or [*module.dist_keys] != ["logits"]
         or module.distribution_kwargs
@@ -168,3 +169,8 @@ def quick_step(module: Any, kind: ExplorationType) -> Step | None:
         return None
 
     return categorical
+
+
+def _is_overridden(module: ProbabilisticTensorDictModule, name: str) -> bool:
+    stock = getattr(ProbabilisticTensorDictModule, name)
+    return name in vars(module) or getattr(type(module), name) is not stock
