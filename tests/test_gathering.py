@@ -15,6 +15,7 @@ from torchrl_hts.schedule import Phase, Schedule
 from torchrl_hts.storage import Counter
 
 OWNER = (0, 0, 1, 1)  # two executors of two environments
+LONG = 10**12  # more patience than any test has
 
 
 class World:
@@ -105,7 +106,9 @@ def test_what_comes_while_it_waits_is_taken_together(world: World) -> None:
         return busy()
 
     gatherer.every_core_is_busy = look  # type: ignore[method-assign]
-    thread = threading.Thread(target=lambda: taken.append(gatherer.take().tolist()), daemon=True)
+    thread = threading.Thread(
+        target=lambda: taken.append(gatherer.take(LONG).tolist()), daemon=True
+    )
     thread.start()
     for _ in range(3):  # it has looked several times, and is still there
         assert looks.acquire(timeout=10)
@@ -133,7 +136,9 @@ def test_it_looks_again_where_nothing_is_announced(world: World) -> None:
 
     gatherer.every_core_is_busy = look  # type: ignore[method-assign]
     taken: list[list[int]] = []
-    thread = threading.Thread(target=lambda: taken.append(gatherer.take().tolist()), daemon=True)
+    thread = threading.Thread(
+        target=lambda: taken.append(gatherer.take(LONG).tolist()), daemon=True
+    )
     thread.start()
     assert looked.wait(10)
     world.phase[3] = Phase.IDLE
@@ -141,10 +146,21 @@ def test_it_looks_again_where_nothing_is_announced(world: World) -> None:
     assert taken == [[1]]
 
 
+@pytest.mark.parametrize("patience_ns", [0, 1, 2_500_000])
+def test_patience_ends(world: World, patience_ns: int) -> None:
+    """What looks like work may be an environment that waits for the row which the actor holds."""
+    world.answered(0, 3)
+    world.learn()
+    world.inbox.post([1])
+    gatherer = world.gatherer(cores=2)
+    assert gatherer.take(patience_ns).tolist() == [1]
+    assert gatherer.every_core_is_busy()
+
+
 def test_a_stop_ends_the_wait(world: World) -> None:
     world.answered(0, 3)
     world.inbox.post([1, STOP])
-    assert world.gatherer(cores=2).take().tolist() == [1, STOP]
+    assert world.gatherer(cores=2).take(LONG).tolist() == [1, STOP]
 
 
 def test_the_end_of_the_inbox_ends_the_wait(world: World) -> None:
@@ -155,4 +171,4 @@ def test_the_end_of_the_inbox_ends_the_wait(world: World) -> None:
     world.inbox.write_fd = -1
     writer.close()
     with pytest.raises(EOFError, match="nobody is left"):
-        gatherer.take()
+        gatherer.take(LONG)

@@ -44,6 +44,9 @@ __all__ = ["ActorJob", "run_actor"]
 # How much the calibration compares, at least: rows, and numbers where a row has few.
 _CALIBRATION_ROWS = 64
 _CALIBRATION_FLOATS = 8192
+# How long to wait for more rows, at most: so many times what serving took the last time. What the
+# wait can save is less than one of these times; usually it ends long before.
+_PATIENCE = 4
 
 
 @dataclass(frozen=True)
@@ -89,7 +92,11 @@ def run_actor(control: Connection, fds: list[int]) -> None:
     memory = SharedMemory(fds[0], job.layout)
     inbox = Inbox(fds[1], fds[2])
     executors = [Inbox(-1, fd) for fd in fds[3:]]
-    with torch.inference_mode(), set_exploration_type(job.exploration_type):
+    with (
+        torch.inference_mode(),
+        set_exploration_type(job.exploration_type),
+        np.errstate(over="ignore", invalid="ignore"),  # NaN is looked for, and told of as an error
+    ):
         try:
             actor = _Actor(job, memory)
             send_object(control, ("calibrated", actor.calibrate(), None))
@@ -122,9 +129,10 @@ def _serve(
     """Answer observations until told to stop."""
     clock = time.perf_counter_ns
     schedule, owner = actor.schedule, actor.job.owner
+    served_ns = 0
     while True:
         asleep = clock()
-        words = source.take()
+        words = source.take(_PATIENCE * served_ns)
         awake = clock()
         counters[Counter.WAITING_NS] += awake - asleep
         stops = words.count(STOP)
@@ -152,7 +160,8 @@ def _serve(
                 counters[Counter.EVENTS] += 1
                 counters[Counter.ROWS] += len(batch)
                 counters[Counter.PADDED_ROWS] += padded
-        counters[Counter.BUSY_NS] += clock() - awake
+        served_ns = clock() - awake
+        counters[Counter.BUSY_NS] += served_ns
 
 
 class _Actor:
@@ -235,7 +244,8 @@ class _Actor:
         self.words[at] = self.noise[slot][rows]
         result = self._run(self.policies[slot], size)
         for key, target, shape in self.output_rows[slot]:
-            value = _as_array(result[key])
+            written = result[key]
+            value = _as_array(written)
             if value.shape != (size, *shape):
                 raise PolicyError(
                     f"the policy wrote {key!r} of shape {value.shape[1:]} per row, in "
@@ -243,14 +253,18 @@ class _Actor:
                 )
             value = value[at]
             # One number tells: the sum is NaN where a value is (and where infinities cancel).
-            if value.dtype.kind == "f" and isnan(np.add.reduce(value, None)):
-                self._check_numbers(key, value, index)
+            if value.dtype.kind == "f":
+                total = np.add.reduce(value, None)
+            else:
+                total = written.sum().item() if written.dtype == torch.bfloat16 else 0
+            if isnan(total):
+                self._check_numbers(key, written[at], index)
             target[rows] = value
         return size
 
-    def _check_numbers(self, key: str | Key, value: Array, envs: npt.NDArray[np.intp]) -> None:
+    def _check_numbers(self, key: str | Key, value: Tensor, envs: npt.NDArray[np.intp]) -> None:
         """Raise PolicyError if a row is NaN; ``envs`` are the environments of the rows."""
-        bad = np.isnan(value).reshape(len(envs), -1).any(1)
+        bad = value.isnan().reshape(len(envs), -1).any(1).cpu().numpy()
         if bad.any():
             raise PolicyError(
                 f"the policy returned NaN in {key!r} for environment(s) {envs[bad].tolist()}: its "

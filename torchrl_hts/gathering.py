@@ -1,16 +1,19 @@
 """How many observations an actor waits for before it runs the policy.
 
 A forward pass of few rows costs nearly as much as one of many. As long as executors and the learner
-keep every core busy, a pass started now would only take a core from one of them: nothing is lost
-by waiting until one of them has nothing left to do, and then there are more rows. With a core to
-spare an actor takes at once whatever is ready. What the policy computes for a row does not depend
-on the rows beside it, so none of this changes a bit (I6).
+keep every core busy, a pass started now would only take a core from one of them: nothing is lost by
+waiting until one of them has nothing left to do, and then there are more rows. With a core to spare
+an actor takes at once whatever is ready. And it never waits for long: what looks like work may be
+an environment or a learner that waits for something else. What the policy computes for a row does
+not depend on the rows beside it, so none of this changes a bit (I6).
 """
 
 from __future__ import annotations
 
 import select
+import time
 from array import array
+from math import ceil
 from typing import Any
 
 import numpy as np
@@ -58,15 +61,22 @@ class Gatherer:
         # Not to be reached where the learner and all executors don't fill so many cores.
         self._cores = cores if cores is not None and cores <= max(owner) + 2 else None
 
-    def take(self) -> array[int]:
-        """Sleep until there is something, and until a core is free or a `STOP` comes.
+    def take(self, patience_ns: int) -> array[int]:
+        """Sleep until there is something; then wait for more while every core is busy.
+
+        Args:
+            patience_ns: how long to wait for more, at most (up to a timer's tick of 1 ms).
 
         Raises:
             EOFError: if every writer is gone.
         """
         words = self.inbox.take()
+        deadline = time.perf_counter_ns() + patience_ns
         while STOP not in words and self.every_core_is_busy():
-            if self._poll.poll(_LOOK_AGAIN_MS):
+            left_ms = (deadline - time.perf_counter_ns()) / 1e6
+            if left_ms <= 0:
+                break
+            if self._poll.poll(min(_LOOK_AGAIN_MS, ceil(left_ms))):
                 words.extend(self.inbox.take())
         return words
 
