@@ -71,7 +71,8 @@ class HTSCollector(BaseCollector):  # type: ignore[misc]  # torchrl has no types
         frames_per_batch: N * alpha; rounded up to a multiple of N with a warning, as TorchRL does.
         total_frames: ends after at least so many; -1: endless.
         lag: how many updates the behaviour parameters are behind. 1 is the paper; 0 is synchronous.
-        num_actors: processes that run the policy.
+        num_actors: processes that run the policy. A lone one waits for larger batches while every
+            core has other work.
         num_executors: processes that step environments; by default one per core, at most one per
             environment. One per environment is right for environments that wait.
         seed: of everything random, an int >= 0; by default drawn from torch's generator.

@@ -145,17 +145,21 @@ def draw_index(probs: Tensor, u: Tensor) -> Tensor:
     if probs.device.type == "cpu" and probs.dtype != torch.bfloat16:
         # numpy's calls cost a fifth of torch's on arrays as small as these.
         sums = np.cumsum(probs.detach().numpy(), -1, dtype=np.float64)
-        index = (sums <= u.numpy()[..., None] * sums[..., -1:]).sum(-1)
-        return torch.from_numpy(np.asarray(index))
+        return torch.from_numpy(np.asarray(_first_above(sums, u.numpy())))
     cumulated = probs.cumsum(-1, dtype=torch.float64)
     return (cumulated <= u.unsqueeze(-1) * cumulated[..., -1:]).sum(-1)
+
+
+def _first_above(sums: FloatArray, u: FloatArray) -> IndexArray:
+    """The first index whose sum exceeds u times the last: int64 of u's shape."""
+    index: IndexArray = np.add.reduce(sums <= u[..., None] * sums[..., -1:], -1)
+    return index
 
 
 def draw_categorical(logits: FloatArray, u: FloatArray) -> tuple[IndexArray, FloatArray]:
     """Draw indices with probabilities softmax(logits), as `draw_index` does, and score them.
 
-    What `torch.distributions.Categorical` computes, without making one: numpy's calls cost a fifth
-    of torch's on arrays as small as these.
+    What `torch.distributions.Categorical` computes, up to rounding, without making one.
 
     Args:
         logits: float32 or float64 ``[..., A]``; nothing but NaN comes of rows with a NaN, with
@@ -175,9 +179,8 @@ def draw_categorical(logits: FloatArray, u: FloatArray) -> tuple[IndexArray, Flo
         rows = logits.reshape(-1, logits.shape[-1])
         shifted = rows - np.maximum.reduce(rows, -1, keepdims=True)
         sums = np.add.accumulate(np.exp(shifted), -1, np.float64)
-        total = sums[:, -1]
-        index = np.add.reduce(sums <= (u.reshape(-1) * total)[:, None], -1)
-        score = shifted[np.arange(len(rows)), index] - np.log(total).astype(rows.dtype)
+        index = _first_above(sums, u.reshape(-1))
+        score = shifted[np.arange(len(rows)), index] - np.log(sums[:, -1]).astype(rows.dtype)
     return index.reshape(u.shape), score.reshape(u.shape)
 
 

@@ -38,7 +38,8 @@ class CounterPolicy:
     under torch's generator seeded with its word; so is the whole policy if it draws from that
     generator elsewhere (`row_by_row`). Under the other exploration types it runs as it is.
     Policies of plain TensorDictModules and probabilistic modules in sequence skip TensorDict's
-    bookkeeping, if a trial shows that this leaves every bit of the outputs as it was.
+    bookkeeping, if a trial shows that this leaves every bit of the outputs as it was; a Categorical
+    of logits on the CPU is then drawn and scored in numpy, which rounds otherwise.
 
     Between calls the policy is as it was found; torch's global generators always are. TorchRL
     turns the validation of distributions' arguments off, so look for NaN in the outputs.
