@@ -1,6 +1,7 @@
 """The exceptions of torchrl_hts.
 
 HTSError
+├── CannotSaveError the state of an environment can't be saved as a whole
 ├── ProtocolError   an event that the schedule does not allow: a fault of this package
 ├── PolicyError     the policy can't be run in batches that keep its rows independent
 └── WorkerError     an executor or an actor failed; carries which one and its traceback
@@ -8,11 +9,15 @@ HTSError
 
 from __future__ import annotations
 
-__all__ = ["HTSError", "PolicyError", "ProtocolError", "WorkerError"]
+__all__ = ["CannotSaveError", "HTSError", "PolicyError", "ProtocolError", "WorkerError"]
 
 
 class HTSError(Exception):
     """Base of every error that torchrl_hts defines."""
+
+
+class CannotSaveError(HTSError, TypeError):
+    """The state of an environment can't be saved as a whole; the message says what of it."""
 
 
 class ProtocolError(HTSError, RuntimeError):

@@ -1,0 +1,706 @@
+"""save_environment and restore_environment: what is restored goes on bit for bit, or is refused."""
+
+from __future__ import annotations
+
+import array
+import itertools
+import os
+import pickle
+import random
+import re
+import subprocess
+import sys
+import threading
+from collections import Counter, OrderedDict, defaultdict, deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import Enum
+from fractions import Fraction
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import cloudpickle
+import gymnasium as gym
+import numpy as np
+import pytest
+from gymnasium import wrappers
+from gymnasium.utils import EzPickle
+
+from torchrl_hts.env_state import CannotSaveError, restore_environment, save_environment
+from torchrl_hts.envs import make_atari
+
+Make = Callable[[], gym.Env[Any, Any]]
+Event = Any  # an action, or None for a reset without a seed
+
+
+def plain(value: Any) -> Any:
+    """Something that is equal only if every bit is; without the time that an episode took."""
+    if isinstance(value, np.ndarray | np.generic):
+        return (str(value.dtype), value.shape, value.tobytes())
+    if isinstance(value, dict):
+        return {key: plain(one) for key, one in value.items() if key != "t"}
+    if isinstance(value, tuple | list):
+        return [plain(one) for one in value]
+    if isinstance(value, float):
+        return value.hex()
+    return value
+
+
+def play(env: gym.Env[Any, Any], events: list[Event]) -> list[Any]:
+    """All that the environment returns."""
+    return [plain(env.reset() if event is None else env.step(event)) for event in events]
+
+
+def record(make: Make, steps: int, seed: int) -> tuple[list[Event], list[Any]]:
+    """Random actions, and a reset at the end of each episode; what came of them."""
+    env = make()
+    env.reset(seed=seed)
+    space, rng = env.action_space, np.random.default_rng(seed)
+    events: list[Event] = []
+    outputs: list[Any] = []
+    for _ in range(steps):
+        action: Any
+        if isinstance(space, gym.spaces.Discrete):
+            action = int(rng.integers(space.n))
+        else:
+            action = rng.uniform(space.low, space.high).astype(space.dtype)  # type: ignore[attr-defined]
+        events.append(action)
+        outputs.append(env.step(action))
+        if outputs[-1][2] or outputs[-1][3]:
+            events.append(None)
+            outputs.append(env.reset())
+    return events, plain(outputs)
+
+
+def check_resumption(make: Make, steps: int, *, saves: int = 6, ends: bool = True) -> None:
+    """What is saved anywhere goes on in a new environment; what was saved goes on as well."""
+    seed = 3
+    events, outputs = record(make, steps, seed)
+    resets = [index for index, event in enumerate(events) if event is None]
+    assert bool(resets) == ends
+    points = {0, *np.random.default_rng(4).integers(1, len(events) - 20, saves).tolist()}
+    for reset in resets[:1]:
+        points |= {reset, reset + 1}  # after an episode's end, and after the reset that follows
+    env = make()
+    env.reset(seed=seed)
+    states, last = {}, 0
+    for point in sorted(points):
+        assert play(env, events[last:point]) == outputs[last:point]
+        states[point], last = save_environment(env), point
+    assert play(env, events[last:]) == outputs[last:]
+    for point, state in states.items():
+        restored = make()
+        restore_environment(restored, state)
+        end = min(len(events), point + 400)
+        assert play(restored, events[point:end]) == outputs[point:end], point
+
+
+@pytest.mark.parametrize(
+    ("env_id", "steps"),
+    [
+        ("CartPole-v1", 800),
+        ("Acrobot-v1", 700),
+        ("MountainCarContinuous-v0", 1100),
+        ("Pendulum-v1", 500),
+        ("Taxi-v4", 500),
+        ("FrozenLake-v1", 300),
+        ("Blackjack-v1", 200),
+    ],
+)
+def test_environments_of_gymnasium(env_id: str, steps: int) -> None:
+    if env_id not in gym.registry:
+        env_id = env_id.replace("v4", "v3")
+    check_resumption(partial(gym.make, env_id), steps)
+
+
+def test_minatar() -> None:
+    minatar = pytest.importorskip("minatar.gym")
+    if "MinAtar/Breakout-v1" not in gym.registry:
+        minatar.register_envs()
+    check_resumption(partial(gym.make, "MinAtar/Breakout-v1"), 500)
+
+
+def wrapped() -> gym.Env[Any, Any]:
+    """Every wrapper with a state of its own, or with a function."""
+    env: gym.Env[Any, Any] = wrappers.TimeLimit(gym.make("CartPole-v1"), 15)
+    env = wrappers.RecordEpisodeStatistics(env)
+    env = wrappers.StickyAction(env, 0.3)
+    box = gym.spaces.Box(-9, 9, (4,), np.float32)
+    env = wrappers.TransformObservation(env, lambda x: x * np.float32(3), box)
+    env = wrappers.RescaleObservation(
+        wrappers.TransformReward(env, lambda reward: reward * 0.7),
+        np.full(4, -1, np.float32),
+        np.full(4, 1, np.float32),
+    )
+    env = wrappers.DelayObservation(wrappers.NormalizeObservation(env), 2)
+    env = wrappers.NormalizeReward(wrappers.TimeAwareObservation(env))
+    return wrappers.FrameStackObservation(env, 3)
+
+
+def test_wrappers() -> None:
+    check_resumption(wrapped, 300)
+
+
+class Colour(Enum):
+    """A part of the state of `Intricate`."""
+
+    RED = 1
+    BLUE = 2
+
+
+class Pair(NamedTuple):
+    """Another part."""
+
+    left: Any
+    right: Any
+
+
+@dataclass(frozen=True, slots=True)
+class Frozen:
+    """One that dataclasses pickles in a way of its own."""
+
+    value: Any
+
+
+class Intricate(gym.Env[Any, Any]):
+    """Draws from all generators there are, and shares what it can; every step shows all of it."""
+
+    def __init__(self) -> None:
+        self.action_space = gym.spaces.Discrete(3)
+        self.observation_space = gym.spaces.Box(-np.inf, np.inf, (9,), np.float64)
+        self.memory = np.zeros((4, 6)).transpose(1, 0) * 1.0  # owns memory in another order
+        self.column = self.memory[1:, 2]  # shares it
+        self.backwards = self.memory[::-2]
+        self.record = np.zeros(3, [("a", "i4"), ("b", "f8")])
+        self.field = self.record["b"]
+        self.raw = bytearray(16)
+        self.numbers = np.frombuffer(self.raw, np.uint8)
+        self.unpickled = pickle.loads(pickle.dumps(np.ones(3), 5))
+        self.objects = np.array([[], [], [], [], None], object)[:4].reshape(2, 2)
+        self.objects[0, 0] = self.shared = [1]
+        self.legacy = np.random.RandomState(5)
+        self.python = random.Random(5)
+        self.history: deque[float] = deque([0.0] * 3, maxlen=3)
+        self.counts: Counter[int] = Counter()
+        self.by_colour: defaultdict[Colour, list[int]] = defaultdict(list)
+        self.ordered = OrderedDict(a=1)
+        self.pair = Pair(self.shared, self.history)
+        self.frozen = Frozen(self.shared)
+        self.fraction = Fraction(1, 3)
+        self.draw = self.python.random
+        self.bound = self.advance
+        self.here = Path("here")
+        self.numpy = np
+
+    def advance(self, by: float) -> None:
+        """Change everything through one of its names."""
+        self.column += by
+        self.backwards[0] *= 0.5
+        self.field[1] += by
+        self.objects[0, 0].append(len(self.shared))
+        self.raw[3] = (self.raw[3] + 1) % 256
+        self.unpickled[1] += by
+        self.pair.right.append(self.draw() + self.legacy.normal())
+        self.counts[len(self.shared) % 3] += 1
+        colour = Colour(1 + len(self.shared) % 2)
+        self.by_colour[colour].append(len(self.by_colour))
+        self.fraction += Fraction(1, 7)
+
+    def observe(self) -> Any:
+        """A digest of all of it."""
+        return np.array(
+            [
+                self.memory.sum(axis=1) @ np.arange(6),
+                self.record["b"].sum() + float(self.fraction),
+                len(self.frozen.value) + len(self.pair.left) * 0.1,
+                sum(self.history),
+                self.np_random.normal() + self.python.gauss(0, 1),
+                sum(self.counts.values()) + next(iter(self.counts), 0),
+                sum(map(sum, self.by_colour.values())) + self.numbers.sum(),
+                self.unpickled.sum(),
+                float(self.observation_space.sample()[0]) + float(self.action_space.sample()),
+            ]
+        )
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        """Keeps most of its state."""
+        super().reset(seed=seed)
+        if seed is not None:
+            self.observation_space.seed(seed)
+            self.action_space.seed(seed)
+        self.history.append(self.np_random.normal())
+        return self.observe(), {}
+
+    def step(self, action: int) -> Any:
+        """Ends at random."""
+        self.bound(action + 0.25)
+        return self.observe(), self.history[0], bool(self.np_random.random() < 0.03), False, {}
+
+
+class Onlooker(gym.Wrapper[Any, Any, Any, Any]):
+    """Shares an array, a deque and a generator with the environment below."""
+
+    def __init__(self, env: gym.Env[Any, Any]) -> None:
+        super().__init__(env)
+        base: Any = env.unwrapped
+        self.corner = base.memory[:2, :2]
+        self.history = base.history
+        self.generator = base.python
+
+    def step(self, action: Any) -> Any:
+        """Changes what lies below."""
+        self.corner += 0.125
+        self.history[0] += self.generator.random()
+        return super().step(action)
+
+
+def intricate() -> gym.Env[Any, Any]:
+    """Closures with a state: a number that is rebound, a list, an array and a nested function."""
+    count, seen, weights = 0, [0.0], np.ones(9)
+
+    def scale(x: Any, memory: list[int] = [1]) -> Any:  # noqa: B006
+        memory.append(len(memory))
+        return x * weights + memory[-1]
+
+    def transform(x: Any) -> Any:
+        nonlocal count
+        count += 1
+        seen.append(float(x[0]))
+        weights[count % 9] += 0.5
+        return scale(x) + count + seen[-2]
+
+    env = Onlooker(Intricate())
+    return wrappers.TransformObservation(env, transform, env.observation_space)
+
+
+def test_an_environment_of_the_users_with_every_kind_of_state() -> None:
+    check_resumption(intricate, 300)
+
+
+def test_attributes_that_came_and_went() -> None:
+    env, restored = Intricate(), Intricate()
+    env.later = [1, 2]  # type: ignore[attr-defined]
+    del env.ordered
+    restored.surplus = 1  # type: ignore[attr-defined]
+    restore_environment(restored, save_environment(env))
+    assert vars(restored).keys() == vars(env).keys()
+
+
+@pytest.mark.parametrize("order", [(0, 1, 2), (2, 1, 0), (1, 2, 0), (2, 0, 1)])
+def test_arrays_keep_the_order_of_their_axes_in_memory(order: tuple[int, ...]) -> None:
+    """Sums depend on it, in their last bits."""
+    owner = np.arange(24.0).reshape(2, 3, 4).transpose(order) * 1.0
+    env, restored = (
+        Plain([owner, owner[1:, ::-1], np.broadcast_to(owner, (2, *owner.shape))]),
+        Plain(),
+    )
+    restore_environment(restored, save_environment(env))
+    for before, after in zip(env.value, restored.value, strict=True):
+        assert before.strides == after.strides
+        assert np.array_equal(before, after)
+    assert np.shares_memory(*restored.value[:2])
+
+
+def test_what_is_saved_along_stays_shared() -> None:
+    env, restored = Intricate(), Intricate()
+    history, corner, number = restore_environment(
+        restored, save_environment(env, (env.history, env.memory[:2], 7))
+    )
+    assert history is restored.history
+    assert np.shares_memory(corner, restored.memory)
+    assert number == 7
+
+
+@pytest.mark.parametrize("make", [intricate, wrapped])
+def test_a_restored_environment_saves_the_same(make: Make) -> None:
+    env, restored = make(), make()
+    env.reset(seed=1)
+    restore_environment(restored, save_environment(env))
+    play(env, [0, 1, 0]), play(restored, [0, 1, 0])
+    again = make()
+    restore_environment(again, save_environment(restored))
+    events = [1, 1, None, 0, 1, None, 1]
+    assert play(again, events) == play(env, events)
+
+
+# Atari games
+
+
+breakout = partial(make_atari, "ALE/Breakout-v5", terminal_on_life_loss=True, sticky_actions=True)
+
+
+@pytest.fixture
+def _atari() -> None:
+    pytest.importorskip("ale_py")
+    pytest.importorskip("cv2")
+
+
+@pytest.mark.usefixtures("_atari")
+@pytest.mark.parametrize(
+    ("game", "options", "steps"),
+    [
+        ("Pong", {}, 50),
+        ("Pong", {"sticky_actions": True}, 50),
+        ("Breakout", {"terminal_on_life_loss": True, "sticky_actions": True}, 120),
+        ("Breakout", {"terminal_on_life_loss": True, "frame_skip": 1}, 300),
+        ("Seaquest", {"terminal_on_life_loss": True, "sticky_actions": True}, 50),
+        ("MontezumaRevenge", {"terminal_on_life_loss": True, "sticky_actions": True}, 50),
+        ("Qbert", {"noop_max": 0}, 50),  # its first frames are cut off
+    ],
+    ids=str,
+)
+def test_atari(game: str, options: dict[str, Any], steps: int) -> None:
+    make = partial(make_atari, f"ALE/{game}-v5", **options)
+    check_resumption(make, steps, saves=4, ends=game == "Breakout")
+
+
+@pytest.mark.usefixtures("_atari")
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"id": "ALE/Pong-v5", "max_num_frames_per_episode": 150},  # sticky, four frames a step
+        {"id": "ALE/Breakout-v5", "frameskip": (2, 5), "mode": 4, "difficulty": 1},
+        {"id": "ALE/Freeway-v5", "obs_type": "ram", "repeat_action_probability": 0.5},
+        {"id": "ALE/Pong-v5", "continuous": True, "repeat_action_probability": 0.0},
+    ],
+    ids=str,
+)
+def test_the_emulators_settings(options: dict[str, Any]) -> None:
+    import ale_py
+
+    gym.register_envs(ale_py)
+    make = partial(gym.make, **options)
+    check_resumption(make, 50, saves=5, ends="max_num_frames_per_episode" in options)
+
+
+@pytest.mark.usefixtures("_atari")
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [({"sound_obs": True}, "sound"), ({"continuous": True}, "continuous actions that are sticky")],
+)
+def test_what_the_emulator_does_not_tell_is_refused(options: dict[str, Any], reason: str) -> None:
+    import ale_py
+
+    gym.register_envs(ale_py)
+    env = gym.make("ALE/Pong-v5", **options)
+    env.reset(seed=0)
+    with pytest.raises(CannotSaveError, match=f"AtariEnv: .*{reason}"):
+        save_environment(env)
+
+
+@pytest.mark.usefixtures("_atari")
+def test_a_game_that_the_emulator_saves_wrongly_is_refused() -> None:
+    """Miniature Golf writes its score as booleans, and reads numbers."""
+    env = make_atari("ALE/MiniatureGolf-v5", noop_max=0)
+    env.reset(seed=0)
+    before = play(env, [0, 1])
+    with pytest.raises(CannotSaveError, match=r"AtariEnv: the coming frames depend on more"):
+        save_environment(env)
+    again = make_atari("ALE/MiniatureGolf-v5", noop_max=0)
+    again.reset(seed=0)
+    events = [2, 1, 0, None, 3]
+    assert play(again, [0, 1]) == before
+    assert play(again, events) == play(env, events)
+
+
+# Another process
+
+SCRIPT = """
+import dataclasses, gymnasium as gym, numpy as np
+
+@dataclasses.dataclass
+class Ball:
+    x: float = 0.0
+
+def bounce(ball, speed=[1.0]):
+    speed[0] *= -1.01
+    ball.x += speed[0]
+
+class Game(gym.Env):
+    action_space = gym.spaces.Discrete(2)
+    observation_space = gym.spaces.Box(-np.inf, np.inf, (), np.float64)
+
+    def __init__(self):
+        self.ball, self.rule = Ball(), bounce
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.ball = Ball(self.np_random.normal())
+        return np.array(self.ball.x), {}
+
+    def step(self, action):
+        self.rule(self.ball)
+        return np.array(self.ball.x), 0.0, abs(self.ball.x) > 2, False, {}
+
+def make():
+    return gym.wrappers.TransformObservation(Game(), lambda x: x * 2, Game.observation_space)
+"""
+
+
+def scripted() -> bytes:
+    """A factory of a script, as executors get it: its classes can't be imported."""
+    namespace: dict[str, Any] = {"__name__": "a_script"}
+    exec(compile(SCRIPT, "a_script", "exec", dont_inherit=True), namespace)
+    return cloudpickle.dumps(namespace["make"])
+
+
+def elsewhere(path: str) -> None:
+    """What the other process does: restore and play."""
+    for factory, state, events, outputs in pickle.loads(Path(path).read_bytes()):
+        env = pickle.loads(factory)()
+        assert restore_environment(env, state) == {"length": 7}
+        assert play(env, events) == outputs
+    assert "torch" not in sys.modules
+
+
+@pytest.mark.usefixtures("_atari")
+def test_a_new_process_goes_on(tmp_path: Path) -> None:
+    work = []
+    for factory in (
+        scripted(),
+        *map(
+            cloudpickle.dumps,
+            (partial(gym.make, "CartPole-v1"), intricate, wrapped, breakout, make_atari),
+        ),
+    ):
+        env = pickle.loads(factory)()
+        env.reset(seed=0)
+        actions = [int(a) for a in np.random.default_rng(0).integers(2, size=100)]
+        play(env, actions[:4])
+        state = save_environment(env, {"length": 7})
+        events = [*actions[4:10], None, *actions[10:14], None, *actions[14:18]]
+        work.append((factory, state, events, play(env, events)))
+    path = tmp_path / "work"
+    path.write_bytes(pickle.dumps(work))
+    tests = Path(__file__).parent
+    subprocess.run(
+        [sys.executable, "-c", "import sys, test_env_state as t; t.elsewhere(sys.argv[1])", path],
+        check=True,
+        env={**os.environ, "PYTHONPATH": f"{tests}{os.pathsep}{tests.parent}"},
+    )
+
+
+# What is refused
+
+
+class Plain(gym.Env[Any, Any]):
+    """One attribute."""
+
+    def __init__(self, value: Any = None) -> None:
+        self.value = value
+
+
+class Remade(EzPickle):
+    """As many environments of engines in C are: pickle makes it anew, and forgets."""
+
+    def __init__(self) -> None:
+        EzPickle.__init__(self)
+        self.speed = 0.0
+
+
+class Reduced:
+    """Says itself how it is pickled."""
+
+    def __reduce__(self) -> Any:
+        return Reduced, ()
+
+
+class Tagged(np.ndarray[Any, Any]):
+    """Its attributes would be lost."""
+
+
+def closure() -> Callable[[], object]:
+    """A function that holds a lock."""
+    lock = threading.Lock()
+    return lambda: lock
+
+
+def numbers() -> Any:
+    """A generator."""
+    yield from range(3)
+
+
+@pytest.mark.parametrize(
+    ("make_value", "reason"),
+    [
+        (Remade, "gymnasium.utils.ezpickle.EzPickle.__getstate__ says"),
+        (lambda: [{"deep": Reduced()}], "test_env_state.Reduced.__reduce__ says"),
+        (lambda: Plain(Remade()), "EzPickle.__getstate__"),
+        (lambda: open(__file__), "cannot pickle"),  # noqa: SIM115
+        (numbers, "cannot pickle 'generator'"),
+        (lambda: iter([1, 2]), "list_iterator.__reduce__"),
+        (itertools.count, "itertools.count"),
+        (threading.Lock, "cannot pickle"),
+        (lambda: {1, 2}, "holds a set"),
+        (lambda: deque([{"a": {1}}]), "holds a set"),
+        (lambda: np.zeros(3).view(Tagged), "derived from numpy.ndarray"),
+        (lambda: np.frombuffer(array.array("d", [1])), "memory belongs to a array"),
+        (lambda: [lambda: 1], "lambda"),
+        (lambda: ValueError("x"), "BaseException.__reduce__"),
+        (lambda: memoryview(b"x"), "cannot pickle"),
+    ],
+)
+def test_refusals_name_the_layer_and_the_attribute(
+    make_value: Callable[[], object], reason: str
+) -> None:
+    value = make_value()
+    kind = f"{type(value).__module__}.{type(value).__qualname__}"
+    env = wrappers.TimeLimit(Plain(value), 5)
+    where = f"environment layer test_env_state.Plain: attribute 'value' ({kind}) can't be saved: "
+    with pytest.raises(CannotSaveError, match=re.escape(where) + ".*" + re.escape(reason)):
+        save_environment(env)
+
+
+def test_what_a_closure_holds_can_be_refused() -> None:
+    with pytest.raises(
+        CannotSaveError, match=r"function closure.<locals>.<lambda> of .*\.Plain.*lock"
+    ):
+        save_environment(Plain(closure()))
+
+
+def test_slots_of_a_layer_are_refused() -> None:
+    class Slotted(Plain):
+        __slots__ = ("hidden",)
+
+    with pytest.raises(CannotSaveError, match="Slotted keeps state outside of its __dict__"):
+        save_environment(Slotted())
+
+
+def test_what_is_saved_along_can_be_refused() -> None:
+    with pytest.raises(CannotSaveError, match="what was given to be saved along"):
+        save_environment(Plain(), threading.Lock())
+
+
+def test_a_refusal_leaves_the_environment_as_it_was() -> None:
+    events, outputs = record(intricate, 40, 3)
+    env = intricate()
+    env.reset(seed=3)
+    env.unwrapped.lock = threading.Lock()  # type: ignore[attr-defined]
+    with pytest.raises(CannotSaveError):
+        save_environment(env)
+    assert play(env, events) == outputs
+
+
+# The way out: get_state and set_state
+
+
+class Engine:
+    """Something that can't be pickled."""
+
+    def __init__(self) -> None:
+        self.position = 0.0
+        self.lock = threading.Lock()
+
+
+class WithEngine(gym.Env[Any, Any]):
+    """Saved by what it says of itself; gymnasium's own generator is saved along."""
+
+    action_space = gym.spaces.Discrete(2)
+    observation_space = gym.spaces.Box(-np.inf, np.inf, (), np.float64)
+
+    def __init__(self) -> None:
+        self.engine = Engine()
+
+    def get_state(self) -> Any:
+        """All of it."""
+        return {"position": self.engine.position}
+
+    def set_state(self, state: Any) -> None:
+        """The other way round."""
+        self.engine.position = state["position"]
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        """Starts anywhere."""
+        super().reset(seed=seed)
+        self.engine.position = float(self.np_random.normal())
+        return np.array(self.engine.position), {}
+
+    def step(self, action: int) -> Any:
+        """Walks at random."""
+        self.engine.position += action - 0.5 + self.np_random.normal()
+        return np.array(self.engine.position), 0.0, abs(self.engine.position) > 4, False, {}
+
+
+def test_an_environment_can_say_itself_what_its_state_is() -> None:
+    check_resumption(lambda: wrappers.TimeLimit(WithEngine(), 20), 200)
+
+
+def test_what_it_says_is_looked_at_as_well() -> None:
+    class Careless(WithEngine):
+        def get_state(self) -> Any:
+            return self.engine
+
+    with pytest.raises(CannotSaveError, match=r"Careless: attribute 'get_state\(\)'.*lock"):
+        save_environment(Careless())
+
+
+def test_a_wrapper_that_shares_what_the_base_saves_itself_is_refused() -> None:
+    env = wrappers.TimeLimit(WithEngine(), 20)
+    env.eye = env.unwrapped.engine  # type: ignore[attr-defined]
+    with pytest.raises(CannotSaveError, match=r"'eye'.*shares 'engine' with the base environment"):
+        save_environment(env)
+
+
+def test_methods_of_other_shapes_are_not_taken_for_it() -> None:
+    class LikeMuJoCo(Plain):
+        def get_state(self) -> Any:
+            raise AssertionError
+
+        def set_state(self, positions: Any, velocities: Any) -> None:
+            raise AssertionError
+
+    env, restored = LikeMuJoCo([1]), LikeMuJoCo()
+    restore_environment(restored, save_environment(env))
+    assert restored.value == [1]
+
+
+# States that don't fit
+
+
+def test_a_state_of_another_chain() -> None:
+    state = save_environment(gym.make("CartPole-v1"))
+    with pytest.raises(ValueError, match=r"another make\. Only the saved one has: .*CartPoleEnv"):
+        restore_environment(gym.make("Pendulum-v1"), state)
+    with pytest.raises(ValueError, match=r"Only this one has: .*FrameStackObservation"):
+        restore_environment(wrappers.FrameStackObservation(gym.make("CartPole-v1"), 2), state)
+
+
+@pytest.mark.usefixtures("_atari")
+def test_a_state_of_another_game_or_with_other_settings() -> None:
+    state = save_environment(make_atari())
+    with pytest.raises(ValueError, match=r"pong\.bin.* Only this one has: .*breakout\.bin"):
+        restore_environment(make_atari("ALE/Breakout-v5", fire_on_reset=True), state)
+    with pytest.raises(ValueError, match=r"repeat_action_probability of 0\.25"):
+        restore_environment(make_atari(sticky_actions=True), state)
+
+
+def test_a_state_of_another_function() -> None:
+    env = Plain()
+    one = save_environment(wrappers.TransformReward(env, lambda reward: reward * 2))
+    with pytest.raises(
+        ValueError, match=r"another make.*function test_a_state_of_another_function"
+    ):
+        restore_environment(wrappers.TransformReward(env, lambda reward: reward.clip(-1)), one)
+
+
+@pytest.mark.parametrize("damage", ["empty", "cut", "longer", "flipped", "foreign"])
+def test_a_damaged_state(damage: str) -> None:
+    state = save_environment(gym.make("CartPole-v1"))
+    middle = len(state) // 2
+    damaged = {
+        "empty": b"",
+        "cut": state[:-1],
+        "longer": state + b".",
+        "flipped": state[:middle] + bytes([state[middle] ^ 1]) + state[middle + 1 :],
+        "foreign": pickle.dumps(1),
+    }
+    with pytest.raises(ValueError, match="damaged or of another version"):
+        restore_environment(gym.make("CartPole-v1"), damaged[damage])
+
+
+def test_code_that_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:
+    state = save_environment(Plain(Pair(1, 2)))
+    monkeypatch.delattr(sys.modules[__name__], "Pair")
+    with pytest.raises(ValueError, match=r"can't be read here.*Pair"):
+        restore_environment(Plain(), state)

@@ -1,0 +1,458 @@
+"""The exact state of a gymnasium environment, to go on from in a new process, bit for bit.
+
+An environment is a chain of layers: wrappers around a base. What one differs by from another that
+the same factory made is what their attributes hold, so these are pickled, all of them into one
+stream, and shared objects stay shared. What pickle would lose or change without a word is refused:
+objects that say themselves how they are pickled (many are made anew from the arguments of their
+constructor) other than those known to be whole, sets (their order of iteration is part of what a
+program sees, and depends on what was ever in them), and what can't be pickled at all.
+
+The new environment keeps its own layers, functions, emulators and specs; what functions hold in
+their closures and defaults, and the emulators' states, are set to what they were.
+
+Not saved: module globals, attributes of classes, Python's and numpy's global generators, the
+clock, and engines that an environment knows by a number only. An environment should draw from its
+own ``np_random``. Emulators show the restored state from their next frame on.
+
+A base environment that can do better defines ``get_state()``, which returns all that
+``set_state(state)`` needs to put a new one into the same state. It is then saved by them, together
+with gymnasium's own attributes (the generator and the spaces).
+"""
+
+from __future__ import annotations
+
+import copyreg
+import hashlib
+import importlib
+import inspect
+import io
+import json
+import pickle
+import sys
+import types
+from collections import OrderedDict, defaultdict, deque
+from collections.abc import Iterator
+from functools import partial
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+from gymnasium.envs.registration import EnvSpec
+
+from torchrl_hts.ale_state import describe, is_emulator, restore_emulator, save_emulator
+from torchrl_hts.errors import CannotSaveError
+
+__all__ = ["CannotSaveError", "restore_environment", "save_environment"]
+
+Where = tuple[int | str, ...]  # the index of a layer, an attribute of it, a cell, ...
+
+_MAGIC = b"torchrl_hts environment 1\n"
+_PROTOCOL = 4  # 5 restores arrays over memory that belongs to another object
+
+# Set when an environment is made, and never after.
+_CONSTANTS = frozenset(
+    ("_ezpickle_args", "_ezpickle_kwargs", "_saved_kwargs", "spec", "_cached_spec")
+)
+# What gymnasium.Env itself keeps in an environment.
+_GYMNASIUM = ("_np_random", "_np_random_seed", "action_space", "observation_space")
+
+_HOOKS = (
+    "__reduce_ex__",
+    "__reduce__",
+    "__getstate__",
+    "__setstate__",
+    "__getnewargs_ex__",
+    "__getnewargs__",
+)
+# Their own pickling is whole, also for classes derived from them.
+_WHOLE: tuple[type, ...] = (
+    *(object, int, float, complex, str, bytes, bytearray, tuple, list, dict, frozenset),
+    *(deque, OrderedDict, partial),
+)
+# Whole as they are; what a class derived from them adds would be lost.
+_WHOLE_ITSELF: tuple[type, ...] = (defaultdict, range, slice, type(...), types.BuiltinMethodType)
+_WHOLE_MODULES = frozenset(
+    ("collections", "datetime", "decimal", "fractions", "numpy", "pathlib", "random", "re", "uuid")
+)
+# Own the memory of arrays: of constants, and of what functions of C++ (nanobind, pybind11) return.
+_ARRAY_KEEPERS = ("bytes", "nb_ndarray", "PyCapsule")
+_CYTHON_FUNCTION = "cython_function_or_method"
+_ATOMS = (int, float, complex, str, bytes, tuple, type, types.FunctionType, types.ModuleType)
+
+
+def save_environment(env: gym.Env[Any, Any], extra: object = None) -> bytes:
+    """The state of an environment, between any two calls of its methods.
+
+    Args:
+        env: the environment; goes on as if it had not been saved.
+        extra: saved along; may share objects with the environment.
+
+    Raises:
+        CannotSaveError: a part of the environment can't be saved for sure; says which, and why.
+
+    >>> first, second = gym.make("CartPole-v1"), gym.make("CartPole-v1")
+    >>> observation, _ = first.reset(seed=0)
+    >>> state = save_environment(first, extra=observation)
+    >>> bool((restore_environment(second, state) == observation).all())
+    True
+    >>> bool((first.step(0)[0] == second.step(0)[0]).all())
+    True
+    """
+    layers = _layers(env)
+    for layer in layers:
+        if type(layer).__basicsize__ != gym.Env.__basicsize__:
+            raise CannotSaveError(
+                f"{_name(layer)} keeps state outside of its __dict__, in __slots__ or in a class "
+                f"of C, which can't be saved. {_REMEDY}"
+            )
+    fixtures = _fixtures(layers)
+    base = layers[-1]
+    stream = io.BytesIO()
+    saver = _Saver(stream, fixtures)
+    if _has_protocol(base):
+        saver.private = {
+            id(value): name
+            for name, value in vars(base).items()
+            if name not in _GYMNASIUM and value is not None and id(value) not in saver.fixtures
+            if not isinstance(value, _ATOMS)
+        }
+    names = []
+    for layer in layers[:-1]:
+        names.append(saver.save_parts(_name(layer), _parts(layer)))
+    for where, function in _functions(fixtures):
+        saver.save_parts(
+            f"function {function.__qualname__} of {_name(layers[int(where[0])])}",
+            {"closure and defaults": _function_state(function)},
+        )
+    saver.private = {}
+    names.append(saver.save_parts(_name(base), _parts(base)))
+    for where, emulator in _emulators(fixtures):
+        layer = layers[int(where[0])]
+        try:
+            state = save_emulator(emulator, continuous=getattr(layer, "continuous", False))
+        except CannotSaveError as error:
+            raise CannotSaveError(f"{_name(layer)}: {error}") from error
+        saver.save_parts(_name(layer), {where[1]: state})
+    saver.save_parts("what was given to be saved along", {"extra": extra})
+    head = json.dumps({"chain": _description(layers, fixtures), "names": names}).encode()
+    body = head + b"\n" + stream.getvalue()
+    return _MAGIC + hashlib.sha256(body).digest() + body
+
+
+def restore_environment(env: gym.Env[Any, Any], state: bytes) -> Any:
+    """Put an environment into a saved state; returns what was saved along.
+
+    States are pickles: take them only from where you would take code.
+
+    Args:
+        env: newly made, by the factory that made the saved one.
+        state: from `save_environment`.
+
+    Raises:
+        ValueError: the state is damaged, or that of an environment of another make.
+    """
+    start = len(_MAGIC) + hashlib.sha256().digest_size
+    body = state[start:]
+    if state[:start] != _MAGIC + hashlib.sha256(body).digest():
+        raise ValueError(
+            f"the environment's state ({len(state)} bytes) is damaged or of another version of "
+            "torchrl_hts: it must be what save_environment returned, unchanged"
+        )
+    head, _, stream = body.partition(b"\n")
+    saved = json.loads(head)
+    layers = _layers(env)
+    fixtures = _fixtures(layers)
+    _compare(saved["chain"], _description(layers, fixtures))
+    loader = _Loader(io.BytesIO(stream), fixtures)
+    *wrappers, last = saved["names"]
+    try:  # all is read before anything is changed
+        parts = [{name: loader.load() for name in names} for names in wrappers]
+        closures = [loader.load() for _ in _functions(fixtures)]
+        parts.append({name: loader.load() for name in last})
+        emulators = [loader.load() for _ in _emulators(fixtures)]
+        extra = loader.load()
+    except Exception as error:
+        raise ValueError(
+            f"the environment's state can't be read here: {error}. Restore it with the code and "
+            "the package versions that saved it"
+        ) from error
+    for (_, emulator), one in zip(_emulators(fixtures), emulators, strict=True):
+        if not restore_emulator(emulator, *one):
+            raise ValueError("the emulator doesn't play on here as it did where it was saved")
+    for (_, function), one in zip(_functions(fixtures), closures, strict=True):
+        _restore_function(function, one)
+    for layer, values in zip(layers, parts, strict=True):
+        own = vars(layer)
+        if layer is layers[-1] and _has_protocol(layer):
+            layer.set_state(values.pop("get_state()"))  # type: ignore[attr-defined]
+        else:
+            constants = {name: own[name] for name in own.keys() & _CONSTANTS}
+            own.clear()
+            own.update(constants)
+        own.update(values)
+    return extra
+
+
+_REMEDY = (
+    "If the environment is yours, keep its state in what pickle saves whole, or define "
+    "get_state() and set_state(state) in the base environment (see torchrl_hts.env_state)"
+)
+
+
+def _layers(env: gym.Env[Any, Any]) -> list[gym.Env[Any, Any]]:
+    """The wrappers, outermost first, and the base."""
+    layers = [env]
+    while isinstance(layers[-1], gym.Wrapper):
+        layers.append(layers[-1].env)
+    return layers
+
+
+def _name(layer: gym.Env[Any, Any]) -> str:
+    return f"environment layer {type(layer).__module__}.{type(layer).__qualname__}"
+
+
+def _has_protocol(base: gym.Env[Any, Any]) -> bool:
+    get, set_ = (getattr(type(base), name, None) for name in ("get_state", "set_state"))
+    try:  # MuJoCo's set_state takes positions and velocities
+        inspect.signature(get).bind(base)  # type: ignore[arg-type]
+        inspect.signature(set_).bind(base, None)  # type: ignore[arg-type]
+    except TypeError:
+        return False
+    return True
+
+
+def _parts(layer: gym.Env[Any, Any]) -> dict[str, object]:
+    """What is saved of a layer, by name."""
+    if _has_protocol(layer.unwrapped) and layer is layer.unwrapped:
+        kept = {name: value for name, value in vars(layer).items() if name in _GYMNASIUM}
+        return {**kept, "get_state()": layer.get_state()}  # type: ignore[attr-defined]
+    return {name: value for name, value in vars(layer).items() if name not in _CONSTANTS}
+
+
+def _fixtures(layers: list[gym.Env[Any, Any]]) -> dict[Where, Any]:
+    """What a new environment has of its own, by where it is found; the same for each of a make."""
+    fixtures: dict[Where, Any] = {}
+    for index, layer in enumerate(layers):
+        fixtures[index,] = layer
+        for name, value in vars(layer).items():
+            if isinstance(value, EnvSpec) or is_emulator(value):
+                fixtures[index, name] = value
+            else:
+                _add_functions(fixtures, (index, name), value)
+        for depth, cls in enumerate(type(layer).__mro__):
+            if not _importable(cls):  # of a script, sent to this process by value
+                fixtures[index, "class", depth] = cls
+                for name, value in _globals(cls).items():
+                    if isinstance(value, type) and value.__module__ == cls.__module__:
+                        fixtures[index, "class", depth, name] = value
+    return fixtures
+
+
+def _add_functions(fixtures: dict[Where, Any], where: Where, value: object) -> None:
+    function = value.__func__ if isinstance(value, types.MethodType) else value
+    if not isinstance(function, types.FunctionType) or _importable(function):
+        return
+    if not any(function is known for known in fixtures.values()):
+        fixtures[where] = function
+        for index, cell in enumerate(_contents(function)):
+            for content in cell:
+                _add_functions(fixtures, (*where, index), content)
+
+
+def _importable(value: Any) -> bool:
+    found: Any = sys.modules.get(value.__module__)
+    for name in value.__qualname__.split("."):
+        found = getattr(found, name, None)
+    return found is value
+
+
+def _globals(cls: type) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for value in vars(cls).values():
+        if isinstance(value, types.FunctionType):
+            found |= value.__globals__
+    return found
+
+
+def _functions(fixtures: dict[Where, Any]) -> Iterator[tuple[Where, types.FunctionType]]:
+    return ((k, f) for k, f in fixtures.items() if isinstance(f, types.FunctionType))
+
+
+def _emulators(fixtures: dict[Where, Any]) -> Iterator[tuple[Where, Any]]:
+    """Each once: wrappers refer to the base's."""
+    seen = {id(value): where for where, value in fixtures.items() if is_emulator(value)}
+    return ((where, fixtures[where]) for where in seen.values())
+
+
+def _description(layers: list[gym.Env[Any, Any]], fixtures: dict[Where, Any]) -> list[str]:
+    """What the saved environment and the one to restore must have in common."""
+    lines = [_name(layer) for layer in layers]
+    for _, function in _functions(fixtures):
+        code = function.__code__
+        digest = hashlib.sha256(code.co_code + repr((code.co_names, code.co_freevars)).encode())
+        lines.append(f"function {function.__qualname__} with code {digest.hexdigest()[:16]}")
+    for _, ale in _emulators(fixtures):
+        lines += describe(ale)
+    return lines
+
+
+def _compare(saved: list[str], here: list[str]) -> None:
+    if saved == here:
+        return
+    missing, surplus = ([x for x in a if x not in b] for a, b in ((saved, here), (here, saved)))
+    raise ValueError(
+        "the state is that of an environment of another make. Only the saved one has: "
+        f"{'; '.join(missing) or 'the same in another order'}. Only this one has: "
+        f"{'; '.join(surplus) or 'the same in another order'}. Restore it in an environment of the "
+        "factory that made the saved one"
+    )
+
+
+class _Saver(pickle.Pickler):
+    """A pickler that refuses what pickling might lose. One object of many dumps, one memo."""
+
+    def __init__(self, stream: io.BytesIO, fixtures: dict[Where, Any]) -> None:
+        super().__init__(stream, _PROTOCOL)
+        self.fixtures = {id(value): where for where, value in fixtures.items()}
+        self.private: dict[int, str] = {}
+
+    def save_parts(self, owner: str, parts: dict[Any, object]) -> list[str]:
+        """Write each; returns their names."""
+        for name, value in parts.items():
+            try:
+                self.dump(value)
+            except Exception as error:
+                kind = f"{type(value).__module__}.{type(value).__qualname__}"
+                raise CannotSaveError(
+                    f"{owner}: attribute {name!r} ({kind}) can't be saved: {error}. {_REMEDY}"
+                ) from error
+        return list(parts)
+
+    def persistent_id(self, obj: object) -> tuple[Any, ...] | None:
+        if id(obj) in self.private:
+            raise _RefusedError(
+                f"it shares {self.private[id(obj)]!r} with the base environment, which is saved "
+                "by its get_state()"
+            )
+        if isinstance(obj, types.ModuleType):
+            return ("module", obj.__name__)
+        if isinstance(obj, set):
+            raise _RefusedError(
+                "it is or holds a set, and the order in which that iterates can't be restored: "
+                "use a dict with values of None, a sorted list or a frozenset"
+            )
+        return self.fixtures.get(id(obj))
+
+    def reducer_override(self, obj: Any) -> Any:
+        cls = type(obj)
+        if issubclass(cls, type | types.FunctionType) or cls.__name__ == _CYTHON_FUNCTION:
+            return NotImplemented  # by name
+        if isinstance(obj, types.MethodType):
+            return _bind, (obj.__func__, obj.__self__)
+        if isinstance(obj, np.ndarray):
+            return _reduce_array(obj)
+        if isinstance(obj, np.void) and obj.base is not None:
+            raise _RefusedError("it is or holds a record that shares the memory of an array")
+        if cls in copyreg.dispatch_table and cls.__module__ not in (*_WHOLE_MODULES, "builtins"):
+            raise _RefusedError(f"a function of copyreg pickles {cls.__qualname__}")
+        for hook in _HOOKS:
+            definer = next((c for c in cls.__mro__ if hook in vars(c)), object)
+            if not _is_whole(cls, definer, hook):
+                raise _RefusedError(
+                    f"{definer.__module__}.{definer.__qualname__}.{hook} says how it is pickled, "
+                    "and that may lose a part of its state"
+                )
+        return NotImplemented
+
+
+def _bind(function: Any, owner: object) -> types.MethodType:
+    return types.MethodType(function, owner)
+
+
+class _RefusedError(Exception):
+    """An object would not be whole; says why."""
+
+
+def _is_whole(cls: type, definer: type, hook: str) -> bool:
+    """If pickling by a hook, which a class has from ``definer``, keeps all of the state."""
+    if definer in _WHOLE or definer.__module__.startswith("gymnasium.spaces"):
+        return True
+    if hasattr(cls, "__members__"):  # an enumeration, of Python or of C++
+        return True
+    if getattr(vars(definer)[hook], "__module__", None) in ("dataclasses", "collections"):
+        return True
+    of_a_module = {c.__module__.partition(".")[0] for c in (cls, definer)} <= _WHOLE_MODULES
+    return of_a_module or (definer is cls and cls in _WHOLE_ITSELF)
+
+
+def _reduce_array(array: np.ndarray[Any, Any]) -> Any:
+    """Pickle alone would make copies of views, and put the axes of others into C order."""
+    owner: Any = array
+    while isinstance(owner.base, np.ndarray):
+        owner = owner.base
+    if type(array) is not np.ndarray or type(owner) is not np.ndarray:
+        raise _RefusedError("it is or holds an array of a class derived from numpy.ndarray")
+    memory = owner.base.obj if isinstance(owner.base, memoryview) else owner.base
+    if isinstance(memory, bytearray):  # arrays that were themselves unpickled
+        owner = np.frombuffer(memory, np.uint8)
+    elif memory is not None and type(memory).__name__ not in _ARRAY_KEEPERS:
+        raise _RefusedError(
+            f"it is or holds an array whose memory belongs to a {type(memory).__qualname__}"
+        )
+    if array is owner:
+        if array.flags.c_contiguous or array.flags.f_contiguous:
+            return NotImplemented
+        order = _axes_in_memory(array)
+        return np.transpose, (array.transpose(order).copy(), tuple(np.argsort(order).tolist()))
+    if array.size == 0:
+        return np.empty, (array.shape, array.dtype)
+    offset = array.__array_interface__["data"][0] - owner.__array_interface__["data"][0]
+    buffer = memory if isinstance(memory, bytearray) else owner
+    return _view, (buffer, offset, array.dtype, array.shape, array.strides)
+
+
+def _axes_in_memory(array: np.ndarray[Any, Any]) -> list[int]:
+    return sorted(range(array.ndim), key=lambda axis: -array.strides[axis])
+
+
+def _view(buffer: Any, offset: int, dtype: Any, shape: Any, strides: Any) -> Any:
+    if isinstance(buffer, np.ndarray):
+        buffer = buffer.transpose(_axes_in_memory(buffer))
+    return np.ndarray(shape, dtype, buffer, offset, strides)
+
+
+class _Loader(pickle.Unpickler):
+    def __init__(self, stream: io.BytesIO, fixtures: dict[Where, Any]) -> None:
+        super().__init__(stream)
+        self.fixtures = fixtures
+
+    def persistent_load(self, pid: Any) -> Any:
+        if pid[0] == "module":
+            return importlib.import_module(pid[1])
+        return self.fixtures[pid]
+
+
+def _contents(function: types.FunctionType) -> list[tuple[object, ...]]:
+    """What each cell of the closure holds: one object, or none."""
+    found: list[tuple[object, ...]] = []
+    for cell in function.__closure__ or ():
+        try:
+            found.append((cell.cell_contents,))
+        except ValueError:
+            found.append(())
+    return found
+
+
+def _function_state(function: types.FunctionType) -> tuple[Any, ...]:
+    return _contents(function), function.__defaults__, function.__kwdefaults__, vars(function)
+
+
+def _restore_function(function: types.FunctionType, state: tuple[Any, ...]) -> None:
+    contents, function.__defaults__, function.__kwdefaults__, attributes = state
+    vars(function).clear()
+    vars(function).update(attributes)
+    for cell, content in zip(function.__closure__ or (), contents, strict=True):
+        if content:
+            (cell.cell_contents,) = content
+        else:
+            del cell.cell_contents
