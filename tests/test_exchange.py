@@ -237,6 +237,23 @@ def test_restart_with_a_batch_lent(lag: int) -> None:
         assert not ports.learner.is_full(3)
 
 
+def test_restart_with_full_rounds_ahead() -> None:
+    """Rounds that are full already are full for the learner's port, and wake-ups go on as ever."""
+    schedule = Schedule(2, 1, lag=2)
+    schedule.restart(3, ahead=2)
+    with inboxes(3) as made:
+        ports = Ports(schedule, (0, 0), made)
+        ports.learner.restart(ahead=2)
+        assert [ports.learner.is_full(round_) for round_ in (3, 4, 5)] == [True, True, False]
+        (executor,) = ports.executors
+        assert [executor.start(env) for env in (0, 1)] == [True] * 2
+        for env in (0, 1):
+            assert not ports.step(env)
+        ports.learner.lend()
+        ports.learner.release()
+        assert ports.executor_inboxes[0].take_ready().tolist() == [WAKE]
+
+
 # What workers do with their ports, for both kinds of concurrency below.
 
 

@@ -333,6 +333,28 @@ def test_restart_with_a_batch_lent(lag: int) -> None:
     assert schedule.lend() == 4
 
 
+@pytest.mark.parametrize("lag", range(3))
+def test_restart_with_full_rounds_ahead(lag: int) -> None:
+    """I1, I4: environments start after the rounds that are full; the learner takes those first."""
+    schedule = Schedule(2, 3, lag)
+    schedule.restart(4, ahead=lag)
+    assert [schedule.position(env) for env in (0, 1)] == [(4 + lag, 0)] * 2
+    assert [schedule.is_open(4 + lag), schedule.is_open(4 + lag + 1)] == [True, False]
+    for round_ in range(4, 4 + lag):
+        assert schedule.lend() == round_
+        assert schedule.release() == round_
+    assert_refused(schedule, ("lend",))
+
+
+@pytest.mark.parametrize(("lent", "ahead"), [(False, 3), (True, 2)])
+def test_more_full_rounds_than_slots_are_refused(lent: bool, ahead: int) -> None:
+    schedule = Schedule(2, 3, lag=1)
+    before = words(schedule)
+    with pytest.raises(ProtocolError, match=f"{ahead} full rounds don't fit into 2 slots"):
+        schedule.restart(4, lent=lent, ahead=ahead)
+    assert words(schedule) == before
+
+
 # Any order of events.
 
 
@@ -399,6 +421,18 @@ class ScheduleMachine(RuleBasedStateMachine):
     def restart(self) -> None:
         """All workers come to rest and go on where the learner is."""
         self.world.restart()
+
+    @rule()
+    def resume(self) -> None:
+        """All that is open becomes full; from there a restart gives the very same words."""
+        for env in range(self.world.num_envs):
+            self.rush(env)
+        schedule = self.world.schedule
+        lent = schedule.lent > schedule.released
+        ahead = schedule.position(0)[0] - schedule.lent
+        before = words(schedule)
+        schedule.restart(schedule.lent, lent=lent, ahead=ahead)
+        assert words(schedule) == before
 
     @invariant()
     def learned_as_the_method_says(self) -> None:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import pickle
 import time
+import warnings
 import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict
 from typing import Any
 
 import torch
@@ -41,6 +43,15 @@ from torchrl_hts.storage import Layout
 from torchrl_hts.weights import WeightSource
 
 __all__ = ["HTSCollector"]
+
+# The entries of a state dict.
+_STATE = frozenset(
+    (
+        "policy_state_dict", "frames", "iter", "lag", "num_envs", "sync_interval",
+        "invariant_sizes", "round", "seed", "static_seed", "behaviour_parameters",
+        "staged_parameters", "collected", "environments", "why_environments_are_lost",
+    )
+)  # fmt: skip
 
 
 class HTSCollector(BaseCollector):  # type: ignore[misc]  # torchrl has no types
@@ -188,6 +199,7 @@ class HTSCollector(BaseCollector):  # type: ignore[misc]  # torchrl has no types
         self._weights = WeightSource(self.policy)
         policy_bytes = pickle_policy(self.policy)
         self._frames = 0
+        self._frames_loaded = 0  # of which so many were collected by an earlier collector
         self._iter = -1
 
         self._crew = Crew(self.num_envs, num_executors, num_actors)
@@ -331,6 +343,7 @@ class HTSCollector(BaseCollector):  # type: ignore[misc]  # torchrl has no types
             self._counters,
             len(self._crew.executor_inboxes),
             frames=self._frames,
+            frames_loaded=self._frames_loaded,
             rounds=self._iter + 1,
             elapsed_s=now - learner.began if learner.began else 0.0,
             learner_waiting_s=learner.waited_s,
@@ -342,21 +355,29 @@ class HTSCollector(BaseCollector):  # type: ignore[misc]  # torchrl has no types
         return {worker.name: worker.pid for worker in self._crew.workers}
 
     def state_dict(self) -> OrderedDict[str, Any]:
-        """The policy, the counts, the seed, and the parameters of the rounds under way.
+        """All that the coming batches depend on: `load_state_dict` goes on from it bit for bit.
 
-        Environments are not in it: after `load_state_dict` they begin new episodes, with seeds
-        that depend on the seed, the environment and the round alone.
+        May be called at any time between two batches. Waits until the rounds under way are full,
+        at most ``lag`` of them, and holds their batches, the parameters that the next rounds act
+        with, the counts, the seed, and the state of each environment.
+
+        Environments whose state can't be saved (TorchRL's, and those of engines that don't offer
+        it; `torchrl_hts.env_state` says which can) begin new episodes when the state is loaded,
+        with seeds that depend on the seed, the environment and the round alone, and
+        `load_state_dict` warns of it.
         """
         return OrderedDict(
             policy_state_dict=self.policy.state_dict(),
-            env_state_dict=OrderedDict(),
             frames=self._frames,
             iter=self._iter,
-            lag=self.lag,
-            num_envs=self.num_envs,
-            sync_interval=self.sync_interval,
+            **self._shape(),
+            invariant_sizes=asdict(self._invariant_sizes),
             **self._learner.state_dict(),
         )
+
+    def _shape(self) -> dict[str, int]:
+        """What two collectors must have in common for one to go on with the other's state."""
+        return {"lag": self.lag, "num_envs": self.num_envs, "sync_interval": self.sync_interval}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Go on where a state was taken: the next batch is that of its round.
@@ -367,21 +388,28 @@ class HTSCollector(BaseCollector):  # type: ignore[misc]  # torchrl has no types
         Raises:
             ValueError: if an entry is missing, or of a collector of another shape.
         """
-        own = self.state_dict()
-        missing = own.keys() - state_dict.keys()
+        missing = _STATE - state_dict.keys()
         if missing:
             raise ValueError(
                 f"the state lacks {', '.join(sorted(missing))}: it is not one of HTSCollector"
             )
-        for name in ("lag", "num_envs", "sync_interval"):
-            if state_dict[name] != own[name]:
+        for name, own in self._shape().items():
+            if state_dict[name] != own:
                 raise ValueError(
                     f"the state is of a collector with {name}={state_dict[name]}; this one has "
-                    f"{name}={own[name]}"
+                    f"{name}={own}"
                 )
+        saved, sizes = state_dict["invariant_sizes"], self._invariant_sizes
+        if sizes.fixed_rows != saved["fixed_rows"] or not set(sizes.sizes) & set(saved["sizes"]):
+            warnings.warn(
+                f"the run goes on, but not bit for bit: {sizes} here, and other ones, "
+                f"{saved['sizes']}, where the state was taken (another machine or torch)",
+                stacklevel=2,
+            )
         self.policy.load_state_dict(state_dict["policy_state_dict"])  # refuses another policy's
         self._learner.load_state_dict(state_dict)
         self._frames, self._iter = state_dict["frames"], state_dict["iter"]
+        self._frames_loaded = self._frames
 
     def shutdown(
         self,

@@ -14,7 +14,7 @@ from typing import Any
 
 from torchrl_hts.actor import ActorJob
 from torchrl_hts.errors import HTSError, PolicyError, WorkerError
-from torchrl_hts.exchange import STOP, Inbox, LearnerPort
+from torchrl_hts.exchange import SAVE, STOP, Inbox, LearnerPort
 from torchrl_hts.executor import ExecutorJob, ExecutorPlan
 from torchrl_hts.gym_env import GymDescription, RowOptions
 from torchrl_hts.invariance import InvariantSizes
@@ -200,24 +200,33 @@ class Crew:
 
     # Running.
 
-    def run(self, env_seeds: Sequence[int], noise_seed: int, first_round: int, lent: bool) -> None:
-        """Reset every environment and set everybody to work.
+    def run(
+        self,
+        starts: Sequence[int | bytes],
+        noise_seed: int,
+        first_round: int,
+        *,
+        lent: bool,
+        ahead: int,
+    ) -> None:
+        """Reset every environment, or put it into a saved state, and set everybody to work.
 
         Args:
-            env_seeds: a seed per environment.
+            starts: a seed or a state (see `save`) per environment.
             noise_seed: seed of the action noise.
-            first_round: the round to start with.
+            first_round: the round that is to be lent next.
             lent: whether the learner still holds the batch of the round before.
+            ahead: rounds from the first one on that are in their slots already.
         """
-        self.schedule.restart(first_round, lent=lent)
+        self.schedule.restart(first_round, lent=lent, ahead=ahead)
         self.actor_inbox.take_ready()
         self.learner_inbox.take_ready()
-        self.port.restart()
+        self.port.restart(ahead)
         for actor in self.actors:
             self._send(actor, noise_seed)
         for index, executor in enumerate(self.executors):
-            seeds = {env: env_seeds[env] for env in self.environments(index)}
-            self._send(executor, (seeds, first_round))
+            own = {env: starts[env] for env in self.environments(index)}
+            self._send(executor, (own, first_round + ahead))
 
     def stop(self) -> None:
         """Bring everybody to rest: executors after the step they are at, then the actors."""
@@ -227,6 +236,18 @@ class Crew:
         self._receive_all(self.executors)
         self.actor_inbox.post([STOP] * self.num_actors)
         self._receive_all(self.actors)
+
+    def save(self) -> list[bytes] | str:
+        """The state of each environment, all of them parked; or why they can't be saved."""
+        for inbox in self.executor_inboxes:
+            with contextlib.suppress(BrokenPipeError):  # it is gone: said by what follows
+                inbox.post([SAVE])
+        states: dict[int, bytes] = {}
+        for kind, content, _ in self._receive_all(self.executors):
+            if kind == "unsaved":
+                return str(content)
+            states.update(content)
+        return [states[env] for env in sorted(states)]
 
     def wait_full(self, round_: int) -> None:
         """Sleep until a round is full, or a worker has failed."""

@@ -10,11 +10,12 @@ to shared memory before a message with what is read from it after.
     actors    --(action of i is in its row)-------> inbox of the executor that owns i
     executors --(i has finished a round)----------> learner's inbox
     learner   --(WAKE: a round was opened)--------> inbox of an executor with a parked environment
+    learner   --(SAVE, while all are parked)------> inboxes of all executors
 
-The last two close the only race of the schedule, without a lock. An executor that finishes a round
-first tells the learner and then looks whether the next round is open; the learner first opens the
-round and then takes what is in its inbox. Whichever is second sees what the first has done: either
-the executor finds the round open, or the learner finds the message and wakes it.
+Finishing and WAKE close the only race of the schedule, without a lock. An executor that finishes a
+round first tells the learner and then looks whether the next round is open; the learner first opens
+the round and then takes what is in its inbox. Whichever is second sees what the first has done:
+either the executor finds the round open, or the learner finds the message and wakes it.
 """
 
 from __future__ import annotations
@@ -27,10 +28,11 @@ from collections.abc import Iterable, Sequence
 
 from torchrl_hts.schedule import Phase, Schedule
 
-__all__ = ["MAX_ENVS", "STOP", "WAKE", "ExecutorPort", "Inbox", "LearnerPort"]
+__all__ = ["MAX_ENVS", "SAVE", "STOP", "WAKE", "ExecutorPort", "Inbox", "LearnerPort"]
 
 WAKE = 0xFFFF  # to an executor: a round was opened, look whether your parked ones may go on
 STOP = 0xFFFE  # to a worker: come to rest and listen to the control connection
+SAVE = 0xFFFD  # to an executor whose environments are parked: say how each of them is
 MAX_ENVS = 2048  # as many words as one write keeps together
 
 _READ_BYTES = 1 << 16  # as much as a pipe holds
@@ -155,10 +157,9 @@ class LearnerPort:
         self.owner = owner
         self.restart()
 
-    def restart(self) -> None:
-        """Start counting at the schedule's present round; everybody else is at rest."""
-        start = self.schedule.lent
-        self._finished_rounds = [start] * len(self.owner)
+    def restart(self, ahead: int = 0) -> None:
+        """Start counting as the schedule was restarted; everybody else is at rest."""
+        self._finished_rounds = [self.schedule.lent + ahead] * len(self.owner)
 
     def take_ready(self) -> None:
         """Take in what the executors have said, without waiting."""

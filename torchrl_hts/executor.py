@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 import gymnasium as gym
 
-from torchrl_hts.exchange import STOP, WAKE, ExecutorPort, Inbox
+from torchrl_hts.errors import CannotSaveError
+from torchrl_hts.exchange import SAVE, STOP, WAKE, ExecutorPort, Inbox
 from torchrl_hts.gym_env import GymEnvironment, RowOptions
 from torchrl_hts.storage import Counter, Layout, SharedMemory
 from torchrl_hts.workers import receive_object, send_object
@@ -95,7 +96,7 @@ def run_executor(control: Connection, fds: list[int]) -> None:
             environment.bind(memory, plan.options)
         inbox = Inbox(own, -1)
         while True:
-            seeds, first_round = receive_object(control)
+            starts, first_round = receive_object(control)
             # What waits there answers what was offered before the last stop; or is the next stop.
             if STOP in inbox.take_ready():
                 send_object(control, ("stopped", None, None))
@@ -105,7 +106,9 @@ def run_executor(control: Connection, fds: list[int]) -> None:
             )
             counters = memory.counters[plan.worker].data
             try:
-                _Round(environments, port, inbox, counters).run(seeds, first_round)
+                run = _Run(environments, port, inbox, counters, control)
+                run.start(starts, first_round)
+                run.serve()
             except _EnvironmentError as error:
                 send_object(control, ("error", error.traceback, error.where))
                 return
@@ -150,8 +153,8 @@ class _EnvironmentError(Exception):
         self.traceback = traceback.format_exc()
 
 
-class _Round:
-    """The loop between a start and the next stop."""
+class _Run:
+    """What lies between a start and the next stop."""
 
     def __init__(
         self,
@@ -159,34 +162,45 @@ class _Round:
         port: ExecutorPort,
         inbox: Inbox,
         counters: memoryview[int],
+        control: Connection,
     ) -> None:
         self.environments = environments
         self.port = port
         self.schedule = port.schedule
         self.inbox = inbox
         self.counters = counters
+        self.control = control
 
-    def run(self, seeds: dict[int, int], first_round: int) -> None:
-        """Reset every environment, then step until told to stop."""
+    def start(self, starts: dict[int, int | bytes], first_round: int) -> None:
+        """Reset every environment with its seed, or put it into its saved state."""
         for env, environment in self.environments.items():
+            start = starts[env]
             try:
-                environment.reset(seeds[env], first_round)
+                if isinstance(start, bytes):
+                    environment.restore(start)
+                else:
+                    environment.reset(start, first_round)
             except _FAILURES as error:
                 raise _EnvironmentError((env, first_round, 0)) from error
             if self.port.start(env):
                 self._offer(env)
             self.port.flush()
+
+    def serve(self) -> None:
+        """Step until told to stop."""
         clock = time.perf_counter_ns
         counters = self.counters
         used_before = time.process_time_ns() - counters[Counter.CPU_NS]
         stop = False
         while not stop:
+            all_parked = len(self.port.parked) == len(self.environments)
             asleep = clock()
             words = self.inbox.take()
             awake = flushed = clock()
-            counters[Counter.WAITING_NS] += awake - asleep
+            waiting = Counter.ROUND_WAITING_NS if all_parked else Counter.WAITING_NS
+            counters[waiting] += awake - asleep
             for word in words:
-                if word < STOP:
+                if word < SAVE:
                     self._step(word)
                     now = clock()
                     if now - flushed > _FLUSH_NS:
@@ -196,11 +210,24 @@ class _Round:
                     for env in sorted(self.port.parked):
                         if self.port.start(env):
                             self._offer(env)
+                elif word == SAVE:
+                    self._save()
                 else:
                     stop = True
             self.port.flush()
             counters[Counter.BUSY_NS] += clock() - awake
             counters[Counter.CPU_NS] = time.process_time_ns() - used_before
+
+    def _save(self) -> None:
+        """Send the states of all environments, or why one of them can't be saved."""
+        states = {}
+        for env, environment in self.environments.items():
+            try:
+                states[env] = environment.save()
+            except CannotSaveError as error:
+                send_object(self.control, ("unsaved", f"environment {env}: {error}", None))
+                return
+        send_object(self.control, ("saved", states, None))
 
     def _offer(self, env: int) -> None:
         round_, t = self.schedule.position(env)

@@ -8,6 +8,7 @@ its true last observation.
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
@@ -15,6 +16,7 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 
+from torchrl_hts.env_state import restore_environment, save_environment
 from torchrl_hts.storage import Array, Field, Key, SharedMemory
 
 __all__ = ["GymDescription", "GymEnvironment", "RowOptions", "observation_fields"]
@@ -143,6 +145,20 @@ class GymEnvironment:
         self._observation, _ = self.env.reset(seed=seed)
         self._length = 0
         self._state: list[Array] | None = None
+
+    def save(self) -> bytes:
+        """All that the coming steps depend on, and that is not in the slots.
+
+        Raises:
+            CannotSaveError: if the environment holds something that can't be saved.
+        """
+        own = (self._observation, self._length, self._state, self._episode)
+        return zlib.compress(save_environment(self.env, own), 1)
+
+    def restore(self, state: bytes) -> None:
+        """Go on where `save` was called, in another process and another environment maybe."""
+        own = restore_environment(self.env, zlib.decompress(state))
+        self._observation, self._length, self._state, self._episode = own
 
     def write_observation(self, slot: int, t: int) -> None:
         """Write what the policy reads at step ``t``."""

@@ -3,21 +3,41 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+import warnings
+import zlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import torch
 from tensordict import TensorDict
 from torch import Tensor
 
 from torchrl_hts.crew import Crew
 from torchrl_hts.schedule import Schedule
 from torchrl_hts.slots import Slots, policy_tensors
+from torchrl_hts.storage import Key
 from torchrl_hts.weights import WeightSource
 
 __all__ = ["LearnerSide"]
 
 _ENDED = "this collector has been shut down; make a new one to go on"
+
+
+@dataclass(frozen=True)
+class _Beginning:
+    """What a run starts from.
+
+    Attributes:
+        batches: the batches, packed, of the rounds that are full already.
+        environments: the state of each environment after them; None for new episodes.
+        why_lost: why there are new episodes although some were under way; else "".
+    """
+
+    batches: tuple[dict[str, Tensor], ...] = ()
+    environments: list[bytes] | None = None
+    why_lost: str = ""
 
 
 class LearnerSide:
@@ -51,6 +71,7 @@ class LearnerSide:
         self.waited_s = 0.0
         self.began = 0.0
         self._running = False
+        self._beginning = _Beginning()
         # What the slots are to hold when the workers are set to work: the parameters by round, the
         # newest ones for a round that isn't there; None leaves the slots as they are.
         self._ring: dict[int, list[Tensor]] | None = {}
@@ -90,20 +111,23 @@ class LearnerSide:
         return round_, self._slots.batches[self._schedule.slot(round_)]
 
     def _run(self) -> None:
-        """Set the workers to work on the present round, with reset environments."""
+        """Set the workers to work, from the beginning that was loaded or with new episodes."""
         if self._ring is not None:
             newest = self._weights.take()
             for round_ in range(self.round, self.round + self._schedule.num_slots):
                 self._slots.stage(self._schedule.slot(round_), self._ring.get(round_, newest))
             self._ring = None
-        envs = range(self._schedule.num_envs)
+        begin, self._beginning = self._beginning, _Beginning()
+        ahead = len(begin.batches)
         seeds = [
-            environment_seed(self.seed, 0 if self.static_seed else env, self.round) for env in envs
+            environment_seed(self.seed, 0 if self.static_seed else env, self.round + ahead)
+            for env in range(self._schedule.num_envs)
         ]
         if not self.began:
             self.began = time.monotonic()
         self._running = True
-        self._crew.run(seeds, self.seed, self.round, self.lent)
+        starts: Sequence[int | bytes] = begin.environments or seeds
+        self._crew.run(starts, self.seed, self.round, lent=self.lent, ahead=ahead)
 
     def rest(self) -> None:
         """Bring the workers to rest; what they have collected beyond the lent batch is dropped."""
@@ -114,9 +138,41 @@ class LearnerSide:
                 self._crew.shutdown(5.0)
                 raise
         self._running = False
+        self._beginning = _Beginning()
+
+    def _finish_open_rounds(self) -> _Beginning:
+        """Wait until all that is open is full, and return it with the environments after it.
+
+        The round after those opens only when the learner comes back, so that every environment
+        is at the same boundary.
+        """
+        if not self._running:
+            return self._beginning
+        if self._crew.is_closed():
+            last = self._schedule.last_round
+            at_the_end = last is not None and self.round >= last
+            return _Beginning(why_lost="" if at_the_end else "the collector had been shut down")
+        end = self.round
+        while self._schedule.is_open(end):
+            end += 1
+        try:
+            self._crew.wait_full(end - 1)
+            saved = self._crew.save()
+        except BaseException:  # a worker has failed, or Ctrl-C
+            self._crew.shutdown(5.0)
+            raise
+        slots = [self._slots.fields[self._schedule.slot(r)] for r in range(self.round, end)]
+        batches = tuple(_pack(slot) for slot in slots)
+        if isinstance(saved, str):
+            return _Beginning(batches, None, saved)
+        return _Beginning(batches, saved)
 
     def state_dict(self) -> dict[str, Any]:
-        """The round, the seed, and the parameters of the rounds under way, by name."""
+        """All that the coming rounds depend on, as tensors and plain values.
+
+        Waits for the rounds under way, at most ``lag`` of them.
+        """
+        begin = self._finish_open_rounds()
         ring = dict(self._ring or {})
         if self._ring is None:
             for round_ in range(self.round, self.round + self._schedule.num_slots - self.lent):
@@ -130,10 +186,21 @@ class LearnerSide:
             "behaviour_parameters": {
                 round_: dict(zip(names, values, strict=True)) for round_, values in ring.items()
             },
+            "staged_parameters": self._weights.state_dict(),
+            "collected": list(begin.batches),
+            "environments": begin.environments and [_to_tensor(s) for s in begin.environments],
+            "why_environments_are_lost": begin.why_lost,
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on with the state's round; the update with the batch before it counts as done."""
+        if state["why_environments_are_lost"]:
+            warnings.warn(
+                "the environments begin new episodes, with seeds that depend on the seed, the "
+                "environment and the round alone: their states could not be saved "
+                f"({state['why_environments_are_lost']})",
+                stacklevel=3,
+            )
         self.rest()
         self.round, self.lent = state["round"], False
         self.seed, self.static_seed = state["seed"], state["static_seed"]
@@ -141,6 +208,53 @@ class LearnerSide:
             round_: list(values.values())
             for round_, values in state["behaviour_parameters"].items()
         }
+        self._weights.load_state_dict(state["staged_parameters"])
+        for round_, batch in enumerate(state["collected"], self.round):
+            _unpack(batch, self._slots.fields[self._schedule.slot(round_)])
+        environments = state["environments"]
+        self._beginning = _Beginning(
+            tuple(state["collected"]),
+            environments and [_to_bytes(saved) for saved in environments],
+            state["why_environments_are_lost"],
+        )
+
+
+def _pack(fields: Mapping[Key, Tensor]) -> dict[str, Tensor]:
+    """The contents of a slot, compressed: most of it are observations, stored twice."""
+    return {
+        "/".join(key): _to_tensor(zlib.compress(_to_bytes(value.reshape(-1).view(torch.uint8)), 1))
+        for key, value in fields.items()
+    }
+
+
+def _unpack(packed: Mapping[str, Tensor], fields: Mapping[Key, Tensor]) -> None:
+    """Write what was packed back into a slot.
+
+    Raises:
+        ValueError: if it was a slot of other fields.
+    """
+    names = {"/".join(key): value for key, value in fields.items()}
+    contents = {name: zlib.decompress(_to_bytes(value)) for name, value in packed.items()}
+    sizes = {name: len(content) for name, content in contents.items()}
+    expected = {name: value.nbytes for name, value in names.items()}
+    if sizes != expected:
+        wrong = sorted({name for name, _ in sizes.items() ^ expected.items()})
+        raise ValueError(
+            "the state is of a collector of other environments or of another policy: missing, "
+            f"unknown or of another shape are {', '.join(wrong)}"
+        )
+    for name, value in names.items():
+        content = torch.frombuffer(bytearray(contents[name]), dtype=value.dtype)
+        value.copy_(content.view(value.shape))
+
+
+def _to_tensor(state: bytes) -> Tensor:
+    """Bytes in the form that every way to save a state dict can handle."""
+    return torch.frombuffer(bytearray(state), dtype=torch.uint8)
+
+
+def _to_bytes(state: Tensor) -> bytes:
+    return bytes(state.numpy().data)
 
 
 def environment_seed(seed: int, env: int, first_round: int) -> int:

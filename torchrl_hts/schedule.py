@@ -99,17 +99,21 @@ class Schedule:
         self.phase: Words = [int(Phase.IDLE)] * num_envs if phase is None else phase
         self.learner: Words = [0, 0] if learner is None else learner
 
-    def restart(self, first_round: int = 0, *, lent: bool = False) -> None:
-        """Put every word to the start of round ``first_round``; nobody else may be at work.
+    def restart(self, first_round: int = 0, *, lent: bool = False, ahead: int = 0) -> None:
+        """Put every word to where round ``first_round`` is lent next; nobody may be at work.
 
         Args:
-            first_round: the round that every environment starts with.
+            first_round: the round that is to be lent next.
             lent: whether the learner still holds the batch of the round before.
+            ahead: rounds from the first one on that are full already: environments start with
+                the round after them.
         """
         if first_round < lent:
             raise ProtocolError("a batch is lent, so the first round is at least 1")
+        if ahead > self.num_slots - lent:
+            raise ProtocolError(f"{ahead} full rounds don't fit into {self.num_slots} slots")
         for env in range(self.num_envs):
-            self.steps[env] = first_round * self.sync_interval
+            self.steps[env] = (first_round + ahead) * self.sync_interval
             self.phase[env] = Phase.IDLE
         self.learner[0] = first_round
         self.learner[1] = first_round - lent

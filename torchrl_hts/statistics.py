@@ -21,13 +21,15 @@ class Statistics:
     together, or of the time that has passed for the learner.
 
     Attributes:
-        frames: frames handed to the learner.
-        rounds: batches handed to the learner.
-        elapsed_s: time since the first call of the iterator.
-        frames_per_second: frames over elapsed time.
+        frames: frames handed to the learner, with those before a state was loaded.
+        rounds: batches handed to the learner, likewise.
+        elapsed_s: time since the first call of the iterator of this collector.
+        frames_per_second: frames of this collector over elapsed time.
         learner_waiting_s: time that the iterator waited for a round to be full.
         learner_waiting_share: the same as a share of the elapsed time.
         executor_busy_share: share of their time that executors stepped and reset environments.
+        executor_action_waiting_share: share that they had nothing to do until an action came.
+        executor_round_waiting_share: share that they had nothing to do until a round opened.
         actor_busy_share: share of their time that actors gathered, inferred and scattered.
         actor_batches: forward passes.
         mean_actor_batch_size: rows per forward pass, padding left out.
@@ -43,6 +45,8 @@ class Statistics:
     learner_waiting_s: float
     learner_waiting_share: float
     executor_busy_share: float
+    executor_action_waiting_share: float
+    executor_round_waiting_share: float
     actor_busy_share: float
     actor_batches: int
     mean_actor_batch_size: float
@@ -56,6 +60,7 @@ def summarise(
     num_executors: int,
     *,
     frames: int,
+    frames_loaded: int,
     rounds: int,
     elapsed_s: float,
     learner_waiting_s: float,
@@ -69,11 +74,13 @@ def summarise(
         frames=frames,
         rounds=rounds,
         elapsed_s=elapsed_s,
-        frames_per_second=frames / elapsed_s if elapsed_s else 0.0,
+        frames_per_second=(frames - frames_loaded) / elapsed_s if elapsed_s else 0.0,
         learner_waiting_s=learner_waiting_s,
         learner_waiting_share=learner_waiting_s / elapsed_s if elapsed_s else 0.0,
-        executor_busy_share=_busy_share(executors),
-        actor_busy_share=_busy_share(actors),
+        executor_busy_share=_share(executors, Counter.BUSY_NS),
+        executor_action_waiting_share=_share(executors, Counter.WAITING_NS),
+        executor_round_waiting_share=_share(executors, Counter.ROUND_WAITING_NS),
+        actor_busy_share=_share(actors, Counter.BUSY_NS),
         actor_batches=batches,
         mean_actor_batch_size=rows / batches if batches else 0.0,
         padding_share=1 - rows / int(actors[Counter.PADDED_ROWS]) if rows else 0.0,
@@ -82,7 +89,7 @@ def summarise(
     )
 
 
-def _busy_share(words: npt.NDArray[np.int64]) -> float:
-    busy = int(words[Counter.BUSY_NS])
-    total = busy + int(words[Counter.WAITING_NS])
-    return busy / total if total else 0.0
+def _share(words: npt.NDArray[np.int64], part: Counter) -> float:
+    times = (Counter.BUSY_NS, Counter.WAITING_NS, Counter.ROUND_WAITING_NS)
+    total = sum(int(words[time]) for time in times)
+    return int(words[part]) / total if total else 0.0

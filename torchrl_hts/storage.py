@@ -44,9 +44,10 @@ class Counter(IntEnum):
     ROWS = 1  # actor: rows inferred
     PADDED_ROWS = 2  # actor: rows run, padding included
     BUSY_NS = 3  # executor: stepping and resetting; actor: gathering, inferring, scattering
-    WAITING_NS = 4  # asleep
+    WAITING_NS = 4  # asleep; of an executor: while an action was to come
     RESETS = 5  # executor: episodes begun
     CPU_NS = 6  # executor: processor time used, by all of its threads
+    ROUND_WAITING_NS = 7  # executor: asleep while no round was open for any of its environments
 
 
 @dataclass(frozen=True)

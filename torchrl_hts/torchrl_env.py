@@ -11,6 +11,7 @@ from tensordict import TensorDictBase
 from torchrl.data import Composite
 from torchrl.envs import EnvBase, StepCounter, TransformedEnv
 
+from torchrl_hts.errors import CannotSaveError
 from torchrl_hts.gym_env import RowOptions
 from torchrl_hts.slots import leaves, tensor_over
 from torchrl_hts.storage import Key, SharedMemory
@@ -122,6 +123,17 @@ class TorchRLEnvironment:
             return self.env.reset()
 
         self._current = self._with_own_randomness(start)
+
+    def save(self) -> bytes:
+        """Raises CannotSaveError: what a TorchRL environment holds can't be known from outside."""
+        raise CannotSaveError(
+            "a TorchRL environment has no way to save its state; give create_env_fn a "
+            "gymnasium.Env if runs are to be resumed in the middle of their episodes"
+        )
+
+    def restore(self, state: bytes) -> None:
+        """Raises CannotSaveError: there is no such state."""
+        raise CannotSaveError("the state is of a gymnasium.Env, and this is a TorchRL environment")
 
     def write_observation(self, slot: int, t: int) -> None:
         """Write what the policy reads at step ``t``."""

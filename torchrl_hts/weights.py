@@ -49,6 +49,18 @@ class WeightSource:
                 value += scale * torch.randn(value.shape, generator=generator).to(value.dtype)
         return values
 
+    def state_dict(self) -> dict[str, Any]:
+        """What was staged and is not the policy's own, by name."""
+        staged = None
+        if self._staged is not None:
+            staged = {n: t.clone() for n, t in zip(self._names, self._staged, strict=True)}
+        return {"values": staged, "keep": self._keep}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Stage what was staged when the state was taken."""
+        values, self._keep = state["values"], state["keep"]
+        self._staged = None if values is None else [values[name] for name in self._names]
+
     def take(self) -> list[Tensor]:
         """The values for the round that opens now."""
         values = self.live() if self._staged is None else self._staged
