@@ -13,14 +13,24 @@ if TYPE_CHECKING:
     from torchrl_hts.collector import HTSCollector
     from torchrl_hts.delayed_gradient import DelayedGradient
     from torchrl_hts.episodes import EpisodeReturns
-    from torchrl_hts.errors import HTSError, PolicyError, ProtocolError, WorkerError
+    from torchrl_hts.errors import (
+        CannotSaveError,
+        HTSError,
+        PolicyError,
+        ProtocolError,
+        WorkerError,
+    )
+    from torchrl_hts.evaluation import Evaluation, Evaluator
     from torchrl_hts.statistics import Statistics
 
 __version__ = "0.1.0"
 
 _MODULE_OF = {
+    "CannotSaveError": "errors",
     "DelayedGradient": "delayed_gradient",
     "EpisodeReturns": "episodes",
+    "Evaluation": "evaluation",
+    "Evaluator": "evaluation",
     "HTSCollector": "collector",
     "HTSError": "errors",
     "PolicyError": "errors",
@@ -30,8 +40,11 @@ _MODULE_OF = {
 }
 
 __all__ = [
+    "CannotSaveError",
     "DelayedGradient",
     "EpisodeReturns",
+    "Evaluation",
+    "Evaluator",
     "HTSCollector",
     "HTSError",
     "PolicyError",

@@ -35,7 +35,7 @@ from torchrl_hts.invariance import (
     mixing_modules,
 )
 from torchrl_hts.sampling import CounterPolicy
-from torchrl_hts.slots import Slots, policy_tensors
+from torchrl_hts.slots import Slots, bind_parameters
 from torchrl_hts.storage import Array, Counter, Key, Layout, SharedMemory
 from torchrl_hts.workers import receive_object, send_object
 
@@ -182,7 +182,7 @@ class _Actor:
         self.refreshers: list[Callable[[], None] | None] = []
         for parameters in self.slots.parameters:
             module = deepcopy(policy)
-            self.refreshers.append(_bind_parameters(module, parameters, self.device))
+            self.refreshers.append(bind_parameters(module, parameters, self.device))
             self.policies.append(CounterPolicy(module, job.exploration_type))
         # The rows of a slot, environment-major: row i * T + t of a flat array.
         flat = [
@@ -339,33 +339,6 @@ class _Actor:
         for refresh in self.refreshers:
             if refresh is not None:
                 refresh()
-
-
-def _bind_parameters(
-    module: nn.Module, shared: Sequence[Tensor], device: torch.device
-) -> Callable[[], None] | None:
-    """Make a module use a slot's parameters.
-
-    On the CPU its tensors are put over the slot's memory. On another device they are copied: the
-    function that is returned does it, once per round.
-    """
-    if device.type != "cpu":
-        own = [tensor for _, tensor in policy_tensors(module)]
-
-        def refresh() -> None:
-            for target, source in zip(own, shared, strict=True):
-                target.copy_(source)
-
-        return refresh
-    over = dict(zip((name for name, _ in policy_tensors(module)), shared, strict=True))
-    for name, parameter in module.named_parameters():
-        parameter.data = over[name]
-    for name, buffer in list(module.named_buffers()):
-        for owner in module.modules():  # a buffer may be registered in several places
-            for key, value in owner._buffers.items():
-                if value is buffer:
-                    owner._buffers[key] = over[name]
-    return None
 
 
 def _flat(output: object) -> list[Tensor]:

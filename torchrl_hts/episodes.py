@@ -5,7 +5,9 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Mapping
 from statistics import fmean
+from typing import Any
 
 import torch
 from tensordict import TensorDictBase
@@ -90,6 +92,25 @@ class EpisodeReturns:
         self.count += len(ended)
         return ended
 
+    def state_dict(self) -> dict[str, Any]:
+        """All that the coming averages depend on."""
+        return {
+            "count": self.count,
+            "returns": list(self._returns),
+            "lengths": list(self._lengths),
+            "open_return": None if self._open_return is None else self._open_return.clone(),
+            "open_length": None if self._open_length is None else self._open_length.clone(),
+        }
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Go on where `state_dict` was called."""
+        self.count = state_dict["count"]
+        self._returns = deque(state_dict["returns"], self._returns.maxlen)
+        self._lengths = deque(state_dict["lengths"], self._lengths.maxlen)
+        for name in ("open_return", "open_length"):
+            value = state_dict[name]
+            setattr(self, f"_{name}", None if value is None else value.clone())
+
     @property
     def mean(self) -> float:
         """Mean return of the most recent episodes; NaN before the first has ended."""
@@ -109,3 +130,13 @@ class EpisodeReturns:
     def mean_length(self) -> float:
         """Mean number of steps of the most recent episodes; NaN before the first has ended."""
         return fmean(self._lengths) if self._lengths else float("nan")
+
+    @property
+    def min_length(self) -> float:
+        """Length of the shortest of the most recent episodes; NaN before the first has ended."""
+        return min(self._lengths, default=float("nan"))
+
+    @property
+    def max_length(self) -> float:
+        """Length of the longest of the most recent episodes; NaN before the first has ended."""
+        return max(self._lengths, default=float("nan"))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from torchrl_hts.storage import Array, Field, Key, SharedMemory
 
-__all__ = ["Slots", "field_of", "leaves", "policy_tensors", "tensor_over"]
+__all__ = ["Slots", "bind_parameters", "field_of", "leaves", "policy_tensors", "tensor_over"]
 
 
 def tensor_over(array: Array, dtype: str) -> Tensor:
@@ -90,3 +90,30 @@ def _nest(tensors: dict[Key, Tensor], batch_size: list[int]) -> TensorDict:
             level = level.setdefault(name, {})
         level[key[-1]] = tensor
     return TensorDict(nested, batch_size, names=[None, "time"])
+
+
+def bind_parameters(
+    module: nn.Module, shared: Sequence[Tensor], device: torch.device
+) -> Callable[[], None] | None:
+    """Make a module use a slot's parameters.
+
+    On the CPU its tensors are put over the slot's memory. On another device they are copied: the
+    function that is returned does it, once per round.
+    """
+    if device.type != "cpu":
+        own = [tensor for _, tensor in policy_tensors(module)]
+
+        def refresh() -> None:
+            for target, source in zip(own, shared, strict=True):
+                target.copy_(source)
+
+        return refresh
+    over = dict(zip((name for name, _ in policy_tensors(module)), shared, strict=True))
+    for name, parameter in module.named_parameters():
+        parameter.data = over[name]
+    for name, buffer in list(module.named_buffers()):
+        for owner in module.modules():  # a buffer may be registered in several places
+            for key, value in owner._buffers.items():
+                if value is buffer:
+                    owner._buffers[key] = over[name]
+    return None

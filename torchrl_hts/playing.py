@@ -1,0 +1,377 @@
+"""The process that plays evaluation episodes: its two ends, and what they say to each other.
+
+The main process holds a `PlayerProcess`; `run_player` is what runs in the other. Each message to it
+is answered by one from it. The parameters to play with lie in shared memory, which the main process
+writes while the other waits for work.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import pickle
+import select
+import signal
+from collections.abc import Mapping
+from copy import deepcopy
+from dataclasses import dataclass, field
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import torch
+from tensordict import TensorDict
+from tensordict.nn import TensorDictModuleBase
+from torch import Tensor
+from torchrl.envs.utils import ExplorationType, set_exploration_type
+
+from torchrl_hts.errors import WorkerError
+from torchrl_hts.gym_env import GymDescription, GymEnvironment, RowOptions
+from torchrl_hts.slots import Slots, bind_parameters
+from torchrl_hts.storage import Key, Layout, SharedMemory
+from torchrl_hts.video import check_renders, film
+from torchrl_hts.workers import (
+    WITH_TORCH,
+    acquire_server,
+    receive_object,
+    release_server,
+    send_object,
+)
+
+__all__ = ["Evaluation", "PlayerJob", "PlayerPlan", "PlayerProcess", "env_seed", "run_player"]
+
+_NICENESS = 10  # training goes first where cores are short
+_SPAWN_KEY = 0x6576616C  # sets the seeds of evaluations apart from those of training
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """What one evaluation gave.
+
+    Attributes:
+        step: that it was submitted with.
+        returns: undiscounted return of each episode.
+        lengths: steps of each episode.
+        video: the file that its best episode was written to, if it beats all earlier ones.
+        parameters: of the policy that played, and its buffers, by name.
+
+    Example:
+        >>> evaluation = Evaluation(step=1000, returns=(9.0, 12.0), lengths=(9, 12))
+        >>> evaluation.mean, evaluation.max
+        (10.5, 12.0)
+    """
+
+    step: int
+    returns: tuple[float, ...]
+    lengths: tuple[int, ...]
+    video: Path | None = None
+    parameters: Mapping[str, Tensor] = field(default_factory=dict, compare=False, repr=False)
+
+    @property
+    def mean(self) -> float:
+        """Mean return."""
+        return math.fsum(self.returns) / len(self.returns)
+
+    @property
+    def min(self) -> float:
+        """Return of the worst episode."""
+        return min(self.returns)
+
+    @property
+    def max(self) -> float:
+        """Return of the best episode."""
+        return max(self.returns)
+
+
+@dataclass(frozen=True)
+class PlayerJob:
+    """First message: what to play in. Answered by a `GymDescription`.
+
+    Attributes:
+        factory: the pickled environment factory.
+        num_episodes: of each evaluation; an environment is made for each.
+        seed: of everything random.
+        render_factory: the pickled factory of the environment that is filmed; None for no video.
+        video_path: where the best episode goes.
+        fps: frames per second of the video; None for what the environment says.
+    """
+
+    factory: bytes
+    num_episodes: int
+    seed: int
+    render_factory: bytes | None
+    video_path: Path | None
+    fps: float | None
+
+
+@dataclass(frozen=True)
+class PlayerPlan:
+    """Second message: what to play with. Answered by None; then each job by its `Evaluation`.
+
+    Attributes:
+        policy: the pickled policy, on the CPU and in evaluation mode.
+        layout: the shared memory's layout.
+        inputs: keys that the policy reads.
+        outputs: keys that it writes.
+        options: how rows are written.
+        exploration_type: under which the policy runs.
+    """
+
+    policy: bytes
+    layout: Layout
+    inputs: tuple[Key, ...]
+    outputs: tuple[Key, ...]
+    options: RowOptions
+    exploration_type: ExplorationType
+
+
+class PlayerProcess:
+    """The playing process, as the main process sees it.
+
+    Args:
+        memory_fd: of the shared memory.
+        leftover: a file that it may leave behind if it is killed.
+
+    Raises:
+        WorkerError: from `check`, `send` and `receive`, if the process has failed.
+    """
+
+    def __init__(self, memory_fd: int, leftover: Path | None) -> None:
+        self._leftover = leftover
+        self._owner_pid = os.getpid()
+        self._closed = False
+        self._busy = False
+        # Its text, not an error: that would keep alive what its traceback passes through.
+        self._failure: tuple[str, str] | None = None
+        self._server = acquire_server(WITH_TORCH)
+        try:
+            self.worker = self._server.spawn(
+                "evaluator", "torchrl_hts.playing:run_player", [memory_fd]
+            )
+        except BaseException:
+            release_server(self._server)
+            raise
+        self._poll = select.poll()
+        for fd in self.worker.fds:
+            self._poll.register(fd, select.POLLIN)
+
+    def check(self) -> None:
+        """Raise if the process has failed or been shut down."""
+        if self._failure is not None:
+            raise _error(*self._failure)
+        if self._closed:
+            raise RuntimeError("the evaluator has been shut down")
+
+    def send(self, message: object) -> None:
+        """Send a message to the process, which waits for one."""
+        self._busy = True
+        try:
+            send_object(self.worker.control, message)
+        except OSError:
+            self.receive("before it was given work")
+            raise
+
+    def has_news(self, *, wait: bool) -> bool:
+        """Whether there is a message, or the process has ended."""
+        return bool(self._poll.poll(None if wait else 0))
+
+    def receive(self, doing: str) -> Any:
+        """The next message; waits for it.
+
+        Args:
+            doing: what the process does meanwhile, for the message of a WorkerError.
+        """
+        self.has_news(wait=True)
+        try:
+            if self.worker.has_ended() and not self.worker.control.poll(0):
+                raise EOFError
+            kind, value, _ = receive_object(self.worker.control)
+        except (EOFError, OSError) as error:
+            raise self._fail(f"{self._end()} {doing}") from error
+        self._busy = False
+        if kind == "error":
+            raise self._fail(f"failed {doing}; its traceback:", value)
+        if kind == "refused":
+            raise TypeError(value)
+        return value
+
+    def _fail(self, what: str, remote_traceback: str = "") -> WorkerError:
+        self._failure = (f"the evaluator (pid {self.worker.pid}) {what}", remote_traceback)
+        return _error(*self._failure)
+
+    def _end(self) -> str:
+        status = self.worker.exit_status(5.0)
+        if self.worker.server_failure:
+            return f"was killed ({self.worker.server_failure})"
+        if status is None:
+            return "closed its connection"
+        if status < 0:
+            return f"was killed by {signal.Signals(-status).name}"
+        return f"ended with exit code {status}"
+
+    def shutdown(self) -> None:
+        """End the process: at once if it plays, which nobody waits for any more."""
+        if self._closed:
+            return
+        self._closed = True
+        if os.getpid() != self._owner_pid:
+            return  # a fork of the user's process: the worker isn't its own
+        try:
+            self.worker.hang_up()
+            if not self._busy:
+                self.worker.exit_status(5.0)  # it closes its environments
+        finally:
+            self.worker.kill()
+            self.worker.exit_status(5.0)
+            self.worker.close()
+            release_server(self._server)
+            if self._leftover is not None:
+                self._leftover.unlink(missing_ok=True)
+
+
+def _error(message: str, remote_traceback: str) -> WorkerError:
+    return WorkerError(message, worker="evaluator", remote_traceback=remote_traceback)
+
+
+# What follows runs in the playing process.
+
+
+def run_player(control: Connection, fds: list[int]) -> None:
+    """Play evaluations until the control connection closes.
+
+    Args:
+        control: connection to the main process.
+        fds: shared memory, which has one row per episode and the parameters to play with.
+    """
+    job: PlayerJob = receive_object(control)
+    os.nice(_NICENESS)
+    torch.set_num_threads(1)
+    environments = [_make(job.factory) for _ in range(job.num_episodes)]
+    stage = None if job.render_factory is None else _make(job.render_factory)
+    made = [*environments, *([] if stage is None else [stage])]
+    for env in made:
+        if not isinstance(env, gym.Env):
+            send_object(control, ("refused", _refusal(env), None))
+            return
+    if stage is not None:
+        check_renders(stage, env_seed(job.seed, 0))
+    first = environments[0]
+    description = GymDescription(first.observation_space, first.action_space)
+    send_object(control, ("described", description, None))
+    player = _Player(job, receive_object(control), environments, stage, fds[0])
+    send_object(control, ("ready", None, None))
+    try:
+        while True:
+            step, best = receive_object(control)
+            send_object(control, ("finished", player.play(step, best), None))
+    finally:
+        for env in made:
+            env.close()
+
+
+def _make(factory: bytes) -> Any:
+    return pickle.loads(factory)()
+
+
+def _refusal(env: object) -> str:
+    kind = f"{type(env).__module__}.{type(env).__qualname__}"
+    return (
+        f"the Evaluator plays gymnasium environments; its factory made a {kind}. Give it a "
+        "factory of the gymnasium.Env that lies within, with its transforms as gymnasium wrappers, "
+        "or use torchrl.collectors.Evaluator"
+    )
+
+
+def env_seed(seed: int, episode: int) -> int:
+    """The seed of an episode's environment, in every evaluation."""
+    return int(_seeds(seed, episode).generate_state(1)[0])
+
+
+def _seeds(*numbers: int) -> np.random.SeedSequence:
+    return np.random.SeedSequence(numbers, spawn_key=(_SPAWN_KEY,))
+
+
+class _Player:
+    """Environments, one per episode, and the policy that plays in them.
+
+    The environments are written and read as a collector's are, so that the policy sees what it
+    sees in training: each has a row of a batch ``[num_episodes, 1]``.
+    """
+
+    def __init__(
+        self,
+        job: PlayerJob,
+        given: PlayerPlan,
+        environments: list[gym.Env[Any, Any]],
+        stage: gym.Env[Any, Any] | None,
+        memory_fd: int,
+    ) -> None:
+        self.job, self.stage = job, stage
+        self.exploration_type = given.exploration_type
+        memory = SharedMemory(memory_fd, given.layout)
+        os.close(memory_fd)
+        slots = Slots(memory)
+        rows = {key: tensor[:, 0] for key, tensor in slots.fields[0].items()}
+        self.inputs = {key: rows[key] for key in given.inputs}
+        self.outputs = {key: rows[key] for key in given.outputs}
+        self.policy: TensorDictModuleBase = pickle.loads(given.policy)
+        bind_parameters(self.policy, slots.parameters[0], torch.device("cpu"))
+        self.episodes = [_Episode(env, keep_actions=stage is not None) for env in environments]
+        self.rows = [GymEnvironment(episode, k) for k, episode in enumerate(self.episodes)]
+        for row in self.rows:
+            row.bind(memory, given.options)
+
+    def play(self, step: int, best: float) -> Evaluation:
+        """Play an episode in each environment; films the best one if it beats ``best``."""
+        torch.manual_seed(int(_seeds(self.job.seed, step, 1).generate_state(1, np.uint64)[0]))
+        for episode, row in enumerate(self.rows):
+            row.reset(env_seed(self.job.seed, episode), 0)
+        playing = list(range(len(self.rows)))
+        with torch.inference_mode(), set_exploration_type(self.exploration_type):
+            while playing:
+                for episode in playing:
+                    self.rows[episode].write_observation(0, 0)
+                inputs = {key: rows[playing] for key, rows in self.inputs.items()}
+                written = self.policy(TensorDict(inputs, [len(playing)]))
+                for key, rows in self.outputs.items():
+                    rows[playing] = written[key]
+                playing = [episode for episode in playing if not self.rows[episode].step(0, 0)]
+        returns = tuple(math.fsum(episode.rewards) for episode in self.episodes)
+        lengths = tuple(len(episode.rewards) for episode in self.episodes)
+        path = self.job.video_path
+        if path is None or self.stage is None or not max(returns) > best:
+            return Evaluation(step, returns, lengths)
+        winner = returns.index(max(returns))
+        actions, rewards = self.episodes[winner].actions, self.episodes[winner].rewards
+        film(self.stage, env_seed(self.job.seed, winner), actions, rewards, path, self.job.fps)
+        return Evaluation(step, returns, lengths, path)
+
+
+class _Episode(gym.Wrapper[Any, Any, Any, Any]):
+    """Keeps the rewards of an episode, and the actions for a replay; begins no other by itself."""
+
+    def __init__(self, env: gym.Env[Any, Any], *, keep_actions: bool) -> None:
+        super().__init__(env)
+        self._keep_actions = keep_actions
+        self.rewards: list[float] = []
+        self.actions: list[Any] = []
+
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[Any, dict[str, Any]]:
+        """A new episode; without a seed, which asks for the next one, nothing happens."""
+        if seed is not None:
+            self._observation, info = self.env.reset(seed=seed, options=options)
+            self.rewards, self.actions = [], []
+            return self._observation, info
+        return self._observation, {}
+
+    def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
+        """A step, which is kept in mind."""
+        if self._keep_actions:
+            self.actions.append(deepcopy(action))
+        self._observation, reward, terminated, truncated, info = self.env.step(action)
+        self.rewards.append(float(reward))
+        return self._observation, reward, terminated, truncated, info
