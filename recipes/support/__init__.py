@@ -1,0 +1,1 @@
+"""What the recipes share: options, metrics, display, loggers, checkpoints, and the loop's frame."""

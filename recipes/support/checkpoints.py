@@ -1,0 +1,95 @@
+"""Checkpoints on disk: whole or not there at all, the newest few of them."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from support.errors import RecipeError
+
+__all__ = ["Checkpoints", "write_atomically"]
+
+
+class Checkpoints:
+    """The checkpoints ``step-*.pt`` of a run.
+
+    Args:
+        directory: where they lie; made if missing.
+        keep: how many of the newest are kept.
+    """
+
+    def __init__(self, directory: Path, keep: int) -> None:
+        if keep < 1:
+            raise RecipeError(f"--keep-checkpoints must be at least 1, and is {keep}")
+        self.directory = directory
+        self.keep = keep
+
+    def paths(self) -> list[Path]:
+        """All there are, the newest last."""
+        return sorted(self.directory.glob("step-*.pt"))
+
+    def save(self, step: int, state: dict[str, Any]) -> Path:
+        """Write a checkpoint, then remove those that are too old.
+
+        Raises:
+            RecipeError: if it can't be written; the ones before are as they were.
+        """
+        path = self.directory / f"step-{step:012d}.pt"
+        buffer = io.BytesIO()
+        torch.save(state, buffer)
+        try:
+            self.directory.mkdir(parents=True, exist_ok=True)
+            write_atomically(path, buffer.getbuffer())
+        except OSError as error:
+            others = self.paths()
+            newest = f"the newest is {others[-1].name}" if others else "there is none yet"
+            raise RecipeError(
+                f"can't save the checkpoint {path}: {error.strerror}. Earlier checkpoints are "
+                f"whole, {newest}. Make room, then go on with --resume {self.directory.parent}"
+            ) from error
+        for old in self.paths()[: -self.keep]:
+            old.unlink()
+        return path
+
+    def load(self) -> dict[str, Any]:
+        """The newest checkpoint.
+
+        Raises:
+            RecipeError: if there is none, or it is damaged.
+        """
+        paths = self.paths()
+        if not paths:
+            raise RecipeError(f"there is no checkpoint in {self.directory}: start a new run")
+        try:
+            state: dict[str, Any] = torch.load(paths[-1], weights_only=True)
+        except Exception as error:  # torch raises whatever it stumbles over
+            before = f" to go on from {paths[-2].name}" if len(paths) > 1 else ""
+            raise RecipeError(
+                f"the checkpoint {paths[-1]} is damaged or cut off: delete it{before}"
+            ) from error
+        return state
+
+
+def write_atomically(path: Path, content: bytes | memoryview) -> None:
+    """Write a file so that there is, at every moment, the old one or the new one as a whole."""
+    temporary = path.with_name(path.name + ".tmp")
+    try:
+        with temporary.open("wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            temporary.unlink()
+        raise
+    directory = os.open(path.parent, os.O_RDONLY)
+    try:
+        os.fsync(directory)
+    finally:
+        os.close(directory)

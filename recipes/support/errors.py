@@ -1,0 +1,32 @@
+"""What a recipe says to its user instead of a traceback."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from typing import NoReturn
+
+import gymnasium as gym
+
+from torchrl_hts.errors import WorkerError
+
+__all__ = ["RecipeError", "exit_with"]
+
+
+class RecipeError(Exception):
+    """Something that the user can mend; the message says how."""
+
+
+def exit_with(main: Callable[[], int]) -> NoReturn:
+    """Run a recipe and end the process with its exit code; 1 and a message if it fails."""
+    try:
+        code = main()
+    except (RecipeError, ModuleNotFoundError, ValueError, gym.error.Error, WorkerError) as error:
+        if isinstance(error, ValueError) and not str(error):
+            raise
+        print(f"error: {error}", file=sys.stderr)
+        code = 1
+    except KeyboardInterrupt:
+        print("error: interrupted before the run could be saved", file=sys.stderr)
+        code = 130
+    sys.exit(code)

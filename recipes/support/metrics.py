@@ -1,0 +1,164 @@
+"""The rows of metrics.csv and evaluations.csv, and the picture that is drawn from them.
+
+Every row maps metric names to numbers; ``"step"`` is the environment step it belongs to. What a
+name means is said in recipes/README.md. Those of the groups ``speed`` and ``time`` are measured by
+the clock; all others are the same, bit for bit, in every run with the same options.
+"""
+
+from __future__ import annotations
+
+import csv
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from statistics import fmean
+
+from matplotlib.figure import Figure
+from tensordict import TensorDictBase
+from torch import Tensor
+
+from torchrl_hts import EpisodeReturns, Evaluation
+from torchrl_hts.statistics import Statistics
+
+__all__ = [
+    "Row",
+    "Table",
+    "draw_curve",
+    "episode_metrics",
+    "evaluation_metrics",
+    "learning_metrics",
+    "time_metrics",
+]
+
+Row = dict[str, float]
+
+
+class Table:
+    """A CSV file of rows that all have the same columns.
+
+    Args:
+        path: the file; it is begun anew unless rows are kept.
+        keep: how many of the rows that are in the file are kept: those of the run before it was
+            resumed.
+    """
+
+    def __init__(self, path: Path, keep: int = 0) -> None:
+        kept: list[dict[str, str]] = []
+        if keep and path.exists():
+            with path.open(newline="") as file:
+                kept = list(csv.DictReader(file))[:keep]
+        self.rows: list[Row] = [{name: float(v) for name, v in row.items()} for row in kept]
+        self._file = path.open("w", newline="")
+        self._writer: csv.DictWriter[str] | None = None
+        for row in kept:
+            self._write(row)
+        self._file.flush()
+
+    def append(self, row: Row) -> None:
+        """Add a row, to the file as well."""
+        self.rows.append(row)
+        self._write(row)
+        self._file.flush()
+
+    def _write(self, row: Mapping[str, float | str]) -> None:
+        if self._writer is None:
+            self._writer = csv.DictWriter(self._file, list(row))
+            self._writer.writeheader()
+        self._writer.writerow(row)
+
+    def close(self) -> None:
+        """Close the file."""
+        self._file.close()
+
+
+def episode_metrics(returns: EpisodeReturns) -> Row:
+    """Of the last 100 training episodes; NaN before the first has ended."""
+    return {
+        "episode/count": returns.count,
+        "episode/return_mean": returns.mean,
+        "episode/return_min": returns.min,
+        "episode/return_max": returns.max,
+        "episode/length_mean": returns.mean_length,
+        "episode/length_min": returns.min_length,
+        "episode/length_max": returns.max_length,
+    }
+
+
+def evaluation_metrics(evaluation: Evaluation) -> Row:
+    """Of the episodes of one evaluation."""
+    return {
+        "step": evaluation.step,
+        "evaluation/return_mean": fmean(evaluation.returns),
+        "evaluation/return_min": min(evaluation.returns),
+        "evaluation/return_max": max(evaluation.returns),
+        "evaluation/length_mean": fmean(evaluation.lengths),
+        "evaluation/episodes": len(evaluation.returns),
+    }
+
+
+_LEARNING = {
+    "loss_objective": "loss/objective",
+    "loss_critic": "loss/critic",
+    "loss_entropy": "loss/entropy",
+    "entropy": "policy/entropy",
+    "clip_fraction": "policy/clip_fraction",
+    "kl_approx": "policy/kl",
+}
+
+
+def learning_metrics(losses: TensorDictBase, gradient_norm: Tensor, learning_rate: float) -> Row:
+    """Of one optimizer step, by what TorchRL's loss modules return."""
+    named = {name: losses.get(key, None) for key, name in _LEARNING.items()}
+    return {
+        **{name: value.item() for name, value in named.items() if value is not None},
+        "optim/gradient_norm": gradient_norm.item(),
+        "optim/learning_rate": learning_rate,
+    }
+
+
+def time_metrics(now: Statistics, before: tuple[int, float], elapsed_before_s: float) -> Row:
+    """Speed, and where the time went.
+
+    Args:
+        now: the collector's statistics.
+        before: frames and elapsed seconds of the row before.
+        elapsed_before_s: seconds that the run had taken before it was resumed.
+    """
+    frames, seconds = before
+    passed = now.elapsed_s - seconds
+    return {
+        "speed/steps_per_second": (now.frames - frames) / passed if passed > 0 else math.nan,
+        "speed/steps_per_second_overall": now.frames_per_second,
+        "time/elapsed_s": elapsed_before_s + now.elapsed_s,
+        "time/executors_stepping": now.executor_busy_share,
+        "time/executors_waiting_for_action": now.executor_action_waiting_share,
+        "time/executors_waiting_for_round": now.executor_round_waiting_share,
+        "time/actors_inferring": now.actor_busy_share,
+        "time/actors_waiting": 1 - now.actor_busy_share,
+        "time/actor_batch_size": now.mean_actor_batch_size,
+        "time/learner_learning": 1 - now.learner_waiting_share,
+        "time/learner_waiting": now.learner_waiting_share,
+    }
+
+
+def draw_curve(path: Path, title: str, rows: list[Row], evaluations: list[Row]) -> None:
+    """Draw returns against steps."""
+    figure = Figure(figsize=(7, 4), layout="constrained")
+    axes = figure.subplots()
+    axes.plot(
+        [row["step"] for row in rows],
+        [row.get("episode/return_mean", math.nan) for row in rows],
+        label="training, mean of the last 100 episodes",
+    )
+    if evaluations:
+        axes.plot(
+            [row["step"] for row in evaluations],
+            [row["evaluation/return_mean"] for row in evaluations],
+            "o-",
+            markersize=3,
+            label="evaluation",
+        )
+    axes.set(xlabel="environment steps", ylabel="episode return", title=title)
+    axes.grid(alpha=0.3)
+    axes.legend()
+    figure.savefig(path, dpi=150)

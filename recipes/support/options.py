@@ -1,0 +1,184 @@
+"""Options: one typed dataclass per recipe, one place of defaults, a flag for each field."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import types
+import typing
+from collections.abc import Sequence
+from dataclasses import MISSING, asdict, dataclass, field, fields
+from pathlib import Path
+from typing import Any, Literal, TypeVar
+
+from support.errors import RecipeError
+
+__all__ = ["RunOptions", "differences", "option", "parse_options"]
+
+Options = TypeVar("Options", bound="RunOptions")
+
+
+def option(default: Any, explanation: str, *, may_change: bool = False) -> Any:
+    """A field of an options dataclass.
+
+    Args:
+        default: its default.
+        explanation: the line that ``--help`` shows for it.
+        may_change: whether a resumed run may be given another value: its results are the same.
+    """
+    return field(default=default, metadata={"help": explanation, "may_change": may_change})
+
+
+@dataclass(frozen=True)
+class RunOptions:
+    """Options of every recipe."""
+
+    env_id: str = option("", "id of the environment")
+    seed: int = option(0, "seed of everything random")
+    total_frames: int = option(1_000_000, "environment steps in all")
+    torch_threads: int = option(1, "threads of the learner; more where cores are left over")
+    log_interval: int = option(4_000, "steps between two rows of metrics")
+    logger: Literal["none", "csv", "tensorboard", "wandb"] = option(
+        "none", "where metrics go, beside metrics.csv", may_change=True
+    )
+    wandb_mode: Literal["online", "offline"] = option(
+        "online", "offline keeps the run on disk, for 'wandb sync'", may_change=True
+    )
+    wandb_project: str = option("torchrl_hts", "project at Weights & Biases", may_change=True)
+    wandb_group: str | None = option(None, "group of the run there", may_change=True)
+    wandb_name: str | None = option(
+        None, "name of the run there; by default that of the output directory", may_change=True
+    )
+    eval_interval: int = option(100_000, "steps between two evaluations; 0: none at all")
+    eval_episodes: int = option(10, "episodes of each evaluation")
+    eval_sampled: bool = option(False, "sample the actions of evaluations instead of the likeliest")
+    record_video: bool = option(False, "keep the best evaluation episode as best.mp4")
+    checkpoint_interval: int = option(
+        100_000, "steps between two checkpoints; 0: only where the run ends", may_change=True
+    )
+    keep_checkpoints: int = option(3, "how many of the newest are kept", may_change=True)
+    output_dir: Path | None = option(None, "by default runs/RECIPE/NAME-DATE-TIME", may_change=True)
+    resume: Path | None = option(
+        None, "go on with the run in this output directory; its options hold", may_change=True
+    )
+    ignore_versions: bool = option(
+        False, "resume with other versions of the packages, not bit for bit", may_change=True
+    )
+
+
+def parse_options(
+    options_class: type[Options], description: str | None, arguments: Sequence[str] | None = None
+) -> Options:
+    """Makes options from command-line flags, one for each field of a dataclass.
+
+    ``num_envs: int = option(16, "...")`` becomes ``--num-envs``; a bool also gets ``--no-...``.
+    Fields of type ``T | None`` keep None unless they are given. With ``--resume`` the defaults are
+    the values of the run to go on with.
+
+    Args:
+        options_class: a dataclass whose fields are made with `option`.
+        description: the text above the flags in ``--help``.
+        arguments: by default those of the command line.
+
+    Raises:
+        RecipeError: if there is no run to go on with, or an option can't change.
+    """
+    given = _parser(options_class, description).parse_args(arguments)
+    chosen = vars(given)
+    if chosen.get("resume") is None:
+        options = options_class(**chosen)
+        directory = options.output_dir
+        if directory is not None and (directory / "config.json").exists():
+            raise RecipeError(
+                f"{directory} holds a run already: go on with it by --resume {directory}, or give "
+                "another --output-dir"
+            )
+        return options
+    file = chosen["resume"] / "config.json"
+    try:
+        saved = from_json(options_class, json.loads(file.read_text())["options"])
+    except FileNotFoundError:
+        raise RecipeError(
+            f"{chosen['resume']} holds no run to go on with: there is no {file.name}; give the "
+            "output directory of a run"
+        ) from None
+    except (ValueError, KeyError, TypeError) as error:
+        raise RecipeError(f"{file} is not the configuration of this recipe: {error}") from error
+    options = options_class(**{**vars(saved), "output_dir": None, **chosen})
+    changed = differences(asdict(saved), options)
+    if changed:
+        raise RecipeError(
+            f"a resumed run keeps its options, and {'; '.join(changed)}: leave them out, or start "
+            "a new run"
+        )
+    return options
+
+
+def differences(saved: dict[str, Any], options: RunOptions) -> list[str]:
+    """The options that differ although they may not, each with both values."""
+    own = asdict(options)
+    return [
+        f"{_flag(entry.name)} was {saved.get(entry.name)} and is {own[entry.name]}"
+        for entry in fields(options)
+        if not entry.metadata["may_change"] and own[entry.name] != saved.get(entry.name)
+    ]
+
+
+def to_json(options: RunOptions) -> dict[str, Any]:
+    """The options as plain values."""
+    values = asdict(options)
+    return {name: str(v) if isinstance(v, Path) else v for name, v in values.items()}
+
+
+def from_json(options_class: type[Options], values: dict[str, Any]) -> Options:
+    """The inverse of `to_json`."""
+    hints = typing.get_type_hints(options_class)
+    restored = {
+        name: Path(value) if value is not None and _without_none(hints[name]) is Path else value
+        for name, value in values.items()
+    }
+    return options_class(**restored)
+
+
+def _flag(name: str) -> str:
+    return "--" + name.replace("_", "-")
+
+
+def _parser(options_class: type[Any], description: str | None) -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(description=description, formatter_class=_HelpFormatter)
+    hints = typing.get_type_hints(options_class)
+    groups = {}
+    for entry in fields(options_class):
+        if entry.default is MISSING:
+            raise TypeError(f"{options_class.__name__}.{entry.name} has no default: use option()")
+        owner = next(c for c in reversed(options_class.__mro__) if entry.name in vars(c))
+        if owner not in groups:
+            groups[owner] = parser.add_argument_group((owner.__doc__ or "").split("\n")[0])
+        shown = "" if entry.default is None else f" (default: {entry.default})"
+        settings: dict[str, Any] = {
+            "default": argparse.SUPPRESS,
+            "help": (entry.metadata["help"] + shown).replace("%", "%%"),
+        }
+        kind = _without_none(hints[entry.name])
+        if kind is bool:
+            settings["action"] = argparse.BooleanOptionalAction
+        elif typing.get_origin(kind) is Literal:
+            settings["choices"] = typing.get_args(kind)
+        else:
+            settings |= {"type": kind, "metavar": kind.__name__.upper()}
+        groups[owner].add_argument(_flag(entry.name), **settings)
+    return parser
+
+
+class _HelpFormatter(argparse.RawDescriptionHelpFormatter):
+    """Shows the description as it is written, and explanations in a column of their own."""
+
+    def __init__(self, prog: str) -> None:
+        super().__init__(prog, max_help_position=34, width=100)
+
+
+def _without_none(hint: Any) -> Any:
+    """``T`` for ``T | None``, anything else as it is."""
+    if isinstance(hint, types.UnionType) or typing.get_origin(hint) is typing.Union:
+        (hint,) = (part for part in typing.get_args(hint) if part is not type(None))
+    return hint

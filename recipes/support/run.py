@@ -1,0 +1,376 @@
+"""The frame of a training loop: metrics, evaluation, checkpoints, resumption and a clean end."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+import math
+import random
+import signal
+import uuid
+from collections.abc import Callable, Iterator, Mapping
+from datetime import datetime
+from functools import partial
+from pathlib import Path
+from statistics import fmean
+from types import FrameType
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from tensordict import TensorDictBase
+from torch import Tensor
+from torchrl.envs.utils import ExplorationType
+
+from support.checkpoints import Checkpoints, write_atomically
+from support.display import Display
+from support.errors import RecipeError
+from support.loggers import make_logger
+from support.metrics import (
+    Row,
+    Table,
+    draw_curve,
+    episode_metrics,
+    evaluation_metrics,
+    learning_metrics,
+    time_metrics,
+)
+from support.options import RunOptions, differences, to_json
+from torchrl_hts import EpisodeReturns, Evaluation, Evaluator, HTSCollector
+
+__all__ = ["Run"]
+
+_FORMAT = 1  # of checkpoints
+_PACKAGES = ("torchrl_hts", "torch", "torchrl", "tensordict", "gymnasium", "numpy", "ale-py")
+
+
+class Stateful(Protocol):
+    """What a checkpoint can hold."""
+
+    def state_dict(self) -> Mapping[str, Any]: ...
+
+    def load_state_dict(self, state_dict: Any, /) -> Any: ...
+
+
+class Run:
+    """Iterates over a collector's batches and does, between two rounds, all that is not learning.
+
+    Leaves in the output directory: config.json, metrics.csv, evaluations.csv, curve.png, the
+    checkpoints, policy.pt (the newest parameters) and best.pt (those that evaluated best).
+
+    The first Ctrl-C or SIGTERM saves a checkpoint after the present update and ends the run; a
+    second one ends it at once.
+
+    Args:
+        recipe: its name, which is also that of the directory under ``runs``.
+        options: its options.
+        collector: whose batches are learned from.
+        eval_env: makes an environment to evaluate in; called with ``render_mode="rgb_array"`` for
+            one whose best episode is filmed.
+        parts: all else that a checkpoint must hold, by name: models, optimizers, schedules.
+        video_fps: frames per second of the film; by default the environment's.
+
+    Raises:
+        RecipeError: if the run can't be resumed, or the logger can't be made.
+    """
+
+    def __init__(
+        self,
+        recipe: str,
+        options: RunOptions,
+        collector: HTSCollector,
+        eval_env: Callable[..., Any],
+        parts: Mapping[str, Stateful],
+        *,
+        video_fps: float | None = None,
+    ) -> None:
+        name = options.env_id.rpartition("/")[2]
+        started = f"{datetime.now():%Y%m%d-%H%M%S}"
+        self.options = options
+        self.output_dir = (
+            options.resume or options.output_dir or Path("runs", recipe, f"{name}-{started}")
+        )
+        self.exit_code = 0
+        self._title = f"{recipe} on {options.env_id}"
+        self._recipe = recipe
+        self._collector = collector
+        self._evaluator = self._make_evaluator(eval_env, video_fps)
+        self._returns = EpisodeReturns()
+        self._parts: dict[str, Stateful] = {
+            "collector": collector,
+            "returns": self._returns,
+            **({"evaluator": self._evaluator} if self._evaluator is not None else {}),
+            **parts,
+        }
+        self._checkpoints = Checkpoints(self.output_dir / "checkpoints", options.keep_checkpoints)
+        self._id = uuid.uuid4().hex[:8]
+        self._elapsed_before_s = 0.0
+        self._best = -math.inf
+        self._recorded: list[Row] = []
+        self._last_speed = (0, 0.0)
+        self._stop_signal: int | None = None
+        try:
+            kept = self._resume() if options.resume is not None else (0, 0)
+            self._logger = make_logger(options, self.output_dir, self._id)
+            self.output_dir.mkdir(parents=True, exist_ok=True)
+            config = {"recipe": recipe, "options": to_json(options), "versions": _versions()}
+            write_atomically(
+                self.output_dir / "config.json", (json.dumps(config, indent=2) + "\n").encode()
+            )
+            self._metrics = Table(self.output_dir / "metrics.csv", keep=kept[0])
+            self._evaluations = Table(self.output_dir / "evaluations.csv", keep=kept[1])
+        except BaseException:
+            self._shut_down_evaluator()
+            raise
+        self._display = Display(self._total_frames)
+
+    def _make_evaluator(
+        self, eval_env: Callable[..., Any], video_fps: float | None
+    ) -> Evaluator | None:
+        options = self.options
+        if not options.eval_interval:
+            return None
+        render_env = partial(eval_env, render_mode="rgb_array")
+        sampled = ExplorationType.RANDOM if options.eval_sampled else ExplorationType.DETERMINISTIC
+        return Evaluator(
+            eval_env,
+            self._collector.policy,
+            num_episodes=options.eval_episodes,
+            seed=options.seed,
+            exploration_type=sampled,
+            video_path=self.output_dir / "best.mp4" if options.record_video else None,
+            create_render_env_fn=render_env if options.record_video else None,
+            fps=video_fps,
+        )
+
+    def _shut_down_evaluator(self) -> None:
+        if self._evaluator is not None:
+            self._evaluator.shutdown()
+
+    @property
+    def step(self) -> int:
+        """Environment steps that have been learned from."""
+        return (self._collector._iter + 1) * self._collector.frames_per_batch
+
+    @property
+    def _total_frames(self) -> int:
+        return len(self._collector) * self._collector.frames_per_batch
+
+    # The loop.
+
+    def __enter__(self) -> Run:
+        self._display.__enter__()
+        self._handlers = {
+            number: signal.signal(number, self._stop) for number in (signal.SIGINT, signal.SIGTERM)
+        }
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        for number, handler in self._handlers.items():
+            signal.signal(number, handler)
+        self._display.__exit__(*exception)
+        self._shut_down_evaluator()
+        self._metrics.close()
+        self._evaluations.close()
+        if self._metrics.rows:
+            draw_curve(
+                self.output_dir / "curve.png",
+                self._title,
+                self._metrics.rows,
+                self._evaluations.rows,
+            )
+        if self._logger is not None:
+            self._close_logger()
+
+    def __iter__(self) -> Iterator[TensorDictBase]:
+        """Yields the batches; what has to be done after an update is done between two."""
+        for batch in self._collector:
+            self._returns.update(batch)
+            self._recorded.clear()
+            yield batch
+            at_end = self.step >= self._total_frames
+            if at_end or self._is_due(self.options.log_interval):
+                self._log()
+            if self._evaluator is not None:
+                if at_end or self._is_due(self.options.eval_interval):
+                    self._evaluator.submit(self.step)
+                for evaluation in self._evaluator.poll():
+                    self._take(evaluation)
+            if at_end:
+                break
+            if self._stop_signal is not None:
+                self._save()
+                self.exit_code = 128 + self._stop_signal
+                self.say(f"stopped; go on with --resume {self.output_dir}")
+                return
+            if self._is_due(self.options.checkpoint_interval):
+                self._save()
+        if self._evaluator is not None:
+            for evaluation in self._evaluator.wait():
+                self._take(evaluation)
+        self._save()
+
+    def record(self, losses: TensorDictBase, gradient_norm: Tensor, learning_rate: float) -> None:
+        """Take in an optimizer step; a row of metrics holds the means over those of its round.
+
+        Args:
+            losses: what the loss module returned.
+            gradient_norm: before it was clipped.
+            learning_rate: of the step.
+        """
+        self._recorded.append(learning_metrics(losses, gradient_norm, learning_rate))
+
+    def say(self, text: str) -> None:
+        """Print a line."""
+        self._display.say(text)
+
+    @property
+    def last_evaluation(self) -> float:
+        """Mean return of the newest evaluation; NaN before the first."""
+        rows = self._evaluations.rows
+        return rows[-1]["evaluation/return_mean"] if rows else float("nan")
+
+    def _is_due(self, interval: int) -> bool:
+        """Whether this round reached a multiple of the interval."""
+        if interval <= 0:
+            return False
+        return self.step // interval > (self.step - self._collector.frames_per_batch) // interval
+
+    def _stop(self, number: int, frame: FrameType | None) -> None:
+        if self._stop_signal is not None:
+            raise KeyboardInterrupt
+        self._stop_signal = number
+        self.say("stopping after this update; once more to stop at once, without saving")
+
+    # What is written.
+
+    def _log(self) -> None:
+        statistics = self._collector.statistics()
+        means = {
+            name: fmean(each[name] for each in self._recorded)
+            for name in (self._recorded[0] if self._recorded else ())
+        }
+        row = {
+            "step": self.step,
+            **episode_metrics(self._returns),
+            **means,
+            **time_metrics(statistics, self._last_speed, self._elapsed_before_s),
+        }
+        self._last_speed = (statistics.frames, statistics.elapsed_s)
+        self._metrics.append(row)
+        self._send(row)
+        self._display.show(row)
+
+    def _take(self, evaluation: Evaluation) -> None:
+        row = evaluation_metrics(evaluation)
+        self._evaluations.append(row)
+        self._send(row)
+        self.say(
+            f"{evaluation.step:,} steps: evaluation return {evaluation.mean:.1f} "
+            f"({evaluation.min:.1f} to {evaluation.max:.1f})"
+        )
+        if evaluation.mean > self._best:
+            self._best = evaluation.mean
+            best = {"step": evaluation.step, "return": evaluation.mean}
+            torch.save({**best, "policy": evaluation.parameters}, self.output_dir / "best.pt")
+
+    def _send(self, row: Row) -> None:
+        """Give a row to the logger; NaN, where there is nothing yet, is left out."""
+        if self._logger is not None:
+            metrics = {k: v for k, v in row.items() if k != "step" and not math.isnan(v)}
+            self._logger.log_metrics(metrics, step=int(row["step"]))
+
+    def _close_logger(self) -> None:
+        experiment = self._logger.experiment
+        if self.options.logger == "wandb":
+            experiment.finish(exit_code=self.exit_code, quiet=True)
+        elif hasattr(experiment, "close"):
+            experiment.close()
+
+    # Checkpoints.
+
+    def _save(self) -> None:
+        """Write a checkpoint; at the end of the run, the newest policy beside it."""
+        state = {
+            "format": _FORMAT,
+            "recipe": self._recipe,
+            "options": to_json(self.options),
+            "versions": _versions(),
+            "id": self._id,
+            "step": self.step,
+            "elapsed_s": self._elapsed_before_s + self._collector.statistics().elapsed_s,
+            "rows": len(self._metrics.rows),
+            "evaluations": len(self._evaluations.rows),
+            "best": self._best,
+            "random_states": _random_states(),
+            "parts": {name: dict(part.state_dict()) for name, part in self._parts.items()},
+        }
+        self._checkpoints.save(self.step, state)
+        torch.save(self._collector.policy.state_dict(), self.output_dir / "policy.pt")
+
+    def _resume(self) -> tuple[int, int]:
+        """Load the newest checkpoint; returns the rows of metrics and evaluations before it."""
+        state = self._checkpoints.load()
+        self._check(state)
+        for name, part in self._parts.items():
+            part.load_state_dict(state["parts"][name])
+        _set_random_states(state["random_states"])
+        self._id = state["id"]
+        self._elapsed_before_s = state["elapsed_s"]
+        self._best = state["best"]
+        self._last_speed = (state["step"], 0.0)
+        return state["rows"], state["evaluations"]
+
+    def _check(self, state: dict[str, Any]) -> None:
+        """Refuse a checkpoint that this run could not go on from."""
+        where = f"the checkpoint in {self._checkpoints.directory}"
+        if state.get("format") != _FORMAT or state.get("recipe") != self._recipe:
+            raise RecipeError(
+                f"{where} is of recipe {state.get('recipe')!r}, format {state.get('format')}; this "
+                f"is {self._recipe!r}, format {_FORMAT}: resume with what made it"
+            )
+        changed = differences(state["options"], self.options)
+        if changed:
+            raise RecipeError(f"{where} is of another configuration: {'; '.join(changed)}")
+        if state["parts"].keys() != self._parts.keys():
+            raise RecipeError(
+                f"{where} holds {', '.join(state['parts'])}; this run has {', '.join(self._parts)}"
+            )
+        now = _versions()
+        other = [
+            f"{name} was {state['versions'].get(name)} and is {now.get(name)}"
+            for name in _PACKAGES
+            if state["versions"].get(name) != now.get(name)
+        ]
+        if other and not self.options.ignore_versions:
+            raise RecipeError(
+                f"{where} was made with other versions: {'; '.join(other)}. Install those, or pass "
+                "--ignore-versions to go on without being equal bit for bit"
+            )
+
+
+def _versions() -> dict[str, str]:
+    found = {}
+    for name in _PACKAGES:
+        try:
+            found[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return found
+
+
+def _random_states() -> dict[str, Any]:
+    kind, keys, *rest = np.random.get_state()
+    return {
+        "torch": torch.get_rng_state(),
+        "numpy": [kind, torch.from_numpy(keys.copy()), *rest],
+        "python": random.getstate(),
+    }
+
+
+def _set_random_states(states: Mapping[str, Any]) -> None:
+    torch.set_rng_state(states["torch"])
+    kind, keys, *rest = states["numpy"]
+    np.random.set_state((kind, keys.numpy(), *rest))
+    version, internal, gauss = states["python"]
+    random.setstate((version, tuple(internal), gauss))

@@ -1,0 +1,80 @@
+"""Checkpoints: whole or not there at all, the newest few of them."""
+
+from __future__ import annotations
+
+import resource
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import recipes_path  # noqa: F401  so that `support` is found
+import torch
+from support.checkpoints import Checkpoints, write_atomically
+from support.errors import RecipeError
+
+
+def test_the_newest_few_are_kept(tmp_path: Path) -> None:
+    checkpoints = Checkpoints(tmp_path / "checkpoints", keep=2)
+    for step in (5, 100, 2_000):
+        checkpoints.save(step, {"step": step, "values": torch.arange(step)})
+    assert [path.name for path in checkpoints.paths()] == [
+        "step-000000000100.pt",
+        "step-000000002000.pt",
+    ]
+    state = checkpoints.load()
+    assert state["step"] == 2_000
+    assert state["values"].equal(torch.arange(2_000))
+    assert not list(checkpoints.directory.glob("*.tmp"))
+
+
+@pytest.mark.parametrize("size", [0, 100, 20_000])
+def test_a_damaged_checkpoint_is_named_with_what_to_do(tmp_path: Path, size: int) -> None:
+    checkpoints = Checkpoints(tmp_path, keep=2)
+    checkpoints.save(1, {"values": torch.arange(10_000)})
+    path = checkpoints.save(2, {"values": torch.arange(10_000)})
+    path.write_bytes(path.read_bytes()[:size])
+    with pytest.raises(RecipeError, match=r"step-0*2\.pt is damaged.*delete it to go on from step"):
+        checkpoints.load()
+    path.unlink()
+    assert checkpoints.load()["values"].equal(torch.arange(10_000))
+
+
+def test_no_checkpoint_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(RecipeError, match="there is no checkpoint"):
+        Checkpoints(tmp_path, keep=1).load()
+    with pytest.raises(RecipeError, match="--keep-checkpoints must be at least 1"):
+        Checkpoints(tmp_path, keep=0)
+
+
+@pytest.fixture
+def full_disk() -> Iterator[int]:
+    """No file of this process may grow beyond so many bytes; a write beyond fails."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    limit = 50_000
+    resource.setrlimit(resource.RLIMIT_FSIZE, (limit, before[1]))
+    yield limit
+    resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    signal.signal(signal.SIGXFSZ, handler)
+
+
+def test_a_full_disk_leaves_the_old_checkpoint_whole(tmp_path: Path, full_disk: int) -> None:
+    checkpoints = Checkpoints(tmp_path / "run" / "checkpoints", keep=1)
+    checkpoints.save(1, {"values": torch.arange(10)})
+    with pytest.raises(
+        RecipeError, match=r"can't save.*step-0*2.*File too large.*whole, the newest is step-0*1.pt"
+    ):
+        checkpoints.save(2, {"values": torch.arange(full_disk)})
+    assert checkpoints.load()["values"].equal(torch.arange(10))
+    assert [path.name for path in checkpoints.directory.iterdir()] == ["step-000000000001.pt"]
+
+
+def test_the_old_file_stays_until_the_new_one_is_whole(tmp_path: Path, full_disk: int) -> None:
+    path = tmp_path / "file"
+    write_atomically(path, b"old")
+    with pytest.raises(OSError, match="too large"):
+        write_atomically(path, bytes(2 * full_disk))
+    assert path.read_bytes() == b"old"
+    write_atomically(path, b"new")
+    assert path.read_bytes() == b"new"

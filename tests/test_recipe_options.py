@@ -1,0 +1,102 @@
+"""Options: a flag for each field, one place of defaults, and what a resumed run may change."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import pytest
+import recipes_path  # noqa: F401  so that `support` is found
+from support.errors import RecipeError
+from support.options import RunOptions, differences, from_json, option, parse_options, to_json
+
+
+@dataclass(frozen=True)
+class Options(RunOptions):
+    """Options of a recipe for tests."""
+
+    steps: int = option(3, "how many")
+    rate: float = option(0.5, "how fast, in % of the most")
+    fast: bool = option(False, "whether")
+    goal: float | None = option(None, "how much")
+    kind: Literal["a", "b"] = option("a", "which")
+    workers: int = option(1, "how many at a time", may_change=True)
+
+
+def test_each_field_is_a_flag_of_its_type() -> None:
+    assert parse_options(Options, "", []) == Options()
+    given = ["--steps", "7", "--rate", "2", "--fast", "--goal", "475", "--kind", "b", "--seed", "5"]
+    expected = Options(steps=7, rate=2.0, fast=True, goal=475.0, kind="b", seed=5)
+    assert parse_options(Options, "", given) == expected
+    assert parse_options(Options, "", ["--no-fast"]) == Options()
+    with pytest.raises(SystemExit, match="2"):
+        parse_options(Options, "", ["--kind", "c"])
+
+
+def test_help_explains_each_flag(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="0"):
+        parse_options(Options, "What it is for.", ["--help"])
+    shown = capsys.readouterr().out
+    for text in (
+        "What it is for.",
+        "Options of every recipe.",
+        "Options of a recipe for tests.",
+        "--steps INT",
+        "how many (default: 3)",
+        "in % of the most",
+        "{a,b}",
+        "--record-video, --no-record-video",
+    ):
+        assert text in shown
+
+
+def test_options_survive_json() -> None:
+    options = Options(output_dir=Path("x/y"), goal=3.5)
+    assert from_json(Options, json.loads(json.dumps(to_json(options)))) == options
+
+
+def saved_run(directory: Path, **changes: object) -> Path:
+    config = {"recipe": "r", "options": {**to_json(Options(steps=9, rate=0.25)), **changes}}
+    (directory / "config.json").write_text(json.dumps(config))
+    return directory
+
+
+def test_a_resumed_run_has_the_options_of_the_run(tmp_path: Path) -> None:
+    run = saved_run(tmp_path, output_dir="elsewhere")
+    options = parse_options(Options, "", ["--resume", str(run), "--workers", "8"])
+    assert options == Options(steps=9, rate=0.25, workers=8, resume=run)
+
+
+def test_a_resumed_run_may_be_told_what_it_has_anyway(tmp_path: Path) -> None:
+    assert parse_options(Options, "", ["--resume", str(saved_run(tmp_path)), "--steps", "9"])
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [(["--steps", "10"], "--steps was 9 and is 10"), (["--env-id", "x"], "--env-id was  and is x")],
+)
+def test_a_resumed_run_keeps_its_options(tmp_path: Path, flags: list[str], message: str) -> None:
+    with pytest.raises(RecipeError, match=f"{message}: leave them out, or start a new run"):
+        parse_options(Options, "", ["--resume", str(saved_run(tmp_path)), *flags])
+
+
+def test_only_a_run_can_be_resumed(tmp_path: Path) -> None:
+    with pytest.raises(RecipeError, match="holds no run to go on with"):
+        parse_options(Options, "", ["--resume", str(tmp_path)])
+    with pytest.raises(RecipeError, match=r"not the configuration of this recipe.*colour"):
+        parse_options(Options, "", ["--resume", str(saved_run(tmp_path, colour="red"))])
+    (tmp_path / "config.json").write_text("{")
+    with pytest.raises(RecipeError, match="not the configuration"):
+        parse_options(Options, "", ["--resume", str(tmp_path)])
+
+
+def test_an_output_directory_is_not_overwritten(tmp_path: Path) -> None:
+    with pytest.raises(RecipeError, match=r"holds a run already.*--resume"):
+        parse_options(Options, "", ["--output-dir", str(saved_run(tmp_path))])
+
+
+def test_differences_name_what_may_not_change() -> None:
+    saved = to_json(Options(steps=1, workers=5))
+    assert differences(saved, Options()) == ["--steps was 1 and is 3"]
