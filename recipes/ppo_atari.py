@@ -33,7 +33,7 @@ class Options(AtariOptions):
     sync_interval: int = option(128, "steps per game and round (alpha)")
     learning_rate: float = option(2.5e-4, "of Adam; decays linearly to 0")
     gae_lambda: float = option(0.95, "lambda of the advantage estimator")
-    epochs: int = option(4, "passes over each batch")
+    epochs: int = option(3, "passes over each batch")
     minibatch_size: int = option(256, "steps per optimizer step")
     clip_epsilon: float = option(0.1, "how far PPO's ratio, and the value, may move")
 
@@ -45,7 +45,7 @@ def train(options: Options) -> int:
     make_env = train_env(options)
     agent = Agent(make_env())
 
-    advantage = GAE(gamma=options.gamma, lmbda=options.gae_lambda, value_network=agent.critic_head)
+    advantage = GAE(gamma=options.gamma, lmbda=options.gae_lambda, value_network=None)
     loss_module = ClipPPOLoss(
         agent.actor_head,
         agent.critic_head,
@@ -66,7 +66,7 @@ def train(options: Options) -> int:
     with (
         HTSCollector(
             [make_env] * options.num_envs,
-            agent.policy,
+            agent.actor_critic,
             frames_per_batch=frames_per_batch,
             total_frames=num_rounds * frames_per_batch,
             num_actors=options.num_actors,
@@ -86,10 +86,9 @@ def train(options: Options) -> int:
         for batch in run:  # the next round is already running
             batch["next", "reward"].sign_()
             with delayed(batch):  # parameters are the ones that gathered this batch
-                with torch.no_grad():
-                    agent.encode(batch)
-                    advantage(batch)
-                steps = batch.exclude("next", "hidden").reshape(-1)
+                agent.evaluate_next(batch)
+                advantage(batch)  # of the values that the actors have computed
+                steps = batch.exclude("next").reshape(-1)
                 for _ in range(options.epochs):
                     for indices in torch.randperm(len(steps)).split(options.minibatch_size):
                         minibatch = agent.trunk(steps[indices])

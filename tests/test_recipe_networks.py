@@ -80,6 +80,21 @@ def test_one_pass_of_the_trunk_gives_the_losses_and_gradients_of_four() -> None:
         torch.testing.assert_close(mine, theirs, rtol=1e-4, atol=1e-6)
 
 
+def test_the_actors_values_give_the_advantages_of_the_critic() -> None:
+    torch.manual_seed(0)
+    agent = atari.Agent(make_atari("ALE/Pong-v5"))
+    batch = frames_batch(3, 4)
+    with torch.no_grad():
+        batch["state_value"] = agent.actor_critic(batch.select("observation"))["state_value"]
+    agent.evaluate_next(batch)
+    GAE(gamma=0.99, lmbda=0.95, value_network=None)(batch)
+    stock = frames_batch(3, 4)
+    critic = TensorDictSequential(agent.trunk, agent.critic_head)
+    GAE(gamma=0.99, lmbda=0.95, value_network=critic)(stock)
+    torch.testing.assert_close(batch["advantage"], stock["advantage"])
+    torch.testing.assert_close(batch["value_target"], stock["value_target"])
+
+
 def test_layers_are_orthogonal() -> None:
     trunk = atari.NatureCNN(4)
     weight = trunk.layers[7].weight.detach()

@@ -100,7 +100,8 @@ class Agent:
         trunk: ``"observation"`` to ``"hidden"``.
         actor_head: ``"hidden"`` to ``"logits"``, ``"action"`` and ``"action_log_prob"``.
         critic_head: ``"hidden"`` to ``"state_value"``.
-        policy: what the actors run: trunk and actor's head.
+        policy: trunk and actor's head.
+        actor_critic: the same with the critic's head, whose values then are in the batch.
     """
 
     def __init__(self, env: gym.Env) -> None:
@@ -118,20 +119,46 @@ class Agent:
         self.policy = TensorDictSequential(self.trunk, self.actor_head).select_out_keys(
             "action", "action_log_prob"
         )
+        self.actor_critic = TensorDictSequential(
+            self.trunk, self.actor_head, self.critic_head
+        ).select_out_keys("action", "action_log_prob", "state_value")
 
     def encode(self, batch: TensorDictBase) -> None:
         """Writes ``"hidden"`` and ``("next", "hidden")``, each frame through the trunk once.
 
         Losses and GAE read those instead of the frames, where each would run the shared trunk for
-        itself: four times forward and twice back. A step's next observation is the observation of
-        the step after it, so only the last step of each row, and steps that were cut off before
-        their end, have a next observation to run on top. Where an episode has ended by itself GAE
-        makes no use of the value of what follows.
+        itself: four times forward and twice back.
         """
         self.trunk(batch)  # with gradients if they are enabled
-        with torch.no_grad():
-            hidden = batch["hidden"].roll(-1, dims=1)  # [N, T, 512]
-            missing = batch["next", "truncated"].squeeze(-1).clone()  # [N, T]
-            missing[:, -1] = True
-            hidden[missing] = self.trunk.module(batch["next", "observation"][missing])
-            batch["next", "hidden"] = hidden
+        batch["next", "hidden"] = _of_next(batch, batch["hidden"].detach(), self.trunk.module)
+
+    def evaluate_next(self, batch: TensorDictBase) -> None:
+        """Writes ``("next", "state_value")``, out of the values that the actors have computed.
+
+        They computed them with the parameters that are live inside of ``with delayed(batch)``.
+        """
+        batch["next", "state_value"] = _of_next(
+            batch,
+            batch["state_value"],
+            lambda frames: self.critic_head.module(self.trunk.module(frames)),
+        )
+
+
+@torch.no_grad()
+def _of_next(batch: TensorDictBase, values: Tensor, function: Callable[[Tensor], Tensor]) -> Tensor:
+    """What a function gives for each next observation, where its values for all others are known.
+
+    A step's next observation is the observation of the step after it, so only the last step of
+    each row, and steps that were cut off before their end, have a next observation to run. Where
+    an episode has ended by itself GAE makes no use of the value of what follows.
+
+    Args:
+        batch: ``[N, T]``.
+        values: ``[N, T, ...]``, of the observations.
+        function: of frames ``[M, C, 84, 84]``.
+    """
+    shifted = values.roll(-1, dims=1)
+    missing = batch["next", "truncated"].squeeze(-1).clone()  # [N, T]
+    missing[:, -1] = True
+    shifted[missing] = function(batch["next", "observation"][missing])
+    return shifted
