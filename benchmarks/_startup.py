@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 
 import torch
-from a2c_atari import NatureCNN
+from support.atari import NatureCNN
 from tensordict.nn import TensorDictModule, TensorDictSequential
 from torchrl.modules import ProbabilisticActor
 

@@ -48,7 +48,7 @@ sys.path[:0] = [str(HERE.parent), str(HERE.parent / "recipes"), str(HERE)]
 
 import torch
 from _environments import OBSERVATION_SIZE, CostlessEnv, SleepEnv
-from a2c_atari import NatureCNN, encode
+from support.atari import NatureCNN, encode
 from tensordict import TensorDictBase
 from tensordict.nn import TensorDictModule, TensorDictModuleBase, TensorDictSequential
 from torch import nn

@@ -14,7 +14,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
-from support.atari import VIDEO_FPS, Agent, AtariOptions, eval_env, train_env
+from support.atari import VIDEO_FPS, Agent, AtariOptions, encode, eval_env, train_env
 from support.errors import exit_with
 from support.options import option, parse_options
 from support.run import Run
@@ -29,7 +29,7 @@ from torchrl_hts import DelayedGradient, HTSCollector
 class Options(AtariOptions):
     """Options of A2C; the defaults are those of the literature (Mnih et al. 2016, Kostrikov)."""
 
-    learning_rate: float = option(7e-4, "of RMSprop; decays linearly to 0")
+    learning_rate: float = option(7e-4, "of RMSprop; decays linearly to 0", least=0)
     gae_lambda: float = option(1.0, "lambda of the advantage estimator; 1 is the n-step return")
 
 
@@ -80,7 +80,7 @@ def train(options: Options) -> int:
         for batch in run:  # the next round is already running
             batch["next", "reward"].sign_()
             with delayed(batch):  # parameters are the ones that gathered this batch
-                agent.encode(batch)
+                encode(agent.trunk, batch)
                 with torch.no_grad():
                     advantage(batch)
                 losses = loss_module(batch.reshape(-1))

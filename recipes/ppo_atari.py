@@ -29,12 +29,12 @@ from torchrl_hts import DelayedGradient, HTSCollector
 class Options(AtariOptions):
     """Options of PPO; the defaults are those of the literature (Schulman et al. 2017)."""
 
-    num_envs: int = option(8, "games played at the same time")
-    sync_interval: int = option(128, "steps per game and round (alpha)")
-    learning_rate: float = option(2.5e-4, "of Adam; decays linearly to 0")
+    num_envs: int = option(8, "games played at the same time", least=1)
+    sync_interval: int = option(128, "steps per game and round (alpha)", least=1)
+    learning_rate: float = option(2.5e-4, "of Adam; decays linearly to 0", least=0)
     gae_lambda: float = option(0.95, "lambda of the advantage estimator")
-    epochs: int = option(3, "passes over each batch")
-    minibatch_size: int = option(256, "steps per optimizer step")
+    epochs: int = option(3, "passes over each batch", least=1)
+    minibatch_size: int = option(256, "steps per optimizer step", least=1)
     clip_epsilon: float = option(0.1, "how far PPO's ratio, and the value, may move")
 
 

@@ -33,22 +33,24 @@ class Options(RunOptions):
     """Options of PPO; the defaults solve CartPole-v1 with every seed that was tried."""
 
     env_id: str = option("CartPole-v1", "gymnasium id; Box observations, Discrete actions")
-    total_frames: int = option(200_000, "environment steps in all")
-    num_envs: int = option(16, "environments")
-    sync_interval: int = option(32, "steps per environment and round (alpha)")
-    lag: int = option(1, "updates that the behaviour parameters are behind; 0 is synchronous")
-    num_actors: int = option(1, "processes that run the policy", may_change=True)
-    epochs: int = option(8, "passes over each batch")
-    minibatch_size: int = option(256, "steps per optimizer step")
-    learning_rate: float = option(1e-3, "of Adam; decays linearly to 0")
+    total_frames: int = option(200_000, "environment steps in all", least=1)
+    num_envs: int = option(16, "environments", least=1)
+    sync_interval: int = option(32, "steps per environment and round (alpha)", least=1)
+    lag: int = option(
+        1, "updates that the behaviour parameters are behind; 0 is synchronous", least=0
+    )
+    num_actors: int = option(1, "processes that run the policy", may_change=True, least=1)
+    epochs: int = option(8, "passes over each batch", least=1)
+    minibatch_size: int = option(256, "steps per optimizer step", least=1)
+    learning_rate: float = option(1e-3, "of Adam; decays linearly to 0", least=0)
     gamma: float = option(0.98, "discount")
     gae_lambda: float = option(0.8, "lambda of the advantage estimator")
     clip_epsilon: float = option(0.2, "how far PPO's ratio may move from 1")
     entropy_coefficient: float = option(0.0, "weight of the entropy bonus")
-    max_grad_norm: float = option(0.5, "gradients are clipped to this norm")
-    hidden_units: int = option(64, "width of the two hidden layers of each network")
-    eval_interval: int = option(20_000, "steps between two evaluations; 0: none at all")
-    eval_episodes: int = option(20, "episodes of each evaluation")
+    max_grad_norm: float = option(0.5, "gradients are clipped to this norm", least=0)
+    hidden_units: int = option(64, "width of the two hidden layers of each network", least=1)
+    eval_interval: int = option(20_000, "steps between two evaluations; 0: none at all", least=0)
+    eval_episodes: int = option(20, "episodes of each evaluation", least=1)
     require_return: float | None = option(
         None,
         "exit with an error unless the last evaluation's mean return reaches this",

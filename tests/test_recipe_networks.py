@@ -57,7 +57,7 @@ def test_one_pass_of_the_trunk_gives_the_losses_and_gradients_of_four() -> None:
         batch = frames_batch(3, 4)
         actor, critic = agent.actor_head, agent.critic_head
         if encoded:
-            agent.encode(batch)
+            atari.encode(agent.trunk, batch)
         else:
             critic = TensorDictSequential(agent.trunk, critic)
             actor = ProbabilisticActor(

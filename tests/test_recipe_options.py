@@ -22,7 +22,7 @@ class Options(RunOptions):
     fast: bool = option(False, "whether")
     goal: float | None = option(None, "how much")
     kind: Literal["a", "b"] = option("a", "which")
-    workers: int = option(1, "how many at a time", may_change=True)
+    workers: int = option(1, "how many at a time", may_change=True, least=1)
 
 
 def test_each_field_is_a_flag_of_its_type() -> None:
@@ -33,6 +33,13 @@ def test_each_field_is_a_flag_of_its_type() -> None:
     assert parse_options(Options, "", ["--no-fast"]) == Options()
     with pytest.raises(SystemExit, match="2"):
         parse_options(Options, "", ["--kind", "c"])
+
+
+def test_values_that_make_no_sense_are_refused() -> None:
+    with pytest.raises(RecipeError, match="--workers must be at least 1, and is 0"):
+        parse_options(Options, "", ["--workers", "0"])
+    with pytest.raises(RecipeError, match="--total-frames must be at least 1, and is -5"):
+        parse_options(Options, "", ["--total-frames", "-5"])
 
 
 def test_help_explains_each_flag(capsys: pytest.CaptureFixture[str]) -> None:

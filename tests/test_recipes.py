@@ -1,77 +1,65 @@
-"""The recipes as a user runs them: what they leave, and that a killed run goes on bit for bit."""
+"""The recipes as a user runs them: what they leave, and that they go on bit for bit."""
 
 from __future__ import annotations
 
-import csv
 import random
 import re
+import resource
+import shutil
+import signal
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 import torch
-from recipes_path import RECIPES
+from recipe_runs import CARTPOLE, assert_equal_runs, rows, run, start
 
 pytest.importorskip("ale_py")
 pytest.importorskip("rich")
 pytest.importorskip("matplotlib")
 
-CARTPOLE = (
-    "ppo_cartpole.py --num-envs 4 --sync-interval 16 --minibatch-size 32 --epochs 1 "
-    "--total-frames 16000 --log-interval 300 --eval-interval 1000 --eval-episodes 2"
-)
-PONG = (
-    "ppo_atari.py --num-envs 2 --sync-interval 16 --minibatch-size 16 --epochs 1 "
-    "--total-frames 800 --log-interval 64 --eval-interval 0"
-)
-BY_THE_CLOCK = re.compile(r"speed/|time/")
+pytestmark = pytest.mark.usefixtures("nothing_left")
+
+LONG = f"{CARTPOLE} --total-frames 16000 --log-interval 300 --eval-interval 1000"
+PONG = "ppo_atari.py --num-envs 2 --sync-interval 16 --minibatch-size 16 --epochs 1"
+PONG += " --total-frames 800 --log-interval 64 --eval-interval 0"
 
 
-def start(arguments: str, *more: str) -> subprocess.Popen[str]:
-    recipe, *flags = arguments.split()
-    return subprocess.Popen(
-        [sys.executable, str(RECIPES / recipe), *flags, *more],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-    )
+def test_ppo_leaves_what_it_has_done(tmp_path: Path) -> None:
+    flags = f"{CARTPOLE} --total-frames 192 --log-interval 64 --eval-interval 128"
+    output = run(flags, "--output-dir", str(tmp_path), "--require-return", "1")
+    assert [row["step"] for row in rows(tmp_path / "metrics.csv")] == ["64", "128", "192"]
+    assert [row["step"] for row in rows(tmp_path / "evaluations.csv")] == ["128", "192"]
+    assert (tmp_path / "curve.png").read_bytes().startswith(b"\x89PNG")
+    for text in ("192 steps (100%)", "episodes", "loss critic", "steps/s now", "evaluation return"):
+        assert text in output
 
 
-def run(arguments: str, *more: str, code: int = 0) -> str:
-    """Run a recipe to its end; returns what it has printed."""
-    process = start(arguments, *more)
-    output, _ = process.communicate(timeout=200)
-    assert process.returncode == code, output
-    return output
+def test_a_bar_that_is_missed(tmp_path: Path) -> None:
+    flags = f"{CARTPOLE} --total-frames 64 --require-return 501"
+    output = run(flags, "--output-dir", str(tmp_path), code=1)
+    assert "below the required 501.0; try more --total-frames" in output
 
 
-def rows(file: Path) -> list[dict[str, str]]:
-    """The rows of a CSV file without what is measured by the clock."""
-    with file.open() as lines:
-        return [
-            {name: value for name, value in row.items() if not BY_THE_CLOCK.match(name)}
-            for row in csv.DictReader(lines)
-        ]
-
-
-def assert_equal_runs(one: Path, other: Path) -> None:
-    """Bit for bit: the metrics, the evaluations, the parameters, and what training goes on from."""
-    assert rows(one / "metrics.csv") == rows(other / "metrics.csv")
-    assert rows(one / "evaluations.csv") == rows(other / "evaluations.csv")
-    for name in ("policy.pt", "best.pt"):
-        if (one / name).exists() or (other / name).exists():
-            states = [torch.load(d / name) for d in (one, other)]
-            weights = [state.get("policy", state) for state in states]
-            assert weights[0].keys() == weights[1].keys()
-            assert all(torch.equal(weights[0][k], weights[1][k]) for k in weights[0])
-    last = [sorted((d / "checkpoints").iterdir())[-1].name for d in (one, other)]
-    assert last[0] == last[1]
+@pytest.mark.parametrize("recipe", ["a2c_atari.py", "ppo_atari.py --minibatch-size 16"])
+def test_a_game_with_all_options(tmp_path: Path, recipe: str) -> None:
+    flags = "--num-envs 2 --sync-interval 16 --total-frames 64 --log-interval 32 --lag 2"
+    flags += " --env-id ALE/Breakout-v5 --terminal-on-life-loss --sticky-actions --eval-sampled"
+    flags += " --eval-interval 64 --eval-episodes 2 --record-video --num-actors 2"
+    run(f"{recipe} {flags}", "--output-dir", str(tmp_path))
+    assert [row["step"] for row in rows(tmp_path / "metrics.csv")] == ["32", "64"]
+    policy = torch.load(tmp_path / "policy.pt")
+    assert any(value.shape == (4, 512) for value in policy.values())
+    best = torch.load(tmp_path / "best.pt")
+    assert best["step"] == 64
+    assert all(torch.equal(best["policy"][name], policy[name]) for name in policy)
+    assert b"ftyp" in (tmp_path / "best.mp4").read_bytes()[:64]
 
 
 @pytest.mark.parametrize(
     ("arguments", "kills", "interval"),
-    [(CARTPOLE, 20, ["--checkpoint-interval", "64"]), (PONG, 5, ["--checkpoint-interval", "32"])],
+    [(LONG, 20, ["--checkpoint-interval", "64"]), (PONG, 5, ["--checkpoint-interval", "32"])],
     ids=["cartpole", "pong"],
 )
 def test_i7_a_run_killed_at_any_moment_goes_on_bit_for_bit(
@@ -103,3 +91,113 @@ def test_i7_a_run_killed_at_any_moment_goes_on_bit_for_bit(
             flags = []
             runs += 1
     assert runs
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_run_that_is_stopped_saves_and_goes_on(tmp_path: Path, number: int) -> None:
+    whole, stopped = tmp_path / "whole", tmp_path / "stopped"
+    flags = f"{LONG} --total-frames 6400"
+    run(flags, "--output-dir", str(whole))
+    process = start(flags, "--output-dir", str(stopped), unbuffered=True)
+    for line in process.stdout:
+        if "steps" in line:
+            process.send_signal(number)
+            break
+    output, _ = process.communicate()
+    assert process.returncode == 128 + number, output
+    assert f"stopped; go on with --resume {stopped}" in output
+    assert len(rows(stopped / "metrics.csv")) < len(rows(whole / "metrics.csv"))
+    assert (stopped / "curve.png").exists()
+    run("ppo_cartpole.py", "--resume", str(stopped))
+    assert_equal_runs(whole, stopped)
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        ("--env-id ALE/Pongg-v5", "Pongg"),
+        ("--env-id Pong-v5", "prefix the name of the game with 'ALE/'"),
+        ("--resume /nowhere", "/nowhere holds no run to go on with"),
+        ("--num-envs 0", "--num-envs must be at least 1, and is 0"),
+        ("--keep-checkpoints 0", "--keep-checkpoints must be at least 1"),
+    ],
+)
+def test_bad_input_is_one_clear_message(tmp_path: Path, flags: str, message: str) -> None:
+    directory = [] if "resume" in flags else ["--output-dir", str(tmp_path / "run")]
+    output = run(f"ppo_atari.py {flags}", *directory, code=1)
+    assert output.startswith("error: ")
+    assert message in output
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("package", ["ale_py", "imageio_ffmpeg"])
+def test_a_missing_extra_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, package: str
+) -> None:
+    monkeypatch.setitem(sys.modules, package, None)  # as if it were not installed
+    output = run("ppo_atari.py --record-video", "--output-dir", str(tmp_path / "run"), code=1)
+    assert "pip install 'torchrl_hts[" in output
+
+
+@pytest.fixture(scope="module")
+def finished_run(warm_servers: None, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("finished") / "run"
+    flags = f"{CARTPOLE} --total-frames 256 --checkpoint-interval 64 --keep-checkpoints 2"
+    run(flags, "--output-dir", str(directory))
+    return directory
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"recipe": "a2c_atari"}, "of recipe 'a2c_atari'"),
+        ({"format": 0}, "format 0; this is 'ppo_cartpole', format 1"),
+        ({"versions": {"torch": "1.0"}}, r"torch was 1.0 and is 2.*pass --ignore-versions"),
+        ({"options": {"env_id": "Acrobot-v1"}}, "--env-id was Acrobot-v1 and is CartPole-v1"),
+    ],
+)
+def test_a_checkpoint_of_something_else_is_refused(
+    finished_run: Path, tmp_path: Path, change: dict[str, object], message: str
+) -> None:
+    copied = shutil.copytree(finished_run, tmp_path / "run")
+    path = max((copied / "checkpoints").iterdir())
+    state = torch.load(path)
+    for name, value in change.items():
+        state[name] = {**state[name], **value} if isinstance(value, dict) else value
+    torch.save(state, path)
+    before = (copied / "metrics.csv").read_bytes()
+    output = run("ppo_cartpole.py", "--resume", str(copied), code=1)
+    assert re.search(message, output), output
+    assert (copied / "metrics.csv").read_bytes() == before
+
+
+def test_a_cut_off_checkpoint_and_the_one_before_it(finished_run: Path, tmp_path: Path) -> None:
+    copied = shutil.copytree(finished_run, tmp_path / "run")
+    path = max((copied / "checkpoints").iterdir())
+    path.write_bytes(path.read_bytes()[:5000])
+    output = run("ppo_cartpole.py", "--resume", str(copied), code=1)
+    assert "is damaged or cut off: delete it to go on from step-000000000192.pt" in output
+    path.unlink()
+    run("ppo_cartpole.py", "--resume", str(copied))
+    assert_equal_runs(finished_run, copied)
+
+
+def test_a_disk_that_is_full_while_saving(finished_run: Path, tmp_path: Path) -> None:
+    copied = shutil.copytree(finished_run, tmp_path / "run")
+    newest = max((copied / "checkpoints").iterdir())
+    size = newest.stat().st_size
+    newest.unlink()
+    kept = max((copied / "checkpoints").iterdir())
+    content = kept.read_bytes()
+
+    def limit() -> None:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (size // 2, size // 2))
+
+    process = start("ppo_cartpole.py", "--resume", str(copied), preexec_fn=limit)
+    output, _ = process.communicate(timeout=100)
+    assert process.returncode == 1
+    assert re.search(r"error: can't save the checkpoint .*whole, the newest is step-0*192", output)
+    assert "Traceback" not in output
+    assert kept.read_bytes() == content
+    run("ppo_cartpole.py", "--resume", str(copied))
+    assert_equal_runs(finished_run, copied)

@@ -18,7 +18,15 @@ from torchrl.modules import ProbabilisticActor, ValueOperator
 from support.options import RunOptions, option
 from torchrl_hts.envs import make_atari
 
-__all__ = ["VIDEO_FPS", "Agent", "AtariOptions", "NatureCNN", "eval_env", "train_env"]
+__all__ = [
+    "VIDEO_FPS",
+    "Agent",
+    "AtariOptions",
+    "NatureCNN",
+    "encode",
+    "eval_env",
+    "train_env",
+]
 
 VIDEO_FPS = 15  # of steps, each of 4 frames at 60 a second
 
@@ -28,20 +36,24 @@ class AtariOptions(RunOptions):
     """Options of the Atari recipes."""
 
     env_id: str = option("ALE/Pong-v5", "id of ale-py")
-    total_frames: int = option(10_000_000, "environment steps in all, of 4 emulator frames each")
-    num_envs: int = option(16, "games played at the same time")
-    sync_interval: int = option(5, "steps per game and round (alpha)")
-    lag: int = option(1, "updates that the behaviour parameters are behind; 0 is synchronous")
-    num_actors: int = option(1, "processes that run the policy", may_change=True)
+    total_frames: int = option(
+        10_000_000, "environment steps in all, of 4 emulator frames each", least=1
+    )
+    num_envs: int = option(16, "games played at the same time", least=1)
+    sync_interval: int = option(5, "steps per game and round (alpha)", least=1)
+    lag: int = option(
+        1, "updates that the behaviour parameters are behind; 0 is synchronous", least=0
+    )
+    num_actors: int = option(1, "processes that run the policy", may_change=True, least=1)
     num_executors: int | None = option(
-        None, "processes that step games; by default one per core", may_change=True
+        None, "processes that step games; by default one per core", may_change=True, least=1
     )
     terminal_on_life_loss: bool = option(False, "each life is an episode of its own, in training")
     sticky_actions: bool = option(False, "repeat the last action with probability 0.25")
     gamma: float = option(0.99, "discount")
     entropy_coefficient: float = option(0.01, "weight of the entropy bonus")
     critic_coefficient: float = option(0.5, "weight of the value loss")
-    max_grad_norm: float = option(0.5, "gradients are clipped to this norm")
+    max_grad_norm: float = option(0.5, "gradients are clipped to this norm", least=0)
 
 
 def train_env(options: AtariOptions) -> Callable[..., gym.Env]:
@@ -123,15 +135,6 @@ class Agent:
             self.trunk, self.actor_head, self.critic_head
         ).select_out_keys("action", "action_log_prob", "state_value")
 
-    def encode(self, batch: TensorDictBase) -> None:
-        """Writes ``"hidden"`` and ``("next", "hidden")``, each frame through the trunk once.
-
-        Losses and GAE read those instead of the frames, where each would run the shared trunk for
-        itself: four times forward and twice back.
-        """
-        self.trunk(batch)  # with gradients if they are enabled
-        batch["next", "hidden"] = _of_next(batch, batch["hidden"].detach(), self.trunk.module)
-
     def evaluate_next(self, batch: TensorDictBase) -> None:
         """Writes ``("next", "state_value")``, out of the values that the actors have computed.
 
@@ -142,6 +145,16 @@ class Agent:
             batch["state_value"],
             lambda frames: self.critic_head.module(self.trunk.module(frames)),
         )
+
+
+def encode(trunk: TensorDictModule, batch: TensorDictBase) -> None:
+    """Writes ``"hidden"`` and ``("next", "hidden")``, each frame through the trunk once.
+
+    Losses and GAE read those instead of the frames, where each would run the shared trunk for
+    itself: four times forward and twice back.
+    """
+    trunk(batch)  # with gradients if they are enabled
+    batch["next", "hidden"] = _of_next(batch, batch["hidden"].detach(), trunk.module)
 
 
 @torch.no_grad()

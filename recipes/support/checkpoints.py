@@ -12,7 +12,7 @@ import torch
 
 from support.errors import RecipeError
 
-__all__ = ["Checkpoints", "write_atomically"]
+__all__ = ["Checkpoints", "save_atomically", "write_atomically"]
 
 
 class Checkpoints:
@@ -20,12 +20,10 @@ class Checkpoints:
 
     Args:
         directory: where they lie; made if missing.
-        keep: how many of the newest are kept.
+        keep: how many of the newest are kept, at least 1.
     """
 
     def __init__(self, directory: Path, keep: int) -> None:
-        if keep < 1:
-            raise RecipeError(f"--keep-checkpoints must be at least 1, and is {keep}")
         self.directory = directory
         self.keep = keep
 
@@ -40,11 +38,9 @@ class Checkpoints:
             RecipeError: if it can't be written; the ones before are as they were.
         """
         path = self.directory / f"step-{step:012d}.pt"
-        buffer = io.BytesIO()
-        torch.save(state, buffer)
         try:
             self.directory.mkdir(parents=True, exist_ok=True)
-            write_atomically(path, buffer.getbuffer())
+            save_atomically(path, state)
         except OSError as error:
             others = self.paths()
             newest = f"the newest is {others[-1].name}" if others else "there is none yet"
@@ -73,6 +69,13 @@ class Checkpoints:
                 f"the checkpoint {paths[-1]} is damaged or cut off: delete it{before}"
             ) from error
         return state
+
+
+def save_atomically(path: Path, state: Any) -> None:
+    """What ``torch.save`` does, whole or not at all."""
+    buffer = io.BytesIO()
+    torch.save(state, buffer)
+    write_atomically(path, buffer.getbuffer())
 
 
 def write_atomically(path: Path, content: bytes | memoryview) -> None:

@@ -51,13 +51,13 @@ class Display:
         if self._live is not None:
             self._live.stop()
 
-    def show(self, row: Row) -> None:
-        """Show a row of metrics."""
+    def show(self, row: Row, *, at_once: bool = False) -> None:
+        """Show a row of metrics; where there is no terminal, not too often unless at once."""
         lines = describe(row)
         if self._live is not None:
             self._progress.update(self._task, completed=row["step"])
             self._live.update(Group(self._progress, *(Text("  " + line) for line in lines)))
-        elif time.monotonic() - self._shown_s >= self._interval_s:
+        elif at_once or time.monotonic() - self._shown_s >= self._interval_s:
             self._shown_s = time.monotonic()
             done = row["step"] / self._total_steps
             self.say(f"{row['step']:,} steps ({done:.0%})")

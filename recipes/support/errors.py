@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import sys
 from collections.abc import Callable
 from typing import NoReturn
@@ -13,6 +14,9 @@ from torchrl_hts.errors import WorkerError
 __all__ = ["RecipeError", "exit_with"]
 
 
+_NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
+
 class RecipeError(Exception):
     """Something that the user can mend; the message says how."""
 
@@ -22,9 +26,16 @@ def exit_with(main: Callable[[], int]) -> NoReturn:
     try:
         code = main()
     except (RecipeError, ModuleNotFoundError, ValueError, gym.error.Error, WorkerError) as error:
-        if isinstance(error, ValueError) and not str(error):
-            raise
         print(f"error: {error}", file=sys.stderr)
+        code = 1
+    except OSError as error:
+        if error.errno not in _NO_SPACE:
+            raise
+        print(
+            f"error: a file can't be written: {error.strerror}. The newest checkpoint is whole: "
+            "make room, then go on with --resume",
+            file=sys.stderr,
+        )
         code = 1
     except KeyboardInterrupt:
         print("error: interrupted before the run could be saved", file=sys.stderr)

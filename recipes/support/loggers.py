@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Any
 
@@ -45,13 +44,13 @@ def _wandb(options: RunOptions, output_dir: Path, run_id: str) -> Logger:
     from torchrl.record.loggers.wandb import WandbLogger
 
     offline = options.wandb_mode == "offline"
-    if not offline and not os.environ.get("WANDB_API_KEY") and not wandb.api.api_key:
-        raise RecipeError(
-            "Weights & Biases has no API key: run 'wandb login', set WANDB_API_KEY, or pass "
-            "--wandb-mode offline"
-        )
     settings: dict[str, Any] = {"group": options.wandb_group, "config": to_json(options)}
     try:
+        if not offline and not wandb.login(prompt=False):
+            raise RecipeError(
+                "Weights & Biases has no API key: run 'wandb login', set WANDB_API_KEY, or pass "
+                "--wandb-mode offline"
+            )
         return WandbLogger(
             exp_name=options.wandb_name or output_dir.name,
             offline=offline,

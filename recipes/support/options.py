@@ -18,15 +18,19 @@ __all__ = ["RunOptions", "differences", "option", "parse_options"]
 Options = TypeVar("Options", bound="RunOptions")
 
 
-def option(default: Any, explanation: str, *, may_change: bool = False) -> Any:
+def option(
+    default: Any, explanation: str, *, may_change: bool = False, least: float | None = None
+) -> Any:
     """A field of an options dataclass.
 
     Args:
         default: its default.
         explanation: the line that ``--help`` shows for it.
         may_change: whether a resumed run may be given another value: its results are the same.
+        least: the smallest value that makes sense.
     """
-    return field(default=default, metadata={"help": explanation, "may_change": may_change})
+    metadata = {"help": explanation, "may_change": may_change, "least": least}
+    return field(default=default, metadata=metadata)
 
 
 @dataclass(frozen=True)
@@ -34,10 +38,12 @@ class RunOptions:
     """Options of every recipe."""
 
     env_id: str = option("", "id of the environment")
-    seed: int = option(0, "seed of everything random")
-    total_frames: int = option(1_000_000, "environment steps in all")
-    torch_threads: int = option(1, "threads of the learner; more where cores are left over")
-    log_interval: int = option(4_000, "steps between two rows of metrics")
+    seed: int = option(0, "seed of everything random", least=0)
+    total_frames: int = option(1_000_000, "environment steps in all", least=1)
+    torch_threads: int = option(
+        1, "threads of the learner; more where cores are left over", least=1
+    )
+    log_interval: int = option(4_000, "steps between two rows of metrics", least=1)
     logger: Literal["none", "csv", "tensorboard", "wandb"] = option(
         "none", "where metrics go, beside metrics.csv", may_change=True
     )
@@ -49,14 +55,17 @@ class RunOptions:
     wandb_name: str | None = option(
         None, "name of the run there; by default that of the output directory", may_change=True
     )
-    eval_interval: int = option(100_000, "steps between two evaluations; 0: none at all")
-    eval_episodes: int = option(10, "episodes of each evaluation")
+    eval_interval: int = option(100_000, "steps between two evaluations; 0: none at all", least=0)
+    eval_episodes: int = option(10, "episodes of each evaluation", least=1)
     eval_sampled: bool = option(False, "sample the actions of evaluations instead of the likeliest")
     record_video: bool = option(False, "keep the best evaluation episode as best.mp4")
     checkpoint_interval: int = option(
-        100_000, "steps between two checkpoints; 0: only where the run ends", may_change=True
+        100_000,
+        "steps between two checkpoints; 0: only where the run ends",
+        may_change=True,
+        least=0,
     )
-    keep_checkpoints: int = option(3, "how many of the newest are kept", may_change=True)
+    keep_checkpoints: int = option(3, "how many of the newest are kept", may_change=True, least=1)
     output_dir: Path | None = option(None, "by default runs/RECIPE/NAME-DATE-TIME", may_change=True)
     resume: Path | None = option(
         None, "go on with the run in this output directory; its options hold", may_change=True
@@ -64,6 +73,13 @@ class RunOptions:
     ignore_versions: bool = option(
         False, "resume with other versions of the packages, not bit for bit", may_change=True
     )
+
+    def __post_init__(self) -> None:
+        """Refuse values that make no sense."""
+        for entry in fields(self):
+            value, least = getattr(self, entry.name), entry.metadata["least"]
+            if least is not None and value is not None and not value >= least:
+                raise RecipeError(f"{_flag(entry.name)} must be at least {least}, and is {value}")
 
 
 def parse_options(

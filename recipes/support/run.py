@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.metadata
 import json
 import math
+import os
 import random
 import signal
 import uuid
@@ -22,7 +23,7 @@ from tensordict import TensorDictBase
 from torch import Tensor
 from torchrl.envs.utils import ExplorationType
 
-from support.checkpoints import Checkpoints, write_atomically
+from support.checkpoints import Checkpoints, save_atomically, write_atomically
 from support.display import Display
 from support.errors import RecipeError
 from support.loggers import make_logger
@@ -180,7 +181,7 @@ class Run:
                 self._evaluations.rows,
             )
         if self._logger is not None:
-            self._close_logger()
+            self._close_logger(failed=exception[0] is not None)
 
     def __iter__(self) -> Iterator[TensorDictBase]:
         """Yields the batches; what has to be done after an update is done between two."""
@@ -190,7 +191,7 @@ class Run:
             yield batch
             at_end = self.step >= self._total_frames
             if at_end or self._is_due(self.options.log_interval):
-                self._log()
+                self._log(at_end)
             if self._evaluator is not None:
                 if at_end or self._is_due(self.options.eval_interval):
                     self._evaluator.submit(self.step)
@@ -240,11 +241,12 @@ class Run:
         if self._stop_signal is not None:
             raise KeyboardInterrupt
         self._stop_signal = number
-        self.say("stopping after this update; once more to stop at once, without saving")
+        # Not by print, in the middle of which the signal may have come.
+        os.write(2, b"\nstopping after this update; once more to stop at once, without saving\n")
 
     # What is written.
 
-    def _log(self) -> None:
+    def _log(self, at_end: bool) -> None:
         statistics = self._collector.statistics()
         means = {
             name: fmean(each[name] for each in self._recorded)
@@ -259,7 +261,7 @@ class Run:
         self._last_speed = (statistics.frames, statistics.elapsed_s)
         self._metrics.append(row)
         self._send(row)
-        self._display.show(row)
+        self._display.show(row, at_once=at_end)
 
     def _take(self, evaluation: Evaluation) -> None:
         row = evaluation_metrics(evaluation)
@@ -272,7 +274,7 @@ class Run:
         if evaluation.mean > self._best:
             self._best = evaluation.mean
             best = {"step": evaluation.step, "return": evaluation.mean}
-            torch.save({**best, "policy": evaluation.parameters}, self.output_dir / "best.pt")
+            save_atomically(self.output_dir / "best.pt", {**best, "policy": evaluation.parameters})
 
     def _send(self, row: Row) -> None:
         """Give a row to the logger; NaN, where there is nothing yet, is left out."""
@@ -280,10 +282,10 @@ class Run:
             metrics = {k: v for k, v in row.items() if k != "step" and not math.isnan(v)}
             self._logger.log_metrics(metrics, step=int(row["step"]))
 
-    def _close_logger(self) -> None:
+    def _close_logger(self, *, failed: bool) -> None:
         experiment = self._logger.experiment
         if self.options.logger == "wandb":
-            experiment.finish(exit_code=self.exit_code, quiet=True)
+            experiment.finish(exit_code=1 if failed else self.exit_code)
         elif hasattr(experiment, "close"):
             experiment.close()
 
@@ -306,7 +308,7 @@ class Run:
             "parts": {name: dict(part.state_dict()) for name, part in self._parts.items()},
         }
         self._checkpoints.save(self.step, state)
-        torch.save(self._collector.policy.state_dict(), self.output_dir / "policy.pt")
+        save_atomically(self.output_dir / "policy.pt", self._collector.policy.state_dict())
 
     def _resume(self) -> tuple[int, int]:
         """Load the newest checkpoint; returns the rows of metrics and evaluations before it."""

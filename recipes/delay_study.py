@@ -1,0 +1,446 @@
+"""Which update suits which algorithm, as lag grows: A2C and PPO on four small environments.
+
+Each cell of {environment} x {algorithm} x {variant} x {learning rate} x {seed} is one training run
+with HTSCollector and DelayedGradient. It leaves one JSON file, and cells that are there already are
+skipped, so a study can be stopped at any time, and gone on with by the same command.
+
+    python recipes/delay_study.py --envs cartpole acrobot --jobs 2
+    python recipes/delay_study.py --plot
+
+The second draws return against steps for all cells that are there, one picture per algorithm, and
+prints their final returns as a Markdown table.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import math
+import multiprocessing
+import time
+from collections.abc import Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from statistics import fmean, stdev
+from typing import Any, Literal
+
+import gymnasium as gym
+import numpy as np
+import torch
+from matplotlib.figure import Figure
+from support.classic import TASKS, Settings
+from support.errors import RecipeError, exit_with
+from tensordict.nn import TensorDictModule
+from torch import Tensor, nn
+from torchrl.modules import ProbabilisticActor, ValueOperator
+from torchrl.objectives import A2CLoss, ClipPPOLoss, LossModule
+from torchrl.objectives.value import GAE
+
+from torchrl_hts import DelayedGradient, EpisodeReturns, HTSCollector
+from torchrl_hts.workers import keep_servers
+
+NUM_POINTS = 50  # of a learning curve, each the mean over the episodes that ended in its steps
+FINAL_SHARE = 0.1  # of the steps, at the end, that the final return is the mean of
+
+
+@dataclass(frozen=True)
+class Variant:
+    """A lag, and where gradients are taken."""
+
+    label: str
+    lag: int
+    gradient_at: Literal["behaviour", "newest"]
+    line: str
+
+
+VARIANTS = {
+    "lag0": Variant("lag 0", 0, "behaviour", "k-"),
+    "lag1-delayed": Variant("lag 1, delayed", 1, "behaviour", "C0-"),
+    "lag1-newest": Variant("lag 1, newest", 1, "newest", "C1-"),
+    "lag2-delayed": Variant("lag 2, delayed", 2, "behaviour", "C0--"),
+    "lag2-newest": Variant("lag 2, newest", 2, "newest", "C1--"),
+}
+ALGORITHMS = ("a2c", "ppo")
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One training run.
+
+    Attributes:
+        multiplier: of the learning rate.
+        total_frames: None is the environment's own number.
+    """
+
+    env: str
+    algorithm: str
+    variant: str
+    multiplier: float
+    seed: int
+    total_frames: int | None = None
+
+    @property
+    def name(self) -> str:
+        return f"{self.env}-{self.algorithm}-{self.variant}-x{self.multiplier:g}-seed{self.seed}"
+
+    @property
+    def settings(self) -> Settings:
+        own = TASKS[self.env].settings[self.algorithm]
+        return replace(own, learning_rate=own.learning_rate * self.multiplier)
+
+    @property
+    def num_rounds(self) -> int:
+        frames_per_batch = self.settings.num_envs * self.settings.sync_interval
+        return -(-(self.total_frames or TASKS[self.env].total_frames) // frames_per_batch)
+
+    def description(self) -> dict[str, Any]:
+        """All that the cell's curve depends on."""
+        return {
+            **asdict(self),
+            **asdict(self.settings),
+            "total_frames": self.num_rounds * self.settings.num_envs * self.settings.sync_interval,
+        }
+
+
+class Pixels(nn.Module):
+    """Planes of MinAtar, ``[..., 10, 10, C]`` bool, to float features ``[..., 128]``."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(
+            nn.Conv2d(channels, 16, kernel_size=3),
+            nn.ReLU(),
+            nn.Flatten(),
+            nn.Linear(16 * 8 * 8, 128),
+            nn.ReLU(),
+        )
+
+    def forward(self, planes: Tensor) -> Tensor:
+        flat = planes.flatten(0, -4).movedim(-1, -3).float()
+        return self.layers(flat).unflatten(0, planes.shape[:-3])
+
+
+def make_networks(env: gym.Env) -> tuple[ProbabilisticActor, ValueOperator]:
+    """A policy and a value function with a trunk each, orthogonally initialised."""
+    shape = env.observation_space.shape
+
+    def network(outputs: int, output_gain: float) -> nn.Sequential:
+        if len(shape) == 3:
+            layers = nn.Sequential(Pixels(shape[-1]), nn.Linear(128, outputs))
+        else:
+            layers = nn.Sequential(
+                nn.Linear(shape[0], 64),
+                nn.Tanh(),
+                nn.Linear(64, 64),
+                nn.Tanh(),
+                nn.Linear(64, outputs),
+            )
+        for layer in layers.modules():
+            if isinstance(layer, nn.Conv2d | nn.Linear):
+                nn.init.orthogonal_(layer.weight, output_gain if layer is layers[-1] else 2**0.5)
+                nn.init.zeros_(layer.bias)
+        return layers
+
+    actor = ProbabilisticActor(
+        TensorDictModule(network(int(env.action_space.n), 0.01), ["observation"], ["logits"]),
+        in_keys=["logits"],
+        distribution_class=torch.distributions.Categorical,
+        return_log_prob=True,
+    )
+    return actor, ValueOperator(network(1, 1.0), in_keys=["observation"])
+
+
+def make_loss(
+    cell: Cell, actor: nn.Module, critic: nn.Module
+) -> tuple[LossModule, torch.optim.Optimizer]:
+    """The algorithm's loss and optimizer, as TorchRL and torch have them."""
+    settings = cell.settings
+    common = {
+        "entropy_coeff": settings.entropy_coefficient,
+        "critic_coeff": 0.5,
+        "loss_critic_type": "l2",
+    }
+    if cell.algorithm == "ppo":
+        loss = ClipPPOLoss(actor, critic, clip_epsilon=0.2, normalize_advantage=True, **common)
+        return loss, torch.optim.Adam(loss.parameters(), settings.learning_rate, eps=1e-5)
+    loss = A2CLoss(actor, critic, **common)
+    return loss, torch.optim.RMSprop(
+        loss.parameters(), settings.learning_rate, alpha=0.99, eps=1e-5
+    )
+
+
+def train(cell: Cell) -> list[tuple[int, float]]:
+    """Trains a cell; returns each episode's return, with the steps done by the end of its round."""
+    torch.manual_seed(cell.seed)
+    torch.set_num_threads(1)
+    settings, variant = cell.settings, VARIANTS[cell.variant]
+    make_env = TASKS[cell.env].make_env
+    actor, critic = make_networks(make_env())
+    advantage = GAE(gamma=settings.gamma, lmbda=settings.gae_lambda, value_network=critic)
+    loss_module, optimizer = make_loss(cell, actor, critic)
+    schedule = torch.optim.lr_scheduler.LinearLR(optimizer, 1.0, 0.0, total_iters=cell.num_rounds)
+    delayed = DelayedGradient(loss_module, lag=variant.lag, gradient_at=variant.gradient_at)
+    frames_per_batch = settings.num_envs * settings.sync_interval
+    returns, episodes, frames = EpisodeReturns(), [], 0
+
+    with HTSCollector(
+        [make_env] * settings.num_envs,
+        actor,
+        frames_per_batch=frames_per_batch,
+        total_frames=cell.num_rounds * frames_per_batch,
+        num_executors=1,
+        num_actors=1,
+        lag=variant.lag,
+        seed=cell.seed,
+    ) as collector:
+        for batch in collector:
+            frames += frames_per_batch
+            episodes += [(frames, value) for value in returns.update(batch)]
+            with delayed(batch):
+                with torch.no_grad():
+                    advantage(batch)
+                steps = batch.reshape(-1)
+                for _ in range(settings.epochs):
+                    for indices in torch.randperm(len(steps)).chunk(settings.minibatches):
+                        losses = loss_module(steps[indices])
+                        loss = sum(v for name, v in losses.items() if name.startswith("loss_"))
+                        loss.backward()
+                        nn.utils.clip_grad_norm_(loss_module.parameters(), 0.5)
+                        optimizer.step()
+                        optimizer.zero_grad()
+            schedule.step()
+            collector.update_policy_weights_()
+    return episodes
+
+
+# Cells: each trained once, and its curve kept in a file.
+
+
+def run_cells(cells: Sequence[Cell], directory: Path) -> None:
+    """Trains cells one after the other, and leaves each one's curve in ``directory/NAME.json``."""
+    with keep_servers():
+        for cell in cells:
+            began = time.monotonic()
+            result = {**cell.description(), **learning_curve(cell, train(cell))}
+            seconds = time.monotonic() - began
+            unfinished = directory / f"{cell.name}.part"
+            unfinished.write_text(json.dumps({**result, "seconds": round(seconds, 1)}))
+            unfinished.rename(directory / f"{cell.name}.json")
+            print(f"{cell.name}: {result['final_return']} at the end, {seconds:.0f} s", flush=True)
+
+
+def learning_curve(cell: Cell, episodes: Sequence[tuple[int, float]]) -> dict[str, Any]:
+    """The means of returns over equal parts of the steps; None where no episode ended."""
+    frames = cell.description()["total_frames"]
+    parts: list[list[float]] = [[] for _ in range(NUM_POINTS)]
+    for step, value in episodes:
+        parts[(step * NUM_POINTS - 1) // frames].append(value)
+    final = [value for step, value in episodes if step > (1 - FINAL_SHARE) * frames]
+    return {
+        "steps": [round(frames * (i + 1) / NUM_POINTS) for i in range(NUM_POINTS)],
+        "returns": [round(fmean(part), 3) if part else None for part in parts],
+        "final_return": round(fmean(final), 3) if final else None,
+    }
+
+
+def is_done(cell: Cell, directory: Path) -> bool:
+    """Whether a cell's file is there.
+
+    Raises:
+        RecipeError: if it is there, but of other settings.
+    """
+    file = directory / f"{cell.name}.json"
+    if not file.exists():
+        return False
+    found = json.loads(file.read_text())
+    changed = [
+        f"{name} was {found.get(name)} and is {value}"
+        for name, value in cell.description().items()
+        if found.get(name) != value
+    ]
+    if changed:
+        raise RecipeError(
+            f"{file} is of other settings: {'; '.join(changed)}; delete it, or give another "
+            "--output-dir"
+        )
+    return True
+
+
+# What is made of the cells that are there.
+
+Panel = tuple[str, float]  # environment and multiplier of the learning rate
+
+
+class Results:
+    """The cells of a directory.
+
+    Raises:
+        RecipeError: if there are none, or those of one panel differ in their number of steps.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        self._cells: dict[tuple[str, Panel, str], list[dict[str, Any]]] = {}
+        frames: dict[tuple[str, Panel], int] = {}
+        for file in sorted(directory.glob("*.json")):
+            cell = json.loads(file.read_text())
+            key = cell["algorithm"], (cell["env"], cell["multiplier"])
+            self._cells.setdefault((*key, cell["variant"]), []).append(cell)
+            if frames.setdefault(key, cell["total_frames"]) != cell["total_frames"]:
+                raise RecipeError(
+                    f"{file} has {cell['total_frames']} steps, others like it {frames[key]}: keep "
+                    "them in directories of their own"
+                )
+        if not frames:
+            raise RecipeError(f"there are no cells in {directory}: run the study first")
+        self.algorithms = [name for name in ALGORITHMS if any(name == key[0] for key in frames)]
+        self._panels = sorted(frames, key=lambda key: ([*TASKS].index(key[1][0]), key[1][1]))
+
+    def panels(self, algorithm: str) -> list[Panel]:
+        """What an algorithm has been run on, in a fixed order."""
+        return [panel for name, panel in self._panels if name == algorithm]
+
+    def curves(self, algorithm: str, panel: Panel, variant: str) -> tuple[np.ndarray, np.ndarray]:
+        """Steps ``[P]`` and returns ``[seeds, P]``; NaN before the first episode has ended."""
+        cells = self._cells.get((algorithm, panel, variant), [])
+        steps = np.array(cells[0]["steps"] if cells else [])
+        curves = np.empty((len(cells), len(steps)))
+        for curve, cell in zip(curves, cells, strict=True):
+            returns = np.array(cell["returns"], float)
+            known = ~np.isnan(returns)
+            curve[:] = np.interp(steps, steps[known], returns[known], left=np.nan)
+        return steps, curves
+
+    def final_returns(self, algorithm: str, panel: Panel, variant: str) -> list[float]:
+        """Mean return over the last steps, for each seed."""
+        cells = self._cells.get((algorithm, panel, variant), [])
+        return [cell["final_return"] for cell in cells if cell["final_return"] is not None]
+
+
+def draw(results: Results, algorithm: str, file: Path) -> None:
+    """Draws return against steps: a panel per environment and learning rate."""
+    panels = results.panels(algorithm)
+    columns = min(2, len(panels))
+    figure = Figure(
+        figsize=(6 * columns, 4 * math.ceil(len(panels) / columns)), layout="constrained"
+    )
+    grid = figure.subplots(math.ceil(len(panels) / columns), columns, squeeze=False)
+    for axes, panel in itertools.zip_longest(grid.flat, panels):
+        if panel is None:
+            axes.remove()
+            continue
+        for name, variant in VARIANTS.items():
+            steps, curves = results.curves(algorithm, panel, name)
+            if not len(curves):
+                continue
+            mean = curves.mean(0)
+            axes.plot(steps, mean, variant.line, label=f"{variant.label} ({len(curves)})")
+            if len(curves) > 1:
+                error = curves.std(0, ddof=1) / len(curves) ** 0.5
+                axes.fill_between(
+                    steps, mean - error, mean + error, color=variant.line[:-1], alpha=0.15
+                )
+        axes.set(xlabel="environment steps", ylabel="episode return", title=panel_title(panel))
+        axes.grid(alpha=0.3)
+        axes.legend(title="mean of (seeds) \u00b1 standard error", fontsize="small")
+    figure.suptitle(f"{algorithm.upper()}: the delayed update against gradients at the newest")
+    figure.savefig(file, dpi=120)
+
+
+def panel_title(panel: Panel) -> str:
+    """Such as ``"CartPole-v1, learning rate x 2.5"``."""
+    env, multiplier = panel
+    return TASKS[env].title + (f", learning rate \u00d7 {multiplier:g}" if multiplier != 1 else "")
+
+
+def table(results: Results) -> str:
+    """Final returns in Markdown: mean over the seeds, standard error, number of seeds."""
+
+    def entry(values: list[float]) -> str:
+        if len(values) < 2:
+            return f"{values[0]:.1f} (1)" if values else ""
+        error = stdev(values) / len(values) ** 0.5
+        return f"{fmean(values):.1f} \u00b1 {error:.1f} ({len(values)})"
+
+    lines = [
+        "| | | " + " | ".join(variant.label for variant in VARIANTS.values()) + " |",
+        "| --- " * (2 + len(VARIANTS)) + "|",
+    ]
+    for algorithm in results.algorithms:
+        for panel in results.panels(algorithm):
+            entries = [entry(results.final_returns(algorithm, panel, name)) for name in VARIANTS]
+            lines.append(
+                f"| {panel_title(panel)} | {algorithm.upper()} | " + " | ".join(entries) + " |"
+            )
+    return "\n".join(lines)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs the cells that are missing, or draws those that are there; returns the exit code."""
+    given = parse(arguments)
+    directory: Path = given.output_dir
+    if not given.plot:
+        directory.mkdir(parents=True, exist_ok=True)
+        cells = [
+            Cell(env, algorithm, variant, multiplier, seed, given.total_frames)
+            for seed, env, multiplier, algorithm, variant in itertools.product(
+                given.seeds, given.envs, given.learning_rates, given.algorithms, given.variants
+            )
+        ]
+        missing = [cell for cell in cells if not is_done(cell, directory)]
+        print(f"{len(missing)} of {len(cells)} cells to run", flush=True)
+        if given.jobs == 1:
+            run_cells(missing, directory)
+        elif missing:
+            spawn = multiprocessing.get_context("spawn")
+            with ProcessPoolExecutor(given.jobs, spawn) as pool:
+                shares = [missing[job :: given.jobs] for job in range(given.jobs)]
+                for _ in pool.map(run_cells, shares, itertools.repeat(directory)):
+                    pass
+    results = Results(directory)
+    for algorithm in results.algorithms:
+        draw(results, algorithm, directory / f"{algorithm}.png")
+    print(table(results))
+    return 0
+
+
+def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
+    """The command line.
+
+    Raises:
+        RecipeError: for a name that isn't known.
+    """
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    known = {"envs": [*TASKS], "algorithms": [*ALGORITHMS], "variants": [*VARIANTS]}
+    for name, names in known.items():
+        parser.add_argument(
+            f"--{name}", nargs="+", default=names, metavar="NAME", help=f"of {', '.join(names)}"
+        )
+    parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2, 3, 4], metavar="SEED")
+    parser.add_argument(
+        "--learning-rates",
+        nargs="+",
+        type=float,
+        default=[1.0, 2.5],
+        metavar="MULTIPLIER",
+        help="multiples of each setting's own (default: 1 2.5)",
+    )
+    parser.add_argument("--total-frames", type=int, help="by default each environment's own")
+    parser.add_argument("--jobs", type=int, default=1, help="cells at a time (default: 1)")
+    parser.add_argument("--output-dir", type=Path, default=Path("runs/delay_study"))
+    parser.add_argument("--plot", action="store_true", help="train nothing, draw what is there")
+    given = parser.parse_args(arguments)
+    for name, names in known.items():
+        unknown = [each for each in getattr(given, name) if each not in names]
+        if unknown:
+            raise RecipeError(
+                f"--{name}: {', '.join(unknown)} is unknown; known are {', '.join(names)}"
+            )
+    return given
+
+
+if __name__ == "__main__":
+    exit_with(main)

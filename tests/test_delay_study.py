@@ -1,0 +1,174 @@
+"""The delay study: cells are trained once and reproducibly, and pictures made of what is there."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from statistics import stdev
+from typing import Any
+
+import numpy as np
+import pytest
+import recipes_path  # noqa: F401  so that the recipes are found
+
+pytest.importorskip("matplotlib")
+import delay_study
+from delay_study import VARIANTS, Cell, Results
+from support.classic import TASKS, MinAtar
+from support.errors import RecipeError
+
+TINY = (
+    "--envs cartpole --algorithms ppo --variants lag1-delayed --learning-rates 1 "
+    "--total-frames 1500 --seeds"
+)
+
+
+def write_cell(directory: Path, cell: Cell, returns: list[float | None], final: float) -> None:
+    """A cell's file as the study writes it."""
+    directory.mkdir(exist_ok=True)
+    curve = {
+        "steps": [1000 * (i + 1) for i in range(len(returns))],
+        "returns": returns,
+        "final_return": final,
+        "seconds": 1.0,
+    }
+    (directory / f"{cell.name}.json").write_text(json.dumps({**cell.description(), **curve}))
+
+
+def without_time(file: Path) -> dict[str, Any]:
+    return {k: v for k, v in json.loads(file.read_text()).items() if k != "seconds"}
+
+
+@pytest.mark.usefixtures("nothing_left")
+def test_a_cell_is_trained_once_and_is_the_same_again(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    one, other = tmp_path / "one", tmp_path / "other"
+    assert delay_study.main([*TINY.split(), "0", "--output-dir", str(one)]) == 0
+    file = one / "cartpole-ppo-lag1-delayed-x1-seed0.json"
+    found = json.loads(file.read_text())
+    assert found["total_frames"] == 1536  # whole rounds
+    assert found["steps"][-1] == 1536
+    assert 9 <= found["final_return"] <= 500
+    assert (one / "ppo.png").stat().st_size > 10_000
+    assert "1 of 1 cells to run" in capsys.readouterr().out
+
+    before = file.stat()
+    assert delay_study.main([*TINY.split(), "0", "1", "--output-dir", str(one)]) == 0
+    assert "1 of 2 cells to run" in capsys.readouterr().out
+    assert (file.stat().st_mtime_ns, file.stat().st_ino) == (before.st_mtime_ns, before.st_ino)
+
+    delay_study.main([*TINY.split(), "0", "--output-dir", str(other)])
+    assert without_time(other / file.name) == without_time(file)
+    another_seed = without_time(one / "cartpole-ppo-lag1-delayed-x1-seed1.json")
+    assert another_seed["returns"] != found["returns"]
+
+
+@pytest.mark.usefixtures("nothing_left")
+def test_the_variants_act_with_other_parameters() -> None:
+    cells = [Cell("cartpole", "ppo", name, 2.5, 0, total_frames=3072) for name in VARIANTS]
+    episodes = {cell.variant: delay_study.train(cell) for cell in cells}
+    first = {name: [e for e in found if e[0] <= 512] for name, found in episodes.items()}
+    assert all(found == first["lag0"] for found in first.values())  # the initial parameters act
+    kinds = {tuple(found) for found in episodes.values()}
+    assert len(kinds) == len(VARIANTS)
+
+
+@pytest.mark.usefixtures("nothing_left")
+@pytest.mark.parametrize("algorithm", ["a2c", "ppo"])
+def test_minatar_is_trained(algorithm: str) -> None:
+    pytest.importorskip("minatar")
+    episodes = delay_study.train(Cell("breakout", algorithm, "lag2-newest", 1.0, 0, 1500))
+    assert len(episodes) > 20
+    assert all(value >= 0 for _, value in episodes)
+
+
+def test_jobs_share_the_cells(tmp_path: Path) -> None:
+    delay_study.main([*TINY.split(), "0", "1", "--jobs", "2", "--output-dir", str(tmp_path)])
+    assert len(list(tmp_path.glob("*.json"))) == 2
+    assert not list(tmp_path.glob("*.part"))
+
+
+def test_a_curve_is_the_mean_of_the_episodes_that_ended_in_each_part() -> None:
+    cell = Cell("cartpole", "ppo", "lag0", 1.0, 0, total_frames=51_200)  # parts of 1024 steps
+    curve = delay_study.learning_curve(
+        cell, [(512, 10.0), (1024, 20.0), (1536, 40.0), (46_080, 1.0), (46_592, 2.0), (51_200, 6.0)]
+    )
+    assert curve["steps"][:2] == [1024, 2048]
+    assert curve["steps"][-1] == 51_200
+    assert curve["returns"][:3] == [15.0, 40.0, None]
+    assert curve["returns"][-1] == 6.0
+    assert curve["final_return"] == 4.0  # of steps after 46,080
+    assert delay_study.learning_curve(cell, [])["final_return"] is None
+
+
+def test_cells_of_other_settings_are_not_taken_for_these(tmp_path: Path) -> None:
+    write_cell(tmp_path, Cell("cartpole", "ppo", "lag1-delayed", 1.0, 0, 9999), [1.0], 1.0)
+    with pytest.raises(RecipeError, match="total_frames was 10240 and is 1536; delete it"):
+        delay_study.main([*TINY.split(), "0", "--output-dir", str(tmp_path)])
+
+
+@pytest.mark.parametrize("flag", ["--envs", "--algorithms", "--variants"])
+def test_an_unknown_name_is_refused_with_the_known_ones(flag: str, tmp_path: Path) -> None:
+    with pytest.raises(RecipeError, match=rf"{flag}: nonsense is unknown; known are \w"):
+        delay_study.main([flag, "nonsense", "--output-dir", str(tmp_path / "new")])
+    assert not (tmp_path / "new").exists()
+
+
+def test_without_cells_there_is_nothing_to_draw(tmp_path: Path) -> None:
+    with pytest.raises(RecipeError, match="no cells"):
+        delay_study.main(["--plot", "--output-dir", str(tmp_path)])
+
+
+def test_pictures_and_table_are_made_of_the_cells_that_are_there(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    final = {0: 480.0, 1: 500.0, 2: 430.0}
+    for seed, value in final.items():
+        cell = Cell("cartpole", "ppo", "lag1-newest", 2.5, seed)
+        write_cell(tmp_path, cell, [None, 100.0, None, 300.0], value)
+    write_cell(tmp_path, Cell("acrobot", "a2c", "lag0", 1.0, 0), [-500.0, -80.0], -81.25)
+    assert delay_study.main(["--plot", "--output-dir", str(tmp_path)]) == 0
+    assert {file.name for file in tmp_path.glob("*.png")} == {"a2c.png", "ppo.png"}
+    rows = [
+        [entry.strip() for entry in line.strip("|").split("|")]
+        for line in capsys.readouterr().out.splitlines()
+    ]
+    assert rows[0] == ["", "", *(variant.label for variant in VARIANTS.values())]
+    error = stdev(final.values()) / math.sqrt(3)
+    assert rows[2:] == [
+        ["Acrobot-v1", "A2C", "-81.2 (1)", "", "", "", ""],
+        ["CartPole-v1, learning rate × 2.5", "PPO", "", "", f"470.0 ± {error:.1f} (3)", "", ""],
+    ]
+    steps, curves = Results(tmp_path).curves("ppo", ("cartpole", 2.5), "lag1-newest")
+    np.testing.assert_array_equal(steps, [1000, 2000, 3000, 4000])
+    np.testing.assert_array_equal(curves, [[np.nan, 100, 200, 300]] * 3)
+
+
+def test_cells_of_different_lengths_make_no_mean(tmp_path: Path) -> None:
+    write_cell(tmp_path, Cell("cartpole", "ppo", "lag0", 1.0, 0, 10_000), [1.0], 1.0)
+    write_cell(tmp_path, Cell("cartpole", "ppo", "lag0", 1.0, 1, 20_000), [1.0], 1.0)
+    with pytest.raises(RecipeError, match=r"seed1\.json has 20480 steps, others like it 10240"):
+        delay_study.main(["--plot", "--output-dir", str(tmp_path)])
+
+
+@pytest.mark.parametrize("env", ["breakout", "space_invaders"])
+def test_minatar_depends_on_its_seed_alone(env: str) -> None:
+    pytest.importorskip("minatar")
+    game = TASKS[env].make_env()
+    assert isinstance(game, MinAtar)
+
+    def episode(seed: int) -> np.ndarray:
+        frames, done = [game.reset(seed=seed)[0]], False
+        actions = np.random.default_rng(0)
+        while not done and len(frames) < 500:
+            frame, _, done, _, _ = game.step(actions.integers(game.action_space.n))
+            frames.append(frame)
+        assert all(game.observation_space.contains(frame) for frame in frames)
+        return np.stack(frames)
+
+    runs = [episode(seed) for seed in (0, 1, 2, 3, 0, 1, 2, 3)]  # each after another last action
+    for seed in range(4):
+        np.testing.assert_array_equal(runs[seed], runs[seed + 4])
+    assert not all(np.array_equal(runs[0], run) for run in runs[1:4])

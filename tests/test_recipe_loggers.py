@@ -1,0 +1,147 @@
+"""The metrics of a run, read back from where each logger has put them."""
+
+from __future__ import annotations
+
+import csv
+import math
+import sys
+from pathlib import Path
+
+import pytest
+from recipe_runs import CARTPOLE, run, start
+
+pytest.importorskip("rich")
+pytest.importorskip("matplotlib")
+
+pytestmark = pytest.mark.usefixtures("nothing_left")
+
+SHORT = f"{CARTPOLE} --total-frames 1600 --log-interval 400 --eval-interval 800"
+
+GROUPS = {
+    "episode": {
+        "count", "return_mean", "return_min", "return_max",
+        "length_mean", "length_min", "length_max",
+    },
+    "loss": {"objective", "critic", "entropy"},
+    "policy": {"entropy", "clip_fraction", "kl"},
+    "optim": {"gradient_norm", "learning_rate"},
+    "speed": {"steps_per_second", "steps_per_second_overall"},
+    "time": {
+        "elapsed_s", "executors_stepping", "executors_waiting_for_action",
+        "executors_waiting_for_round", "actors_inferring", "actors_waiting", "actor_batch_size",
+        "learner_learning", "learner_waiting",
+    },
+    "evaluation": {"return_mean", "return_min", "return_max", "length_mean", "episodes"},
+}  # fmt: skip
+NAMES = {f"{group}/{name}" for group, names in GROUPS.items() for name in names}
+
+Points = set[tuple[str, int, float]]  # name, step, value
+
+
+def points(directory: Path) -> Points:
+    """What metrics.csv and evaluations.csv hold."""
+    found = set()
+    for name in ("metrics.csv", "evaluations.csv"):
+        with (directory / name).open() as file:
+            for row in csv.DictReader(file):
+                step = int(row.pop("step"))
+                found |= {(key, step, float(value)) for key, value in row.items()}
+    return {point for point in found if not math.isnan(point[2])}
+
+
+def test_metrics_csv_holds_all_that_is_measured(tmp_path: Path) -> None:
+    run(SHORT, "--output-dir", str(tmp_path))
+    assert {name for name, _, _ in points(tmp_path)} == NAMES
+    steps = {step for name, step, _ in points(tmp_path) if name == "loss/critic"}
+    assert steps == {448, 832, 1216, 1600}
+    shares = {
+        name: value
+        for name, step, value in points(tmp_path)
+        if name.startswith("time/") and step == 1600
+    }
+    for parts in (
+        ("executors_stepping", "executors_waiting_for_action", "executors_waiting_for_round"),
+        ("actors_inferring", "actors_waiting"),
+        ("learner_learning", "learner_waiting"),
+    ):
+        assert sum(shares[f"time/{part}"] for part in parts) == pytest.approx(1)
+        assert all(0 <= shares[f"time/{part}"] <= 1 for part in parts)
+
+
+def test_csv(tmp_path: Path) -> None:
+    run(SHORT, "--logger", "csv", "--output-dir", str(tmp_path))
+    found = set()
+    scalars = tmp_path / "csv" / "scalars"
+    for path in scalars.rglob("*.csv"):
+        name = str(path.relative_to(scalars).with_suffix(""))
+        for line in path.read_text().splitlines():
+            step, value = line.split(",")
+            found.add((name, int(step), float(value)))
+    assert found == points(tmp_path)
+
+
+def test_tensorboard(tmp_path: Path) -> None:
+    accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    run(SHORT, "--logger", "tensorboard", "--output-dir", str(tmp_path))
+    events = accumulator.EventAccumulator(str(tmp_path / "tensorboard"))
+    events.Reload()
+    found = {
+        (name, event.step): event.value
+        for name in events.Tags()["scalars"]
+        for event in events.Scalars(name)
+    }
+    expected = {(name, step): value for name, step, value in points(tmp_path)}
+    assert found == pytest.approx(expected, rel=1e-6)  # float32 there
+
+
+def wandb_points(directory: Path) -> Points:
+    from wandb_file import history
+
+    found = set()
+    for path in directory.glob("wandb/offline-run-*/run-*.wandb"):
+        for row in history(path):
+            for name in NAMES & row.keys():
+                found.add((name, row[f"{name.partition('/')[0]}/step"], row[name]))
+    return found
+
+
+def test_wandb_offline_and_the_same_run_resumed(tmp_path: Path) -> None:
+    pytest.importorskip("wandb")
+    from wandb_file import run_record
+
+    flags = "--logger wandb --wandb-mode offline --wandb-project p --wandb-group g --wandb-name n"
+    # Stopped after the first rows, and resumed: two files of one run.
+    process = start(SHORT, *flags.split(), "--output-dir", str(tmp_path), unbuffered=True)
+    for line in process.stdout:
+        if "steps" in line:
+            process.terminate()
+            break
+    process.communicate()
+    assert process.returncode == 143
+    run("ppo_cartpole.py", "--resume", str(tmp_path))
+    assert wandb_points(tmp_path) == points(tmp_path)
+    runs = [run_record(path) for path in tmp_path.glob("wandb/offline-run-*/run-*.wandb")]
+    assert len(runs) == 2
+    assert len({each.run_id for each in runs}) == 1
+    assert {(each.project, each.run_group, each.display_name) for each in runs} == {("p", "g", "n")}
+    config = {item.key: item.value_json for item in runs[0].config.update}
+    assert config["total_frames"] == "1600"
+
+
+def test_wandb_without_a_key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("wandb")
+    monkeypatch.delenv("WANDB_API_KEY", raising=False)
+    monkeypatch.setenv("HOME", str(tmp_path))  # no .netrc
+    output = run(SHORT, "--logger", "wandb", "--output-dir", str(tmp_path / "run"), code=1)
+    assert "error: Weights & Biases has no API key: run 'wandb login'" in output
+
+
+@pytest.mark.parametrize("package", ["wandb", "tensorboard"])
+def test_a_logger_whose_package_is_missing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, package: str
+) -> None:
+    for name in (package, f"torch.utils.{package}"):
+        monkeypatch.setitem(sys.modules, name, None)  # as if it were not installed
+    output = run(SHORT, "--logger", package, "--output-dir", str(tmp_path / "run"), code=1)
+    assert f"needs the package {package}" in output
+    assert f"pip install 'torchrl_hts[{package}]'" in output
