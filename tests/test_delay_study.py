@@ -14,7 +14,7 @@ import recipes_path  # noqa: F401  so that the recipes are found
 
 pytest.importorskip("matplotlib")
 import delay_study
-from delay_study import VARIANTS, Cell, Results
+from delay_study import VARIANTS, Cell
 from support.classic import TASKS, MinAtar
 from support.errors import RecipeError
 
@@ -24,7 +24,9 @@ TINY = (
 )
 
 
-def write_cell(directory: Path, cell: Cell, returns: list[float | None], final: float) -> None:
+def write_cell(
+    directory: Path, cell: Cell, returns: list[float | None], final: float | None
+) -> None:
     """A cell's file as the study writes it."""
     directory.mkdir(exist_ok=True)
     curve = {
@@ -129,21 +131,25 @@ def test_pictures_and_table_are_made_of_the_cells_that_are_there(
         cell = Cell("cartpole", "ppo", "lag1-newest", 2.5, seed)
         write_cell(tmp_path, cell, [None, 100.0, None, 300.0], value)
     write_cell(tmp_path, Cell("acrobot", "a2c", "lag0", 1.0, 0), [-500.0, -80.0], -81.25)
+    write_cell(tmp_path, Cell("acrobot", "a2c", "lag1-newest", 1.0, 0), [None, None], None)
     assert delay_study.main(["--plot", "--output-dir", str(tmp_path)]) == 0
     assert {file.name for file in tmp_path.glob("*.png")} == {"a2c.png", "ppo.png"}
     rows = [
         [entry.strip() for entry in line.strip("|").split("|")]
         for line in capsys.readouterr().out.splitlines()
     ]
-    assert rows[0] == ["", "", *(variant.label for variant in VARIANTS.values())]
+    assert rows[0] == [
+        "environment",
+        "algorithm",
+        *(variant.label for variant in VARIANTS.values()),
+    ]
     error = stdev(final.values()) / math.sqrt(3)
     assert rows[2:] == [
         ["Acrobot-v1", "A2C", "-81.2 (1)", "", "", "", ""],
         ["CartPole-v1, learning rate × 2.5", "PPO", "", "", f"470.0 ± {error:.1f} (3)", "", ""],
     ]
-    steps, curves = Results(tmp_path).curves("ppo", ("cartpole", 2.5), "lag1-newest")
-    np.testing.assert_array_equal(steps, [1000, 2000, 3000, 4000])
-    np.testing.assert_array_equal(curves, [[np.nan, 100, 200, 300]] * 3)
+    cells = delay_study.load(tmp_path)["ppo"]["cartpole", 2.5]["lag1-newest"]
+    np.testing.assert_array_equal(delay_study.curves_of(cells), [[np.nan, 100, 200, 300]] * 3)
 
 
 def test_cells_of_different_lengths_make_no_mean(tmp_path: Path) -> None:
@@ -159,16 +165,18 @@ def test_minatar_depends_on_its_seed_alone(env: str) -> None:
     game = TASKS[env].make_env()
     assert isinstance(game, MinAtar)
 
-    def episode(seed: int) -> np.ndarray:
-        frames, done = [game.reset(seed=seed)[0]], False
+    def episode(seed: int, action_before: int) -> list[np.ndarray]:
+        game.reset()
+        game.step(np.int64(action_before))  # what a sticky first step would repeat
+        frames = [game.reset(seed=seed)[0]]
         actions = np.random.default_rng(0)
-        while not done and len(frames) < 500:
-            frame, _, done, _, _ = game.step(actions.integers(game.action_space.n))
-            frames.append(frame)
+        for _ in range(5):
+            frames.append(game.step(actions.integers(game.action_space.n))[0])
         assert all(game.observation_space.contains(frame) for frame in frames)
-        return np.stack(frames)
+        return frames
 
-    runs = [episode(seed) for seed in (0, 1, 2, 3, 0, 1, 2, 3)]  # each after another last action
-    for seed in range(4):
-        np.testing.assert_array_equal(runs[seed], runs[seed + 4])
-    assert not all(np.array_equal(runs[0], run) for run in runs[1:4])
+    assert game.action_space.n > 2
+    for seed in range(50):  # of which some begin with a sticky step
+        np.testing.assert_array_equal(episode(seed, 1), episode(seed, 2))
+    first = episode(0, 1)
+    assert not all(np.array_equal(first, episode(seed, 1)) for seed in range(1, 10))

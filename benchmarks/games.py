@@ -1,0 +1,167 @@
+"""Steps per second on the twelve Atari games of the HTS-RL paper, against their step times.
+
+    python benchmarks/games.py --output-dir runs/games
+    python benchmarks/games.py --games Breakout,Qbert --seconds 20 --repetitions 3
+
+For each game, the collectors train with A2C on 16 environments, in turns (see throughput.py), and
+the time of an environment's step is measured alone: games whose steps differ more in their time
+(resets and lost lives included) are those where a collector that waits for the slowest one waits
+most. Writes games.json after each game, so that a run that was stopped goes on where it was, and
+games.png: steps per second of HTSCollector over the best of TorchRL's, against that variation.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import _contenders  # puts the recipes on the path
+import numpy as np
+from _measuring import machine, run_alone
+from matplotlib.figure import Figure
+
+from torchrl_hts.envs import make_atari
+
+GAMES = [
+    "BankHeist",
+    "BeamRider",
+    "Breakout",
+    "Frostbite",
+    "Jamesbond",
+    "Krull",
+    "KungFuMaster",
+    "MsPacman",
+    "Qbert",
+    "Seaquest",
+    "SpaceInvaders",
+    "StarGunner",
+]
+CONTENDERS = ["hts", "multi-sync", "multi-async", "parallel"]
+STEPS = 4_000  # whose time is measured
+
+
+def step_times(env_id: str) -> np.ndarray[Any, Any]:
+    """Seconds of each step of random play, the reset after an episode's end included."""
+    env = make_atari(env_id)
+    env.reset(seed=0)
+    env.action_space.seed(0)
+    times = np.empty(STEPS)
+    for step in range(STEPS):
+        action = int(env.action_space.sample())
+        began = time.perf_counter()
+        _, _, terminated, truncated, _ = env.step(action)
+        if terminated or truncated:
+            env.reset()
+        times[step] = time.perf_counter() - began
+    return times
+
+
+def measure_game(game: str, options: argparse.Namespace) -> dict[str, Any]:
+    """Step times and steps per second of one game."""
+    env_id = f"ALE/{game}-v5"
+    times = step_times(env_id)
+    speeds: dict[str, list[float]] = {name: [] for name in options.contenders}
+    script = str(Path(__file__).with_name("throughput.py"))
+    for repetition in range(options.repetitions):
+        for contender in options.contenders:
+            print(f"[{game}, {contender}, {repetition + 1}]", file=sys.stderr, flush=True)
+            arguments = ["--seconds", str(options.seconds), "--env-id", env_id]
+            arguments += ["--alone", options.workload, contender]
+            run = run_alone([script, *arguments], 300 + 4 * options.seconds)
+            if "error" in run:
+                print(f"  {contender}: {run['error']}", file=sys.stderr)
+            else:
+                speeds[contender].append(run["steps_per_second"])
+    return {
+        "step_ms": 1e3 * float(times.mean()),
+        "step_std_ms": 1e3 * float(times.std()),
+        "speeds": speeds,
+    }
+
+
+def ratio(result: dict[str, Any]) -> float:
+    """HTSCollector's median over the best median of the others."""
+    medians = {name: statistics.median(s) for name, s in result["speeds"].items() if s}
+    others = [median for name, median in medians.items() if name != "hts"]
+    return medians["hts"] / max(others) if "hts" in medians and others else float("nan")
+
+
+def print_table(results: dict[str, dict[str, Any]], contenders: list[str]) -> None:
+    """A row per game, in Markdown: medians (least to most)."""
+    columns = ["game", "ms per step (std)", *contenders, "hts / best other"]
+    print("| " + " | ".join(columns) + " |")
+    print("| " + " | ".join("---" for _ in columns) + " |")
+    for game, result in results.items():
+        cells = [game, f"{result['step_ms']:.2f} ({result['step_std_ms']:.2f})"]
+        for name in contenders:
+            measured = result["speeds"].get(name, [])
+            cells.append(
+                f"{statistics.median(measured):,.0f} ({min(measured):,.0f}-{max(measured):,.0f})"
+                if measured
+                else "failed"
+            )
+        print("| " + " | ".join([*cells, f"{ratio(result):.2f}"]) + " |")
+
+
+def draw(results: dict[str, dict[str, Any]], workload: str, path: Path) -> None:
+    """The ratio of speeds against the variation of step times."""
+    figure = Figure(figsize=(7, 4.5), layout="constrained")
+    axes = figure.subplots()
+    for game, result in results.items():
+        variation = result["step_std_ms"] / result["step_ms"]
+        axes.plot(variation, ratio(result), "o", color="tab:blue")
+        axes.annotate(game, (variation, ratio(result)), xytext=(4, 4), textcoords="offset points")
+    axes.axhline(1.0, color="grey", linewidth=1)
+    axes.set(
+        xlabel="standard deviation of a step's time / its mean",
+        ylabel="steps per second, HTSCollector / best of TorchRL's",
+        title=f"A2C, 16 environments, {workload}",
+    )
+    axes.grid(alpha=0.3)
+    figure.savefig(path, dpi=150)
+
+
+def main() -> None:
+    """Parses the flags, measures what is missing, and shows all."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+
+    def names(text: str) -> list[str]:
+        return [name for name in text.split(",") if name]
+
+    parser.add_argument("--games", type=names, default=GAMES, help="by default all twelve")
+    parser.add_argument(
+        "--contenders",
+        type=names,
+        default=CONTENDERS,
+        help=f"of {', '.join(_contenders.CONTENDERS)}; by default {','.join(CONTENDERS)}",
+    )
+    parser.add_argument("--workload", choices=["atari5", "atari20"], default="atari5")
+    parser.add_argument("--seconds", type=float, default=10.0, help="of each measurement (10)")
+    parser.add_argument("--repetitions", type=int, default=2, help="of each contender (2)")
+    parser.add_argument("--output-dir", type=Path, default=Path("runs", "games"))
+    options = parser.parse_args()
+    unknown = set(options.contenders) - set(_contenders.CONTENDERS)
+    if unknown:
+        parser.error(f"unknown contenders: {', '.join(sorted(unknown))}")
+
+    options.output_dir.mkdir(parents=True, exist_ok=True)
+    file = options.output_dir / "games.json"
+    report = json.loads(file.read_text()) if file.exists() else {"results": {}}
+    for game in options.games:
+        if game not in report["results"]:
+            report["machine"] = machine()
+            report["results"][game] = measure_game(game, options)
+            file.write_text(json.dumps(report, indent=2) + "\n")
+    print_table(report["results"], options.contenders)
+    draw(report["results"], options.workload, options.output_dir / "games.png")
+
+
+if __name__ == "__main__":
+    main()
