@@ -21,15 +21,14 @@ from torch import Tensor
 from worker_targets import modules, timer_slack_ns
 
 from torchrl_hts import HTSCollector
+from torchrl_hts.messages import receive_object, send_object
 from torchrl_hts.workers import (
     TORCH_FREE,
     WorkerProcess,
     WorkerServer,
     acquire_server,
     keep_servers,
-    receive_object,
     release_server,
-    send_object,
 )
 
 pytestmark = pytest.mark.timeout(120)
@@ -212,7 +211,8 @@ class TestTheEnd:
         script = tmp_path / "main.py"
         script.write_text(
             "import json, os, signal\n"
-            "from torchrl_hts.workers import TORCH_FREE, WorkerServer, send_object\n"
+            "from torchrl_hts.messages import send_object\n"
+            "from torchrl_hts.workers import TORCH_FREE, WorkerServer\n"
             "server = WorkerServer(TORCH_FREE)\n"
             "workers = [server.spawn('w', 'worker_targets:serve', ()) for _ in range(2)]\n"
             "send_object(workers[0].control, ('hang', None))\n"

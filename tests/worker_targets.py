@@ -8,7 +8,7 @@ import sys
 from multiprocessing.connection import Connection
 from pathlib import Path
 
-from torchrl_hts.workers import receive_object, send_object
+from torchrl_hts.messages import receive_object, send_object
 
 
 def serve(control: Connection, fds: list[int]) -> None:

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     )
     from torchrl_hts.evaluation import Evaluation, Evaluator
     from torchrl_hts.statistics import Statistics
+    from torchrl_hts.workers import keep_servers
 
 __version__ = "0.1.0"
 
@@ -37,6 +38,7 @@ _MODULE_OF = {
     "ProtocolError": "errors",
     "Statistics": "statistics",
     "WorkerError": "errors",
+    "keep_servers": "workers",
 }
 
 __all__ = [
@@ -52,6 +54,7 @@ __all__ = [
     "Statistics",
     "WorkerError",
     "__version__",
+    "keep_servers",
 ]
 
 

@@ -34,10 +34,10 @@ from torchrl_hts.invariance import (
     choose_sizes,
     mixing_modules,
 )
+from torchrl_hts.messages import receive_object, send_object
 from torchrl_hts.sampling import CounterPolicy
 from torchrl_hts.slots import Slots, bind_parameters
 from torchrl_hts.storage import Array, Counter, Key, Layout, SharedMemory
-from torchrl_hts.workers import receive_object, send_object
 
 __all__ = ["ActorJob", "run_actor"]
 

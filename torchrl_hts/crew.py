@@ -6,7 +6,6 @@ import contextlib
 import os
 import re
 import select
-import signal
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -18,6 +17,7 @@ from torchrl_hts.exchange import SAVE, STOP, Inbox, LearnerPort
 from torchrl_hts.executor import ExecutorJob, ExecutorPlan
 from torchrl_hts.gym_env import GymDescription, RowOptions
 from torchrl_hts.invariance import InvariantSizes
+from torchrl_hts.messages import receive_object, send_object
 from torchrl_hts.schedule import Schedule
 from torchrl_hts.storage import Layout, SharedMemory
 from torchrl_hts.torchrl_env import TorchRLDescription
@@ -27,9 +27,7 @@ from torchrl_hts.workers import (
     WorkerProcess,
     WorkerServer,
     acquire_server,
-    receive_object,
     release_server,
-    send_object,
 )
 
 __all__ = ["Crew"]
@@ -376,21 +374,12 @@ class Crew:
         return WorkerError(message, worker=worker.name, env_indices=envs, remote_traceback=text)
 
     def _death(self, worker: WorkerProcess) -> WorkerError:
-        status = worker.exit_status(5.0)
-        if worker.server_failure:
-            how = f"was killed: {worker.server_failure}"
-        elif status is None:
-            how = "closed its connection"
-        elif status < 0:
-            how = f"was killed by {signal.Signals(-status).name}"
-            if status == -signal.SIGKILL:
-                how += " (by hand, or by the system for want of memory)"
-        else:
-            how = f"ended with exit code {status}"
         envs = self._environments_of(worker)
         serving = f", which steps environment(s) {', '.join(map(str, envs))}," if envs else ""
         return WorkerError(
-            f"{worker.name} (pid {worker.pid}){serving} {how}", worker=worker.name, env_indices=envs
+            f"{worker.name} (pid {worker.pid}){serving} {worker.describe_end()}",
+            worker=worker.name,
+            env_indices=envs,
         )
 
     def _environments_of(self, worker: WorkerProcess) -> tuple[int, ...]:

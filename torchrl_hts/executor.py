@@ -18,8 +18,8 @@ import gymnasium as gym
 from torchrl_hts.errors import CannotSaveError
 from torchrl_hts.exchange import SAVE, STOP, WAKE, ExecutorPort, Inbox
 from torchrl_hts.gym_env import GymEnvironment, RowOptions
+from torchrl_hts.messages import receive_object, send_object
 from torchrl_hts.storage import Counter, Layout, SharedMemory
-from torchrl_hts.workers import receive_object, send_object
 
 if TYPE_CHECKING:
     from torchrl_hts.torchrl_env import TorchRLEnvironment

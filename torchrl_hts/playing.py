@@ -11,7 +11,6 @@ import math
 import os
 import pickle
 import select
-import signal
 from collections.abc import Mapping
 from copy import deepcopy
 from dataclasses import dataclass, field
@@ -29,15 +28,14 @@ from torchrl.envs.utils import ExplorationType, set_exploration_type
 
 from torchrl_hts.errors import WorkerError
 from torchrl_hts.gym_env import GymDescription, GymEnvironment, RowOptions
+from torchrl_hts.messages import receive_object, send_object
 from torchrl_hts.slots import Slots, bind_parameters
 from torchrl_hts.storage import Key, Layout, SharedMemory
 from torchrl_hts.video import check_renders, film
 from torchrl_hts.workers import (
     WITH_TORCH,
     acquire_server,
-    receive_object,
     release_server,
-    send_object,
 )
 
 __all__ = ["Evaluation", "PlayerJob", "PlayerPlan", "PlayerProcess", "env_seed", "run_player"]
@@ -189,7 +187,7 @@ class PlayerProcess:
                 raise EOFError
             kind, value, _ = receive_object(self.worker.control)
         except (EOFError, OSError) as error:
-            raise self._fail(f"{self._end()} {doing}") from error
+            raise self._fail(f"{self.worker.describe_end()} {doing}") from error
         self._busy = False
         if kind == "error":
             raise self._fail(f"failed {doing}; its traceback:", value)
@@ -200,16 +198,6 @@ class PlayerProcess:
     def _fail(self, what: str, remote_traceback: str = "") -> WorkerError:
         self._failure = (f"the evaluator (pid {self.worker.pid}) {what}", remote_traceback)
         return _error(*self._failure)
-
-    def _end(self) -> str:
-        status = self.worker.exit_status(5.0)
-        if self.worker.server_failure:
-            return f"was killed ({self.worker.server_failure})"
-        if status is None:
-            return "closed its connection"
-        if status < 0:
-            return f"was killed by {signal.Signals(-status).name}"
-        return f"ended with exit code {status}"
 
     def shutdown(self) -> None:
         """End the process: at once if it plays, which nobody waits for any more."""

@@ -16,27 +16,18 @@ nothing can stay behind there.
 from __future__ import annotations
 
 import contextlib
-import ctypes
-import gc
-import importlib
-import json
 import os
-import pickle
-import select
 import signal
 import socket
-import struct
 import subprocess
 import sys
 import threading
 import time
-import traceback
 from collections.abc import Callable, Iterator, Sequence
 from multiprocessing.connection import Connection
-from types import FrameType
 from typing import Any
 
-import cloudpickle
+from torchrl_hts.messages import read_message, readable, send_message, watch_end
 
 __all__ = [
     "TORCH_FREE",
@@ -45,9 +36,7 @@ __all__ = [
     "WorkerServer",
     "acquire_server",
     "keep_servers",
-    "receive_object",
     "release_server",
-    "send_object",
 ]
 
 TORCH_FREE = ("numpy", "gymnasium", "cloudpickle", "torchrl_hts.executor")
@@ -71,11 +60,6 @@ _WORKER_ENVIRONMENT = {
     "OPENBLAS_NUM_THREADS": "1",
 }
 
-_HEADER = struct.Struct("!II")  # bytes of JSON that follow, file descriptors that come along
-_MAX_FDS_PER_MESSAGE = 128
-_PR_SET_PDEATHSIG = 1
-_PR_SET_TIMERSLACK = 29
-
 
 class WorkerProcess:
     """A worker, as the main process sees it.
@@ -94,7 +78,7 @@ class WorkerProcess:
         self._server = server
         # The connection doesn't tell the end of a worker whose environment has forked: the
         # environment's own processes hold a copy.
-        self._end_fd = _watch(pid)
+        self._end_fd = watch_end(pid)
         self.fds = (control.fileno(), *(() if self._end_fd is None else (self._end_fd,)))
 
     @property
@@ -104,7 +88,7 @@ class WorkerProcess:
 
     def has_ended(self) -> bool:
         """Whether the worker is known to have ended; does not wait."""
-        return self._end_fd is not None and _readable(self._end_fd, 0)
+        return self._end_fd is not None and readable(self._end_fd, 0)
 
     def exit_status(self, timeout_s: float) -> int | None:
         """Exit code, or minus the signal that killed it; None if it runs on after the time."""
@@ -126,6 +110,19 @@ class WorkerProcess:
             os.close(self._end_fd)
             self._end_fd = None
 
+    def describe_end(self) -> str:
+        """How the worker has ended, for people."""
+        status = self.exit_status(5.0)
+        if self.server_failure:
+            return f"was killed: {self.server_failure}"
+        if status is None:
+            return "closed its connection"
+        if status == -signal.SIGKILL:
+            return "was killed by SIGKILL (by hand, or by the system for want of memory)"
+        if status < 0:
+            return f"was killed by {signal.Signals(-status).name}"
+        return f"ended with exit code {status}"
+
     def kill(self) -> None:
         """End the worker at once, if it has not ended yet."""
         if self._server.exit_status(self.pid, 0) is None:
@@ -145,7 +142,7 @@ class WorkerServer:
         # The path of the package first: it may not be installed in the interpreter's own path.
         bootstrap = (
             f"import sys; sys.path[:] = {sys.path!r}; "
-            f"from torchrl_hts.workers import _serve; _serve({theirs.fileno()}, {os.getpid()})"
+            f"from torchrl_hts.worker_server import serve; serve({theirs.fileno()}, {os.getpid()})"
         )
         flags: list[str] = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]
         self._process = subprocess.Popen(
@@ -206,7 +203,7 @@ class WorkerServer:
                     return self._statuses[pid]
                 left_s = max(0.0, deadline - time.monotonic())
                 try:
-                    if _readable(self._socket.fileno(), min(left_s, 0.05)):
+                    if readable(self._socket.fileno(), min(left_s, 0.05)):
                         self._receive()
                     elif not left_s:
                         return None
@@ -230,17 +227,14 @@ class WorkerServer:
             self._process.kill()
             self._process.wait()
 
-    def _request(self, request: dict[str, Any], fds: list[int]) -> None:
-        body = json.dumps(request).encode()
+    def _request(self, request: dict[str, Any], fds: Sequence[int]) -> None:
         try:
-            self._socket.sendall(_HEADER.pack(len(body), len(fds)) + body)
-            for start in range(0, len(fds), _MAX_FDS_PER_MESSAGE):
-                socket.send_fds(self._socket, [b"f"], fds[start : start + _MAX_FDS_PER_MESSAGE])
+            send_message(self._socket, request, fds)
         except OSError as error:
             raise RuntimeError(self._gone()) from error
 
     def _receive(self) -> dict[str, Any]:
-        message = _read_message(self._socket)
+        message = read_message(self._socket)
         if message is None:
             raise RuntimeError(self._gone())
         if "status" in message:
@@ -311,201 +305,3 @@ def keep_servers(*preloads: tuple[str, ...]) -> Iterator[None]:
     finally:
         for server in servers:
             _pool.release(server)
-
-
-def send_object(control: Connection, message: object) -> None:
-    """Send an object through a control connection, functions of the main script by value."""
-    control.send_bytes(cloudpickle.dumps(message))
-
-
-def receive_object(control: Connection) -> Any:
-    """Receive what `send_object` has sent; None, or the other side's end, raises EOFError."""
-    message = pickle.loads(control.recv_bytes())
-    if message is None:
-        raise EOFError
-    return message
-
-
-# What follows runs in the server process and in its workers.
-
-
-def _serve(fd: int, main_pid: int) -> None:
-    """Main loop of a server: requests come in, workers go out, exits are reported."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGCHLD, _do_nothing)
-    requests = socket.socket(fileno=fd)
-    requests.set_inheritable(False)
-    wake_read, wake_write = os.pipe()
-    os.set_blocking(wake_read, False)
-    os.set_blocking(wake_write, False)
-    signal.set_wakeup_fd(wake_write, warn_on_full_buffer=False)
-    poll = select.poll()
-    poll.register(requests, select.POLLIN)
-    poll.register(wake_read, select.POLLIN)
-    main_fd = _watch(main_pid)
-    if main_fd is not None:
-        poll.register(main_fd, select.POLLIN)
-    workers: set[int] = set()
-    try:
-        while True:
-            ready = {fd for fd, _ in poll.poll()}
-            if main_fd in ready:
-                return
-            if wake_read in ready:
-                with contextlib.suppress(BlockingIOError):
-                    os.read(wake_read, 4096)
-                _report_exits(requests, workers)
-            if requests.fileno() in ready:
-                request = _read_message(requests)
-                if request is None or "close" in request:
-                    return
-                if "preload" in request:
-                    _preload(request["preload"])
-                else:
-                    fds = _read_fds(requests, request["fds"])
-                    server_pid = os.getpid()
-                    gc.freeze()  # collections in workers leave the shared pages alone
-                    pid = os.fork()
-                    if pid == 0:
-                        _die_with_parent(server_pid)
-                        ours = (requests.fileno(), wake_read, wake_write, main_fd)
-                        _run_worker(request["spawn"], fds, [f for f in ours if f is not None])
-                    workers.add(pid)
-                    for worker_fd in fds:
-                        os.close(worker_fd)
-                    _send_message(requests, {"pid": pid})
-    except (BrokenPipeError, ConnectionResetError):
-        return  # the main process is gone
-    finally:
-        for pid in workers:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
-        for pid in workers:
-            with contextlib.suppress(ChildProcessError):
-                os.waitpid(pid, 0)
-        os._exit(0)  # unloading torch would take a second, and there is nothing to save
-
-
-def _run_worker(target: str, fds: list[int], server_fds: list[int]) -> None:
-    """Run a target in a freshly forked worker; never returns."""
-    code = 1
-    try:
-        signal.set_wakeup_fd(-1)
-        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-        for fd in server_fds:
-            os.close(fd)
-        _wake_on_time()
-        control = Connection(fds[0])
-        module, _, function = target.partition(":")
-        try:
-            getattr(importlib.import_module(module), function)(control, fds[1:])
-            code = 0
-        except (EOFError, BrokenPipeError, ConnectionResetError):
-            code = 0  # the main process has closed its side
-        except BaseException:
-            with contextlib.suppress(OSError):
-                send_object(control, ("error", traceback.format_exc(), None))
-        control.close()
-        sys.stdout.flush()
-        sys.stderr.flush()
-    finally:
-        os._exit(code)
-
-
-def _preload(modules: Sequence[str]) -> None:
-    for module in modules:
-        try:
-            importlib.import_module(module)
-        except BaseException:  # the worker that needs it meets the same error and reports it
-            continue
-
-
-def _report_exits(requests: socket.socket, workers: set[int]) -> None:
-    while workers:
-        try:
-            pid, status = os.waitpid(-1, os.WNOHANG)
-        except ChildProcessError:
-            return
-        if pid == 0:
-            return
-        workers.discard(pid)
-        code = os.waitstatus_to_exitcode(status)
-        _send_message(requests, {"exited": pid, "status": code})
-
-
-def _die_with_parent(parent_pid: int) -> None:
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-        if os.getppid() != parent_pid:  # it died before prctl
-            os._exit(1)
-
-
-def _wake_on_time() -> None:
-    """Let environments that sleep wake up to the microsecond, not up to 50 of them later."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_TIMERSLACK, 1, 0, 0, 0)  # in nanoseconds
-
-
-def _watch(pid: int) -> int | None:
-    """A descriptor that becomes readable when a process ends.
-
-    Needed where a fork of the main process outlives it and keeps our socket open; elsewhere than
-    on Linux the end of the socket has to do.
-    """
-    try:
-        return os.pidfd_open(pid)
-    except (AttributeError, OSError):
-        return None
-
-
-def _readable(fd: int, timeout_s: float) -> bool:
-    """Whether there is something to read; unlike ``select``, for any number of descriptors."""
-    poll = select.poll()
-    poll.register(fd, select.POLLIN)
-    return bool(poll.poll(timeout_s * 1000))
-
-
-def _do_nothing(signum: int, frame: FrameType | None) -> None:
-    """Handle SIGCHLD: the wake-up descriptor does the work."""
-
-
-def _send_message(sock: socket.socket, message: dict[str, Any]) -> None:
-    body = json.dumps(message).encode()
-    sock.sendall(_HEADER.pack(len(body), 0) + body)
-
-
-def _read_message(sock: socket.socket) -> dict[str, Any] | None:
-    header = _read_exactly(sock, _HEADER.size)
-    if header is None:
-        return None
-    size, num_fds = _HEADER.unpack(header)
-    body = _read_exactly(sock, size)
-    if body is None:
-        return None
-    message: dict[str, Any] = json.loads(body)
-    message["fds"] = num_fds
-    return message
-
-
-def _read_exactly(sock: socket.socket, size: int) -> bytes | None:
-    data = b""
-    while len(data) < size:
-        try:
-            part = sock.recv(size - len(data))
-        except ConnectionResetError:
-            return None
-        if not part:
-            return None
-        data += part
-    return data
-
-
-def _read_fds(sock: socket.socket, count: int) -> list[int]:
-    fds: list[int] = []
-    while len(fds) < count:
-        expected = min(_MAX_FDS_PER_MESSAGE, count - len(fds))
-        _, received, _, _ = socket.recv_fds(sock, 1, expected)
-        if len(received) != expected:
-            raise BrokenPipeError("the main process ended while it handed file descriptors over")
-        fds.extend(received)
-    return fds

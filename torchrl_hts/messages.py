@@ -1,0 +1,111 @@
+"""What the main process, worker servers and workers say to each other, and how.
+
+Objects go through control connections; requests to a server are JSON over a socket, along with
+file descriptors. Knows no worker: everything here is a function of a connection or a descriptor.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import select
+import socket
+import struct
+from collections.abc import Sequence
+from multiprocessing.connection import Connection
+from typing import Any
+
+import cloudpickle
+
+__all__ = [
+    "read_fds",
+    "read_message",
+    "readable",
+    "receive_object",
+    "send_message",
+    "send_object",
+    "watch_end",
+]
+
+_HEADER = struct.Struct("!II")  # bytes of JSON that follow, file descriptors that come along
+_MAX_FDS_PER_MESSAGE = 128
+
+
+def send_object(control: Connection, message: object) -> None:
+    """Send an object through a control connection, functions of the main script by value."""
+    control.send_bytes(cloudpickle.dumps(message))
+
+
+def receive_object(control: Connection) -> Any:
+    """Receive what `send_object` has sent; None, or the other side's end, raises EOFError."""
+    message = pickle.loads(control.recv_bytes())
+    if message is None:
+        raise EOFError
+    return message
+
+
+def send_message(sock: socket.socket, message: dict[str, Any], fds: Sequence[int] = ()) -> None:
+    """Send a message, with file descriptors that the other side takes with `read_fds`."""
+    body = json.dumps(message).encode()
+    sock.sendall(_HEADER.pack(len(body), len(fds)) + body)
+    for start in range(0, len(fds), _MAX_FDS_PER_MESSAGE):
+        socket.send_fds(sock, [b"f"], fds[start : start + _MAX_FDS_PER_MESSAGE])
+
+
+def read_message(sock: socket.socket) -> dict[str, Any] | None:
+    """The next message, with the number of its descriptors as ``"fds"``; None at the end."""
+    header = _read_exactly(sock, _HEADER.size)
+    if header is None:
+        return None
+    size, num_fds = _HEADER.unpack(header)
+    body = _read_exactly(sock, size)
+    if body is None:
+        return None
+    message: dict[str, Any] = json.loads(body)
+    message["fds"] = num_fds
+    return message
+
+
+def _read_exactly(sock: socket.socket, size: int) -> bytes | None:
+    data = b""
+    while len(data) < size:
+        try:
+            part = sock.recv(size - len(data))
+        except ConnectionResetError:
+            return None
+        if not part:
+            return None
+        data += part
+    return data
+
+
+def read_fds(sock: socket.socket, count: int) -> list[int]:
+    """The descriptors that came with a message, in the order in which they were given."""
+    fds: list[int] = []
+    while len(fds) < count:
+        expected = min(_MAX_FDS_PER_MESSAGE, count - len(fds))
+        _, received, _, _ = socket.recv_fds(sock, 1, expected)
+        if len(received) != expected:
+            raise BrokenPipeError("the main process ended while it handed file descriptors over")
+        fds.extend(received)
+    return fds
+
+
+def watch_end(pid: int) -> int | None:
+    """A descriptor that becomes readable when a process ends.
+
+    Needed where a fork of the main process outlives it and keeps our socket open; elsewhere than
+    on Linux the end of the socket has to do.
+    """
+    try:
+        return os.pidfd_open(pid)
+    except (AttributeError, OSError):
+        return None
+
+
+def readable(fd: int, timeout_s: float) -> bool:
+    """Whether there is something to read; unlike ``select``, for any number of descriptors."""
+    poll = select.poll()
+    poll.register(fd, select.POLLIN)
+    return bool(poll.poll(timeout_s * 1000))

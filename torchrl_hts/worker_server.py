@@ -1,0 +1,149 @@
+"""The process that forks workers on request, and the start of each worker.
+
+Runs as ``python -c "from torchrl_hts.worker_server import serve; serve(...)"``; `workers.py` is the
+main process's side.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import gc
+import importlib
+import os
+import select
+import signal
+import socket
+import sys
+import traceback
+from collections.abc import Sequence
+from multiprocessing.connection import Connection
+from types import FrameType
+
+from torchrl_hts.messages import read_fds, read_message, send_message, send_object, watch_end
+
+__all__ = ["serve"]
+
+_PR_SET_PDEATHSIG = 1
+_PR_SET_TIMERSLACK = 29
+
+
+def serve(fd: int, main_pid: int) -> None:
+    """Main loop of a server: requests come in, workers go out, exits are reported."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGCHLD, _do_nothing)
+    requests = socket.socket(fileno=fd)
+    requests.set_inheritable(False)
+    wake_read, wake_write = os.pipe()
+    os.set_blocking(wake_read, False)
+    os.set_blocking(wake_write, False)
+    signal.set_wakeup_fd(wake_write, warn_on_full_buffer=False)
+    poll = select.poll()
+    poll.register(requests, select.POLLIN)
+    poll.register(wake_read, select.POLLIN)
+    main_fd = watch_end(main_pid)
+    if main_fd is not None:
+        poll.register(main_fd, select.POLLIN)
+    workers: set[int] = set()
+    try:
+        while True:
+            ready = {fd for fd, _ in poll.poll()}
+            if main_fd in ready:
+                return
+            if wake_read in ready:
+                with contextlib.suppress(BlockingIOError):
+                    os.read(wake_read, 4096)
+                _report_exits(requests, workers)
+            if requests.fileno() in ready:
+                request = read_message(requests)
+                if request is None or "close" in request:
+                    return
+                if "preload" in request:
+                    _preload(request["preload"])
+                else:
+                    fds = read_fds(requests, request["fds"])
+                    server_pid = os.getpid()
+                    gc.freeze()  # collections in workers leave the shared pages alone
+                    pid = os.fork()
+                    if pid == 0:
+                        _die_with_parent(server_pid)
+                        ours = (requests.fileno(), wake_read, wake_write, main_fd)
+                        _run_worker(request["spawn"], fds, [f for f in ours if f is not None])
+                    workers.add(pid)
+                    for worker_fd in fds:
+                        os.close(worker_fd)
+                    send_message(requests, {"pid": pid})
+    except (BrokenPipeError, ConnectionResetError):
+        return  # the main process is gone
+    finally:
+        for pid in workers:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        for pid in workers:
+            with contextlib.suppress(ChildProcessError):
+                os.waitpid(pid, 0)
+        os._exit(0)  # unloading torch would take a second, and there is nothing to save
+
+
+def _run_worker(target: str, fds: list[int], server_fds: list[int]) -> None:
+    """Run a target in a freshly forked worker; never returns."""
+    code = 1
+    try:
+        signal.set_wakeup_fd(-1)
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        for fd in server_fds:
+            os.close(fd)
+        _wake_on_time()
+        control = Connection(fds[0])
+        module, _, function = target.partition(":")
+        try:
+            getattr(importlib.import_module(module), function)(control, fds[1:])
+            code = 0
+        except (EOFError, BrokenPipeError, ConnectionResetError):
+            code = 0  # the main process has closed its side
+        except BaseException:
+            with contextlib.suppress(OSError):
+                send_object(control, ("error", traceback.format_exc(), None))
+        control.close()
+        sys.stdout.flush()
+        sys.stderr.flush()
+    finally:
+        os._exit(code)
+
+
+def _preload(modules: Sequence[str]) -> None:
+    for module in modules:
+        try:
+            importlib.import_module(module)
+        except BaseException:  # the worker that needs it meets the same error and reports it
+            continue
+
+
+def _report_exits(requests: socket.socket, workers: set[int]) -> None:
+    while workers:
+        try:
+            pid, status = os.waitpid(-1, os.WNOHANG)
+        except ChildProcessError:
+            return
+        if pid == 0:
+            return
+        workers.discard(pid)
+        code = os.waitstatus_to_exitcode(status)
+        send_message(requests, {"exited": pid, "status": code})
+
+
+def _die_with_parent(parent_pid: int) -> None:
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+        if os.getppid() != parent_pid:  # it died before prctl
+            os._exit(1)
+
+
+def _wake_on_time() -> None:
+    """Let environments that sleep wake up to the microsecond, not up to 50 of them later."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_TIMERSLACK, 1, 0, 0, 0)  # in nanoseconds
+
+
+def _do_nothing(signum: int, frame: FrameType | None) -> None:
+    """Handle SIGCHLD: the wake-up descriptor does the work."""
