@@ -58,7 +58,7 @@ def test_delayed_gradient_does_not_know_the_collector() -> None:
     assert not {m for m in used if m.startswith("torchrl_hts")}
 
 
-@pytest.mark.parametrize("path", sorted((ROOT / "recipes").glob("*.py")), ids=lambda p: p.name)
+@pytest.mark.parametrize("path", sorted((ROOT / "recipes").rglob("*.py")), ids=lambda p: p.name)
 def test_recipes_use_public_names_only(path: Path) -> None:
     ours = {m for m in imported(path, lazily=True) if m.startswith("torchrl_hts")}
     assert ours <= {"torchrl_hts", "torchrl_hts.envs"}

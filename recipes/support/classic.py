@@ -86,8 +86,8 @@ class Task:
 
 
 _MINATAR = {
-    "a2c": Settings(5, 7e-4, gamma=0.99, gae_lambda=1.0, entropy_coefficient=0.01),
-    "ppo": Settings(64, 1e-3, 0.99, 0.95, entropy_coefficient=0.01, epochs=4, minibatches=4),
+    "a2c": Settings(16, 2e-3, gamma=0.99, gae_lambda=0.95, entropy_coefficient=0.01),
+    "ppo": Settings(32, 1e-3, 0.99, 0.95, entropy_coefficient=0.01, epochs=4, minibatches=4),
 }
 
 TASKS = {

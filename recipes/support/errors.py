@@ -9,7 +9,7 @@ from typing import NoReturn
 
 import gymnasium as gym
 
-from torchrl_hts.errors import WorkerError
+from torchrl_hts import WorkerError
 
 __all__ = ["RecipeError", "exit_with"]
 

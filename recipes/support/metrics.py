@@ -17,8 +17,7 @@ from matplotlib.figure import Figure
 from tensordict import TensorDictBase
 from torch import Tensor
 
-from torchrl_hts import EpisodeReturns, Evaluation
-from torchrl_hts.statistics import Statistics
+from torchrl_hts import EpisodeReturns, Evaluation, Statistics
 
 __all__ = [
     "Row",
