@@ -193,7 +193,12 @@ class LearnerSide:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on with the state's round; the update with the batch before it counts as done."""
+        """Go on with the state's round; the update with the batch before it counts as done.
+
+        Raises:
+            ValueError: if the state is of other environments or of another policy.
+        """
+        batches = [_unpack(batch, self._slots.fields[0]) for batch in state["collected"]]
         if state["why_environments_are_lost"]:
             warnings.warn(
                 "the environments begin new episodes, with seeds that depend on the seed, the "
@@ -209,8 +214,9 @@ class LearnerSide:
             for round_, values in state["behaviour_parameters"].items()
         }
         self._weights.load_state_dict(state["staged_parameters"])
-        for round_, batch in enumerate(state["collected"], self.round):
-            _unpack(batch, self._slots.fields[self._schedule.slot(round_)])
+        for round_, batch in enumerate(batches, self.round):
+            for key, value in self._slots.fields[self._schedule.slot(round_)].items():
+                value.copy_(batch[key])
         environments = state["environments"]
         self._beginning = _Beginning(
             tuple(state["collected"]),
@@ -227,8 +233,8 @@ def _pack(fields: Mapping[Key, Tensor]) -> dict[str, Tensor]:
     }
 
 
-def _unpack(packed: Mapping[str, Tensor], fields: Mapping[Key, Tensor]) -> None:
-    """Write what was packed back into a slot.
+def _unpack(packed: Mapping[str, Tensor], fields: Mapping[Key, Tensor]) -> dict[Key, Tensor]:
+    """What was packed, in the shapes and data types of a slot's fields.
 
     Raises:
         ValueError: if it was a slot of other fields.
@@ -243,14 +249,15 @@ def _unpack(packed: Mapping[str, Tensor], fields: Mapping[Key, Tensor]) -> None:
             "the state is of a collector of other environments or of another policy: missing, "
             f"unknown or of another shape are {', '.join(wrong)}"
         )
-    for name, value in names.items():
-        content = torch.frombuffer(bytearray(contents[name]), dtype=value.dtype)
-        value.copy_(content.view(value.shape))
+    return {
+        key: _to_tensor(contents["/".join(key)]).view(value.dtype).view(value.shape)
+        for key, value in fields.items()
+    }
 
 
 def _to_tensor(state: bytes) -> Tensor:
     """Bytes in the form that every way to save a state dict can handle."""
-    return torch.frombuffer(bytearray(state), dtype=torch.uint8)
+    return torch.tensor(np.frombuffer(state, np.uint8))
 
 
 def _to_bytes(state: Tensor) -> bytes:
