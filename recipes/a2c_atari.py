@@ -30,7 +30,9 @@ class Options(AtariOptions):
     """Options of A2C; the defaults are those of the literature (Mnih et al. 2016, Kostrikov)."""
 
     learning_rate: float = option(7e-4, "of RMSprop; decays linearly to 0", least=0)
-    gae_lambda: float = option(1.0, "lambda of the advantage estimator; 1 is the n-step return")
+    gae_lambda: float = option(
+        1.0, "lambda of the advantage estimator; 1 is the n-step return", least=0, most=1
+    )
 
 
 def train(options: Options) -> int:

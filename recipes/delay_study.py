@@ -38,8 +38,7 @@ from torchrl.modules import ProbabilisticActor, ValueOperator
 from torchrl.objectives import A2CLoss, ClipPPOLoss, LossModule
 from torchrl.objectives.value import GAE
 
-from torchrl_hts import DelayedGradient, EpisodeReturns, HTSCollector
-from torchrl_hts.workers import keep_servers
+from torchrl_hts import DelayedGradient, EpisodeReturns, HTSCollector, keep_servers
 
 NUM_POINTS = 50  # of a learning curve, each the mean over the episodes that ended in its steps
 FINAL_SHARE = 0.1  # of the steps, at the end, that the final return is the mean of
@@ -52,15 +51,16 @@ class Variant:
     label: str
     lag: int
     gradient_at: Literal["behaviour", "newest"]
+    color: str
     line: str
 
 
 VARIANTS = {
-    "lag0": Variant("lag 0", 0, "behaviour", "k-"),
-    "lag1-delayed": Variant("lag 1, delayed", 1, "behaviour", "C0-"),
-    "lag1-newest": Variant("lag 1, newest", 1, "newest", "C1-"),
-    "lag2-delayed": Variant("lag 2, delayed", 2, "behaviour", "C0--"),
-    "lag2-newest": Variant("lag 2, newest", 2, "newest", "C1--"),
+    "lag0": Variant("lag 0", 0, "behaviour", "black", "-"),
+    "lag1-delayed": Variant("lag 1, delayed", 1, "behaviour", "C0", "-"),
+    "lag1-newest": Variant("lag 1, newest", 1, "newest", "C1", "-"),
+    "lag2-delayed": Variant("lag 2, delayed", 2, "behaviour", "C0", "--"),
+    "lag2-newest": Variant("lag 2, newest", 2, "newest", "C1", "--"),
 }
 ALGORITHMS = ("a2c", "ppo")
 
@@ -271,109 +271,97 @@ def is_done(cell: Cell, directory: Path) -> bool:
 # What is made of the cells that are there.
 
 Panel = tuple[str, float]  # environment and multiplier of the learning rate
+Results = dict[str, dict[Panel, dict[str, list[dict[str, Any]]]]]  # algorithm, panel, variant
 
 
-class Results:
-    """The cells of a directory.
+def load(directory: Path) -> Results:
+    """The cells of a directory, algorithms and panels in a fixed order, variants as they come.
 
     Raises:
         RecipeError: if there are none, or those of one panel differ in their number of steps.
     """
-
-    def __init__(self, directory: Path) -> None:
-        self._cells: dict[tuple[str, Panel, str], list[dict[str, Any]]] = {}
-        frames: dict[tuple[str, Panel], int] = {}
-        for file in sorted(directory.glob("*.json")):
-            cell = json.loads(file.read_text())
-            key = cell["algorithm"], (cell["env"], cell["multiplier"])
-            self._cells.setdefault((*key, cell["variant"]), []).append(cell)
-            if frames.setdefault(key, cell["total_frames"]) != cell["total_frames"]:
-                raise RecipeError(
-                    f"{file} has {cell['total_frames']} steps, others like it {frames[key]}: keep "
-                    "them in directories of their own"
-                )
-        if not frames:
-            raise RecipeError(f"there are no cells in {directory}: run the study first")
-        self.algorithms = [name for name in ALGORITHMS if any(name == key[0] for key in frames)]
-        self._panels = sorted(frames, key=lambda key: ([*TASKS].index(key[1][0]), key[1][1]))
-
-    def panels(self, algorithm: str) -> list[Panel]:
-        """What an algorithm has been run on, in a fixed order."""
-        return [panel for name, panel in self._panels if name == algorithm]
-
-    def curves(self, algorithm: str, panel: Panel, variant: str) -> tuple[np.ndarray, np.ndarray]:
-        """Steps ``[P]`` and returns ``[seeds, P]``; NaN before the first episode has ended."""
-        cells = self._cells.get((algorithm, panel, variant), [])
-        steps = np.array(cells[0]["steps"] if cells else [])
-        curves = np.empty((len(cells), len(steps)))
-        for curve, cell in zip(curves, cells, strict=True):
-            returns = np.array(cell["returns"], float)
-            known = ~np.isnan(returns)
-            curve[:] = np.interp(steps, steps[known], returns[known], left=np.nan)
-        return steps, curves
-
-    def final_returns(self, algorithm: str, panel: Panel, variant: str) -> list[float]:
-        """Mean return over the last steps, for each seed."""
-        cells = self._cells.get((algorithm, panel, variant), [])
-        return [cell["final_return"] for cell in cells if cell["final_return"] is not None]
+    cells = [(file, json.loads(file.read_text())) for file in sorted(directory.glob("*.json"))]
+    if not cells:
+        raise RecipeError(f"there are no cells in {directory}: run the study first")
+    cells.sort(key=lambda each: ([*TASKS].index(each[1]["env"]), each[1]["multiplier"]))
+    results: Results = {name: {} for name in ALGORITHMS}
+    frames: dict[tuple[str, Panel], int] = {}
+    for file, cell in cells:
+        algorithm, panel = cell["algorithm"], (cell["env"], cell["multiplier"])
+        results[algorithm].setdefault(panel, {}).setdefault(cell["variant"], []).append(cell)
+        expected = frames.setdefault((algorithm, panel), cell["total_frames"])
+        if cell["total_frames"] != expected:
+            raise RecipeError(
+                f"{file} has {cell['total_frames']} steps, others like it {expected}: keep them "
+                "in directories of their own"
+            )
+    return {algorithm: panels for algorithm, panels in results.items() if panels}
 
 
-def draw(results: Results, algorithm: str, file: Path) -> None:
+def curves_of(cells: Sequence[dict[str, Any]]) -> np.ndarray:
+    """Returns ``[cells, points]``; NaN before the first episode has ended."""
+    curves = np.array([cell["returns"] for cell in cells], float)
+    for cell, curve in zip(cells, curves, strict=True):
+        steps, known = np.array(cell["steps"]), ~np.isnan(curve)
+        if known.any():
+            curve[:] = np.interp(steps, steps[known], curve[known], left=np.nan)
+    return curves
+
+
+def draw(algorithm: str, panels: dict[Panel, dict[str, list[dict[str, Any]]]], file: Path) -> None:
     """Draws return against steps: a panel per environment and learning rate."""
-    panels = results.panels(algorithm)
     columns = min(2, len(panels))
-    figure = Figure(
-        figsize=(6 * columns, 4 * math.ceil(len(panels) / columns)), layout="constrained"
-    )
-    grid = figure.subplots(math.ceil(len(panels) / columns), columns, squeeze=False)
-    for axes, panel in itertools.zip_longest(grid.flat, panels):
-        if panel is None:
-            axes.remove()
-            continue
-        for name, variant in VARIANTS.items():
-            steps, curves = results.curves(algorithm, panel, name)
-            if not len(curves):
-                continue
-            mean = curves.mean(0)
-            axes.plot(steps, mean, variant.line, label=f"{variant.label} ({len(curves)})")
+    rows = math.ceil(len(panels) / columns)
+    figure = Figure(figsize=(6 * columns, 3.5 * rows + 1), layout="constrained")
+    grid = figure.subplots(rows, columns, squeeze=False)
+    lines = {}
+    for axes, (panel, cells) in zip(grid.flat, panels.items(), strict=False):
+        for name in [name for name in VARIANTS if name in cells]:
+            variant, curves = VARIANTS[name], curves_of(cells[name])
+            steps, mean = cells[name][0]["steps"], curves.mean(0)
+            (lines[variant.label],) = axes.plot(steps, mean, variant.line, color=variant.color)
             if len(curves) > 1:
                 error = curves.std(0, ddof=1) / len(curves) ** 0.5
                 axes.fill_between(
-                    steps, mean - error, mean + error, color=variant.line[:-1], alpha=0.15
+                    steps, mean - error, mean + error, color=variant.color, alpha=0.15
                 )
-        axes.set(xlabel="environment steps", ylabel="episode return", title=panel_title(panel))
+        counts = sorted({len(each) for each in cells.values()})
+        seeds = " to ".join(str(count) for count in dict.fromkeys((counts[0], counts[-1])))
+        axes.set(xlabel="environment steps", ylabel="episode return")
+        axes.set_title(f"{panel_title(panel)} (seeds: {seeds})")
         axes.grid(alpha=0.3)
-        axes.legend(title="mean of (seeds) \u00b1 standard error", fontsize="small")
-    figure.suptitle(f"{algorithm.upper()}: the delayed update against gradients at the newest")
+    for axes in grid.flat[len(panels) :]:
+        axes.remove()
+    figure.legend(lines.values(), lines.keys(), loc="outside lower center", ncols=len(lines))
+    figure.suptitle(f"{algorithm.upper()}: mean over the seeds; band: \u00b1 standard error")
     figure.savefig(file, dpi=120)
-
-
-def panel_title(panel: Panel) -> str:
-    """Such as ``"CartPole-v1, learning rate x 2.5"``."""
-    env, multiplier = panel
-    return TASKS[env].title + (f", learning rate \u00d7 {multiplier:g}" if multiplier != 1 else "")
 
 
 def table(results: Results) -> str:
     """Final returns in Markdown: mean over the seeds, standard error, number of seeds."""
 
-    def entry(values: list[float]) -> str:
+    def entry(cells: Sequence[dict[str, Any]]) -> str:
+        values = [cell["final_return"] for cell in cells if cell["final_return"] is not None]
         if len(values) < 2:
             return f"{values[0]:.1f} (1)" if values else ""
         error = stdev(values) / len(values) ** 0.5
         return f"{fmean(values):.1f} \u00b1 {error:.1f} ({len(values)})"
 
     lines = [
-        "| | | " + " | ".join(variant.label for variant in VARIANTS.values()) + " |",
-        "| --- " * (2 + len(VARIANTS)) + "|",
+        ["environment", "algorithm", *(variant.label for variant in VARIANTS.values())],
+        ["---"] * (2 + len(VARIANTS)),
     ]
-    for algorithm in results.algorithms:
-        for panel in results.panels(algorithm):
-            entries = [entry(results.final_returns(algorithm, panel, name)) for name in VARIANTS]
-            lines.append(
-                f"| {panel_title(panel)} | {algorithm.upper()} | " + " | ".join(entries) + " |"
-            )
-    return "\n".join(lines)
+    for algorithm, panels in results.items():
+        for panel, cells in panels.items():
+            entries = [entry(cells.get(name, [])) for name in VARIANTS]
+            lines.append([panel_title(panel), algorithm.upper(), *entries])
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def panel_title(panel: Panel) -> str:
+    """Such as ``"CartPole-v1, learning rate x 2.5"``."""
+    env, multiplier = panel
+    return TASKS[env].title + (f", learning rate \u00d7 {multiplier:g}" if multiplier != 1 else "")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -398,9 +386,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 shares = [missing[job :: given.jobs] for job in range(given.jobs)]
                 for _ in pool.map(run_cells, shares, itertools.repeat(directory)):
                     pass
-    results = Results(directory)
-    for algorithm in results.algorithms:
-        draw(results, algorithm, directory / f"{algorithm}.png")
+    results = load(directory)
+    for algorithm, panels in results.items():
+        draw(algorithm, panels, directory / f"{algorithm}.png")
     print(table(results))
     return 0
 

@@ -32,10 +32,10 @@ class Options(AtariOptions):
     num_envs: int = option(8, "games played at the same time", least=1)
     sync_interval: int = option(128, "steps per game and round (alpha)", least=1)
     learning_rate: float = option(2.5e-4, "of Adam; decays linearly to 0", least=0)
-    gae_lambda: float = option(0.95, "lambda of the advantage estimator")
+    gae_lambda: float = option(0.95, "lambda of the advantage estimator", least=0, most=1)
     epochs: int = option(3, "passes over each batch", least=1)
     minibatch_size: int = option(256, "steps per optimizer step", least=1)
-    clip_epsilon: float = option(0.1, "how far PPO's ratio, and the value, may move")
+    clip_epsilon: float = option(0.1, "how far PPO's ratio, and the value, may move", least=0)
 
 
 def train(options: Options) -> int:

@@ -43,10 +43,10 @@ class Options(RunOptions):
     epochs: int = option(8, "passes over each batch", least=1)
     minibatch_size: int = option(256, "steps per optimizer step", least=1)
     learning_rate: float = option(1e-3, "of Adam; decays linearly to 0", least=0)
-    gamma: float = option(0.98, "discount")
-    gae_lambda: float = option(0.8, "lambda of the advantage estimator")
-    clip_epsilon: float = option(0.2, "how far PPO's ratio may move from 1")
-    entropy_coefficient: float = option(0.0, "weight of the entropy bonus")
+    gamma: float = option(0.98, "discount", least=0, most=1)
+    gae_lambda: float = option(0.8, "lambda of the advantage estimator", least=0, most=1)
+    clip_epsilon: float = option(0.2, "how far PPO's ratio may move from 1", least=0)
+    entropy_coefficient: float = option(0.0, "weight of the entropy bonus", least=0)
     max_grad_norm: float = option(0.5, "gradients are clipped to this norm", least=0)
     hidden_units: int = option(64, "width of the two hidden layers of each network", least=1)
     eval_interval: int = option(20_000, "steps between two evaluations; 0: none at all", least=0)
@@ -60,6 +60,11 @@ class Options(RunOptions):
 
 def make_networks(env: gym.Env, hidden_units: int) -> tuple[ProbabilisticActor, ValueOperator]:
     """A policy and a value function with a trunk each, orthogonally initialised."""
+    if not isinstance(env.action_space, gym.spaces.Discrete):
+        raise RecipeError(
+            f"this recipe plays environments with Discrete actions; those of {env.spec.id} are "
+            f"{env.action_space}"
+        )
     num_inputs = env.observation_space.shape[0]
     num_actions = int(env.action_space.n)
 

@@ -484,6 +484,15 @@ def test_a_new_process_goes_on(tmp_path: Path) -> None:
 # What is refused
 
 
+class WithDict:
+    pass
+
+
+@dataclass(frozen=True, slots=True)
+class SlotsAndDict(WithDict):
+    value: int
+
+
 class Plain(gym.Env[Any, Any]):
     """One attribute."""
 
@@ -534,6 +543,8 @@ def numbers() -> Any:
         (threading.Lock, "cannot pickle"),
         (lambda: {1, 2}, "holds a set"),
         (lambda: deque([{"a": {1}}]), "holds a set"),
+        (lambda: frozenset((49, 5, 53, 33)), "holds a set"),
+        (lambda: SlotsAndDict(1), "__getstate__"),
         (lambda: np.zeros(3).view(Tagged), "derived from numpy.ndarray"),
         (lambda: np.frombuffer(array.array("d", [1])), "memory belongs to a array"),
         (lambda: [lambda: 1], "lambda"),
@@ -624,6 +635,22 @@ class WithEngine(gym.Env[Any, Any]):
 
 def test_an_environment_can_say_itself_what_its_state_is() -> None:
     check_resumption(lambda: wrappers.TimeLimit(WithEngine(), 20), 200)
+
+
+def test_a_state_that_is_not_all_is_not_what_is_saved() -> None:
+    class Partly(Plain):
+        """Tells its physical state alone, as many environments do."""
+
+        def get_state(self) -> Any:
+            return self.value
+
+        def set_state(self, state: Any) -> None:
+            self.value = state
+
+    env, restored = Partly([1]), Partly()
+    env.count = 7
+    restore_environment(restored, save_environment(env))
+    assert (restored.value, restored.count) == ([1], 7)
 
 
 def test_what_it_says_is_looked_at_as_well() -> None:

@@ -107,3 +107,28 @@ def test_bad_input_says_what_to_change() -> None:
         returns.update(make_batch(torch.ones(3, 3), torch.ones(3, 3, dtype=torch.bool)))
     with pytest.raises(ValueError, match="at least one episode"):
         EpisodeReturns(window=0)
+
+
+def test_what_was_added_up_of_an_episode_that_never_ended_is_dropped() -> None:
+    def batch(first_id: int) -> TensorDict:
+        trajectory = torch.tensor([[first_id] * 3, [1] * 3])
+        done = torch.zeros(2, 3, 1, dtype=torch.bool)
+        done[:, -1] = first_id != 0
+        data = {"next": {"reward": torch.ones(2, 3, 1), "done": done}}
+        return TensorDict({**data, "collector": {"traj_ids": trajectory}}, [2, 3])
+
+    before, after = EpisodeReturns(), EpisodeReturns()
+    before.update(batch(0))
+    after.load_state_dict(before.state_dict())
+    assert after.update(batch(2)) == [3.0, 6.0]  # the first environment has begun anew
+    assert (after.min_length, after.max_length) == (3, 6)
+
+
+def test_a_state_goes_on() -> None:
+    before, after = EpisodeReturns(window=2), EpisodeReturns(window=2)
+    done = torch.tensor([[[False], [True], [False]]])
+    batch = TensorDict({"next": {"reward": torch.ones(1, 3, 1), "done": done}}, [1, 3])
+    before.update(batch)
+    after.load_state_dict(before.state_dict())
+    assert after.update(batch) == before.update(batch) == [3.0]
+    assert (after.count, after.mean) == (before.count, before.mean) == (2, 2.5)

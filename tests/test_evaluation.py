@@ -376,7 +376,7 @@ def test_a_killed_process_is_said_by_every_method(gate: Path) -> None:
         evaluator.submit(4)
         os.kill(evaluator.pid, signal.SIGKILL)
         for call in (evaluator.wait, evaluator.poll, lambda: evaluator.submit(5)):
-            with pytest.raises(WorkerError, match=r"SIGKILL in the .* at step 4") as e:
+            with pytest.raises(WorkerError, match=r"SIGKILL .* in the .* at step 4") as e:
                 call()
         assert e.value.worker == "evaluator"
         assert [pending["step"] for pending in evaluator.state_dict()["pending"]] == [4]
@@ -386,7 +386,7 @@ def test_a_process_killed_at_rest_is_noticed() -> None:
     with Evaluator(PayingEnv, pays(), num_episodes=1) as evaluator:
         os.kill(evaluator.pid, signal.SIGKILL)
         wait_until(lambda: not alive(evaluator.pid))
-        with pytest.raises(WorkerError, match="was killed by SIGKILL while it waited for work"):
+        with pytest.raises(WorkerError, match=r"was killed by SIGKILL .*while it waited for work"):
             evaluator.poll()
 
 
@@ -398,7 +398,7 @@ def test_a_process_killed_at_rest_is_noticed() -> None:
         ("quit", r"(?s)failed in the evaluation at step 9; .*SystemExit: the engine gave up"),
         ("reset", r"(?s)failed in the evaluation at step 9; .*cannot reset"),
         ("exit", r"ended with exit code 7 in the evaluation at step 9"),
-        ("fork and die", r"was killed by SIGKILL in the evaluation at step 9"),
+        ("fork and die", r"was killed by SIGKILL .*in the evaluation at step 9"),
     ],
 )
 def test_a_failing_environment_is_an_error_with_its_traceback(fault: str, said: str) -> None:

@@ -17,7 +17,7 @@ from support.options import RunOptions, differences, from_json, option, parse_op
 class Options(RunOptions):
     """Options of a recipe for tests."""
 
-    steps: int = option(3, "how many")
+    steps: int = option(3, "how many", most=100)
     rate: float = option(0.5, "how fast, in % of the most")
     fast: bool = option(False, "whether")
     goal: float | None = option(None, "how much")
@@ -38,6 +38,8 @@ def test_each_field_is_a_flag_of_its_type() -> None:
 def test_values_that_make_no_sense_are_refused() -> None:
     with pytest.raises(RecipeError, match="--workers must be at least 1, and is 0"):
         parse_options(Options, "", ["--workers", "0"])
+    with pytest.raises(RecipeError, match="--steps must be at most 100, and is 101"):
+        parse_options(Options, "", ["--steps", "101"])
     with pytest.raises(RecipeError, match="--total-frames must be at least 1, and is -5"):
         parse_options(Options, "", ["--total-frames", "-5"])
 
@@ -48,8 +50,8 @@ def test_help_explains_each_flag(capsys: pytest.CaptureFixture[str]) -> None:
     shown = capsys.readouterr().out
     for text in (
         "What it is for.",
-        "Options of every recipe.",
-        "Options of a recipe for tests.",
+        "Options of every recipe:",
+        "Options of a recipe for tests:",
         "--steps INT",
         "how many (default: 3)",
         "in % of the most",
@@ -97,6 +99,16 @@ def test_only_a_run_can_be_resumed(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("{")
     with pytest.raises(RecipeError, match="not the configuration"):
         parse_options(Options, "", ["--resume", str(tmp_path)])
+
+
+def test_a_resumed_run_stays_where_it_is(tmp_path: Path) -> None:
+    with pytest.raises(RecipeError, match="stays in its directory"):
+        parse_options(Options, "", ["--resume", str(saved_run(tmp_path)), "--output-dir", "b"])
+
+
+def test_ignoring_versions_is_asked_for_each_time(tmp_path: Path) -> None:
+    run = saved_run(tmp_path, ignore_versions=True)
+    assert not parse_options(Options, "", ["--resume", str(run)]).ignore_versions
 
 
 def test_an_output_directory_is_not_overwritten(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 import re
 import resource
@@ -13,7 +14,10 @@ from pathlib import Path
 
 import pytest
 import torch
+from processes import wait_until
 from recipe_runs import CARTPOLE, assert_equal_runs, rows, run, start
+
+from torchrl_hts import Evaluator
 
 pytest.importorskip("ale_py")
 pytest.importorskip("rich")
@@ -110,6 +114,53 @@ def test_a_run_that_is_stopped_saves_and_goes_on(tmp_path: Path, number: int) ->
     assert (stopped / "curve.png").exists()
     run("ppo_cartpole.py", "--resume", str(stopped))
     assert_equal_runs(whole, stopped)
+
+
+def test_training_is_safe_while_the_last_evaluation_runs(tmp_path: Path) -> None:
+    whole, stopped = tmp_path / "whole", tmp_path / "stopped"
+    flags = f"{PONG.replace('--eval-interval 0', '')} --eval-episodes 1 --total-frames 64"
+    process = start(flags, "--output-dir", str(stopped), unbuffered=True)
+    for line in process.stdout:
+        if "64 steps (100%)" in line:
+            break
+    wait_until(lambda: any((stopped / "checkpoints").glob("step-*64.pt")))
+    process.send_signal(signal.SIGTERM)
+    output, _ = process.communicate()
+    assert process.returncode == 143, output
+    assert rows(stopped / "evaluations.csv") == []
+    run("ppo_atari.py", "--resume", str(stopped))
+    run(flags, "--output-dir", str(whole))
+    assert len(rows(whole / "evaluations.csv")) == 1
+    assert_equal_runs(whole, stopped)
+
+
+def test_a_run_goes_on_without_its_evaluator(tmp_path: Path) -> None:
+    whole, hurt = tmp_path / "whole", tmp_path / "hurt"
+    flags = f"{CARTPOLE} --total-frames 3200 --log-interval 300 --eval-interval 1000"
+    run(flags, "--output-dir", str(whole))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Evaluator, "submit", lambda self, step: os.kill(self.pid, signal.SIGKILL))
+        output = run(flags, "--output-dir", str(hurt))
+    assert "there are no more evaluations: the evaluator" in output
+    assert rows(hurt / "metrics.csv") == rows(whole / "metrics.csv")
+
+
+def test_two_runs_do_not_share_a_directory(tmp_path: Path) -> None:
+    process = start(LONG, "--output-dir", str(tmp_path), unbuffered=True)
+    for line in process.stdout:
+        if "steps" in line:
+            break
+    for flag in ("--output-dir", "--resume"):
+        output = run("ppo_cartpole.py", flag, str(tmp_path), code=1)
+        assert "holds a run already" in output or "another run is at work" in output
+    process.kill()
+    process.communicate()
+
+
+def test_an_output_directory_that_cannot_be(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    output = run(CARTPOLE, "--output-dir", str(tmp_path / "file"), code=1)
+    assert "can't be written to: File exists; give another --output-dir" in output
 
 
 @pytest.mark.parametrize(

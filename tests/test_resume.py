@@ -215,3 +215,21 @@ def test_a_state_of_another_environment_is_refused() -> None:
             WorkerError, match=r"(?s)environment 0 failed.*saved one has: [^\n]*EchoEnv"
         ):
             next(iter(collector))
+
+
+def test_a_run_that_had_ended_can_be_made_longer() -> None:
+    whole = Training(lag=1)
+    with whole.collector as data:
+        expected = [whole.step(batch) for batch in data]
+    short = Training(lag=1, total_frames=3 * 7 * 5)
+    with short.collector as data:
+        for batch in data:
+            short.step(batch)
+            state = short.state()  # also after the last batch, before the workers are ended
+    resumed = Training(lag=1)
+    with resumed.collector as data:
+        resumed.load(state)
+        assert [resumed.step(batch) for batch in data] == expected[5:]
+    resumed = Training(lag=1)
+    with resumed.collector, pytest.warns(UserWarning, match="had been shut down"):
+        resumed.load(short.state())

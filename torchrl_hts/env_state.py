@@ -14,9 +14,9 @@ Not saved: module globals, attributes of classes, Python's and numpy's global ge
 clock, and engines that an environment knows by a number only. An environment should draw from its
 own ``np_random``. Emulators show the restored state from their next frame on.
 
-A base environment that can do better defines ``get_state()``, which returns all that
-``set_state(state)`` needs to put a new one into the same state. It is then saved by them, together
-with gymnasium's own attributes (the generator and the spaces).
+A base environment whose attributes can't be saved so defines ``get_state()``, which returns all
+that ``set_state(state)`` needs to put a new one into the same state. It is then saved by them,
+together with gymnasium's own attributes (the generator and the spaces).
 """
 
 from __future__ import annotations
@@ -66,11 +66,18 @@ _HOOKS = (
 )
 # Their own pickling is whole, also for classes derived from them.
 _WHOLE: tuple[type, ...] = (
-    *(object, int, float, complex, str, bytes, bytearray, tuple, list, dict, frozenset),
+    *(object, int, float, complex, str, bytes, bytearray, tuple, list, dict),
     *(deque, OrderedDict, partial),
 )
 # Whole as they are; what a class derived from them adds would be lost.
-_WHOLE_ITSELF: tuple[type, ...] = (defaultdict, range, slice, type(...), types.BuiltinMethodType)
+_WHOLE_ITSELF: tuple[type, ...] = (
+    frozenset,
+    defaultdict,
+    range,
+    slice,
+    type(...),
+    types.BuiltinMethodType,
+)
 _WHOLE_MODULES = frozenset(
     ("collections", "datetime", "decimal", "fractions", "numpy", "pathlib", "random", "re", "uuid")
 )
@@ -109,7 +116,8 @@ def save_environment(env: gym.Env[Any, Any], extra: object = None) -> bytes:
     base = layers[-1]
     stream = io.BytesIO()
     saver = _Saver(stream, fixtures)
-    if _has_protocol(base):
+    by_protocol = _has_protocol(base) and not _can_be_pickled(base, fixtures)
+    if by_protocol:
         saver.private = {
             id(value): name
             for name, value in vars(base).items()
@@ -118,14 +126,15 @@ def save_environment(env: gym.Env[Any, Any], extra: object = None) -> bytes:
         }
     names = []
     for layer in layers[:-1]:
-        names.append(saver.save_parts(_name(layer), _parts(layer)))
+        names.append(saver.save_parts(_name(layer), _attributes(layer)))
     for where, function in _functions(fixtures):
         saver.save_parts(
             f"function {function.__qualname__} of {_name(layers[int(where[0])])}",
             {"closure and defaults": _function_state(function)},
         )
     saver.private = {}
-    names.append(saver.save_parts(_name(base), _parts(base)))
+    parts = _protocol_parts(base) if by_protocol else _attributes(base)
+    names.append(saver.save_parts(_name(base), parts))
     for where, emulator in _emulators(fixtures):
         layer = layers[int(where[0])]
         try:
@@ -183,7 +192,7 @@ def restore_environment(env: gym.Env[Any, Any], state: bytes) -> Any:
         _restore_function(function, one)
     for layer, values in zip(layers, parts, strict=True):
         own = vars(layer)
-        if layer is layers[-1] and _has_protocol(layer):
+        if "get_state()" in values:
             layer.set_state(values.pop("get_state()"))  # type: ignore[attr-defined]
         else:
             constants = {name: own[name] for name in own.keys() & _CONSTANTS}
@@ -221,12 +230,23 @@ def _has_protocol(base: gym.Env[Any, Any]) -> bool:
     return True
 
 
-def _parts(layer: gym.Env[Any, Any]) -> dict[str, object]:
+def _can_be_pickled(base: gym.Env[Any, Any], fixtures: dict[Where, Any]) -> bool:
+    try:
+        _Saver(io.BytesIO(), fixtures).save_parts(_name(base), _attributes(base))
+    except CannotSaveError:
+        return False
+    return True
+
+
+def _attributes(layer: gym.Env[Any, Any]) -> dict[str, object]:
     """What is saved of a layer, by name."""
-    if _has_protocol(layer.unwrapped) and layer is layer.unwrapped:
-        kept = {name: value for name, value in vars(layer).items() if name in _GYMNASIUM}
-        return {**kept, "get_state()": layer.get_state()}  # type: ignore[attr-defined]
     return {name: value for name, value in vars(layer).items() if name not in _CONSTANTS}
+
+
+def _protocol_parts(base: gym.Env[Any, Any]) -> dict[str, object]:
+    """What is saved of a base environment that tells its state itself."""
+    kept = {name: value for name, value in vars(base).items() if name in _GYMNASIUM}
+    return {**kept, "get_state()": base.get_state()}  # type: ignore[attr-defined]
 
 
 def _fixtures(layers: list[gym.Env[Any, Any]]) -> dict[Where, Any]:
@@ -336,10 +356,10 @@ class _Saver(pickle.Pickler):
             )
         if isinstance(obj, types.ModuleType):
             return ("module", obj.__name__)
-        if isinstance(obj, set):
+        if isinstance(obj, set) or (isinstance(obj, frozenset) and len(obj) > 1):
             raise _RefusedError(
                 "it is or holds a set, and the order in which that iterates can't be restored: "
-                "use a dict with values of None, a sorted list or a frozenset"
+                "use a dict with values of None, or a sorted list"
             )
         return self.fixtures.get(id(obj))
 
@@ -357,7 +377,8 @@ class _Saver(pickle.Pickler):
             raise _RefusedError(f"a function of copyreg pickles {cls.__qualname__}")
         for hook in _HOOKS:
             definer = next((c for c in cls.__mro__ if hook in vars(c)), object)
-            if not _is_whole(cls, definer, hook):
+            slots_only = getattr(vars(definer).get(hook), "__module__", None) == "dataclasses"
+            if not _is_whole(cls, definer, hook) or (slots_only and hasattr(obj, "__dict__")):
                 raise _RefusedError(
                     f"{definer.__module__}.{definer.__qualname__}.{hook} says how it is pickled, "
                     "and that may lose a part of its state"

@@ -21,7 +21,8 @@ class EpisodeReturns:
 
     Feed it every batch of a collector, in order and before rewards are clipped. Row ``n`` must
     be the same environment in each batch, with its steps in time order: what `HTSCollector` and
-    TorchRL's ``Collector`` yield.
+    TorchRL's ``Collector`` yield. Where ``("collector", "traj_ids")`` says that another episode
+    has begun although the one before did not end, what was added up is dropped.
 
     Args:
         window: how many of the most recent episodes the averages are over.
@@ -47,6 +48,7 @@ class EpisodeReturns:
         self._lengths: deque[int] = deque(maxlen=window)
         self._open_return: Tensor | None = None  # [N] float64, episodes that have not ended yet
         self._open_length: Tensor | None = None  # [N] int64
+        self._trajectory: Tensor | None = None  # [N] int64, of the last step
 
     def update(self, batch: TensorDictBase) -> list[float]:
         """Takes in a batch; returns the returns of the episodes that ended in it.
@@ -75,6 +77,14 @@ class EpisodeReturns:
                 f"and got {num_envs}: use one EpisodeReturns for each collector"
             )
 
+        trajectory = batch.get(("collector", "traj_ids"), None)  # [N, T]
+        if trajectory is not None:
+            if self._trajectory is not None:
+                begun_anew = trajectory[:, 0].cpu() != self._trajectory
+                self._open_return[begun_anew] = 0.0
+                self._open_length[begun_anew] = 0
+            self._trajectory = trajectory[:, -1].cpu().clone()
+
         ended: list[float] = []
         cursor = 0  # the first step that is not added up yet
         for step in torch.nonzero(done.any(0)).flatten().tolist():  # few steps see an end
@@ -100,6 +110,7 @@ class EpisodeReturns:
             "lengths": list(self._lengths),
             "open_return": None if self._open_return is None else self._open_return.clone(),
             "open_length": None if self._open_length is None else self._open_length.clone(),
+            "trajectory": None if self._trajectory is None else self._trajectory.clone(),
         }
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
@@ -107,7 +118,7 @@ class EpisodeReturns:
         self.count = state_dict["count"]
         self._returns = deque(state_dict["returns"], self._returns.maxlen)
         self._lengths = deque(state_dict["lengths"], self._lengths.maxlen)
-        for name in ("open_return", "open_length"):
+        for name in ("open_return", "open_length", "trajectory"):
             value = state_dict[name]
             setattr(self, f"_{name}", None if value is None else value.clone())
 

@@ -193,6 +193,11 @@ class Evaluator:
             finished.append(replace(evaluation, parameters=parameters))
         return finished
 
+    @property
+    def pending(self) -> bool:
+        """Whether there is something that was submitted and `poll` has not returned."""
+        return bool(self._submitted)
+
     def wait(self) -> list[Evaluation]:
         """The evaluations that `poll` has not returned yet, all of them; waits for them."""
         self._advance(wait=True)

@@ -224,8 +224,11 @@ class _Run:
         for env, environment in self.environments.items():
             try:
                 states[env] = environment.save()
-            except CannotSaveError as error:
-                send_object(self.control, ("unsaved", f"environment {env}: {error}", None))
+            except Exception as error:  # a failure to save is no failure of the run
+                reason = str(error)
+                if not isinstance(error, CannotSaveError):
+                    reason = f"saving it failed with {type(error).__name__}: {error}"
+                send_object(self.control, ("unsaved", f"environment {env}: {reason}", None))
                 return
         send_object(self.control, ("saved", states, None))
 

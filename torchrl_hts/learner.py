@@ -149,9 +149,7 @@ class LearnerSide:
         if not self._running:
             return self._beginning
         if self._crew.is_closed():
-            last = self._schedule.last_round
-            at_the_end = last is not None and self.round >= last
-            return _Beginning(why_lost="" if at_the_end else "the collector had been shut down")
+            return _Beginning(why_lost="the collector had been shut down")
         end = self.round
         while self._schedule.is_open(end):
             end += 1
@@ -199,7 +197,8 @@ class LearnerSide:
             ValueError: if the state is of other environments or of another policy.
         """
         batches = [_unpack(batch, self._slots.fields[0]) for batch in state["collected"]]
-        if state["why_environments_are_lost"]:
+        last = self._schedule.last_round
+        if state["why_environments_are_lost"] and (last is None or state["round"] < last):
             warnings.warn(
                 "the environments begin new episodes, with seeds that depend on the seed, the "
                 "environment and the round alone: their states could not be saved "

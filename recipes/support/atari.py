@@ -48,11 +48,13 @@ class AtariOptions(RunOptions):
     num_executors: int | None = option(
         None, "processes that step games; by default one per core", may_change=True, least=1
     )
-    terminal_on_life_loss: bool = option(False, "each life is an episode of its own, in training")
+    terminal_on_life_loss: bool = option(
+        False, "in training each life is an episode, of its own return"
+    )
     sticky_actions: bool = option(False, "repeat the last action with probability 0.25")
-    gamma: float = option(0.99, "discount")
-    entropy_coefficient: float = option(0.01, "weight of the entropy bonus")
-    critic_coefficient: float = option(0.5, "weight of the value loss")
+    gamma: float = option(0.99, "discount", least=0, most=1)
+    entropy_coefficient: float = option(0.01, "weight of the entropy bonus", least=0)
+    critic_coefficient: float = option(0.5, "weight of the value loss", least=0)
     max_grad_norm: float = option(0.5, "gradients are clipped to this norm", least=0)
 
 

@@ -48,7 +48,7 @@ class Checkpoints:
                 f"can't save the checkpoint {path}: {error.strerror}. Earlier checkpoints are "
                 f"whole, {newest}. Make room, then go on with --resume {self.directory.parent}"
             ) from error
-        for old in self.paths()[: -self.keep]:
+        for old in (*self.paths()[: -self.keep], *self.directory.glob("*.tmp")):
             old.unlink()
         return path
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import csv
 import math
-from collections.abc import Mapping
 from pathlib import Path
 from statistics import fmean
 
@@ -17,6 +16,8 @@ from matplotlib.figure import Figure
 from tensordict import TensorDictBase
 from torch import Tensor
 
+from support.checkpoints import write_atomically
+from support.errors import RecipeError
 from torchrl_hts import EpisodeReturns, Evaluation, Statistics
 
 __all__ = [
@@ -39,31 +40,32 @@ class Table:
         path: the file; it is begun anew unless rows are kept.
         keep: how many of the rows that are in the file are kept: those of the run before it was
             resumed.
+
+    Raises:
+        RecipeError: if there are fewer.
     """
 
     def __init__(self, path: Path, keep: int = 0) -> None:
-        kept: list[dict[str, str]] = []
-        if keep and path.exists():
-            with path.open(newline="") as file:
-                kept = list(csv.DictReader(file))[:keep]
-        self.rows: list[Row] = [{name: float(v) for name, v in row.items()} for row in kept]
-        self._file = path.open("w", newline="")
-        self._writer: csv.DictWriter[str] | None = None
-        for row in kept:
-            self._write(row)
-        self._file.flush()
+        content = path.read_bytes() if keep and path.exists() else b""
+        lines = content.splitlines(keepends=True)[: keep + 1]
+        found = list(csv.DictReader(line.decode() for line in lines))
+        if len(found) < keep:
+            raise RecipeError(
+                f"{path} has {len(found)} rows, and the checkpoint is of {keep}: put the file back "
+                "as it was"
+            )
+        self.rows: list[Row] = [{name: float(v) for name, v in row.items()} for row in found]
+        write_atomically(path, b"".join(lines))
+        self._file = path.open("a", newline="")
 
     def append(self, row: Row) -> None:
         """Add a row, to the file as well."""
-        self.rows.append(row)
-        self._write(row)
+        writer = csv.DictWriter(self._file, list(row))
+        if not self.rows:
+            writer.writeheader()
+        writer.writerow(row)
         self._file.flush()
-
-    def _write(self, row: Mapping[str, float | str]) -> None:
-        if self._writer is None:
-            self._writer = csv.DictWriter(self._file, list(row))
-            self._writer.writeheader()
-        self._writer.writerow(row)
+        self.rows.append(row)
 
     def close(self) -> None:
         """Close the file."""

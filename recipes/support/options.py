@@ -13,13 +13,26 @@ from typing import Any, Literal, TypeVar
 
 from support.errors import RecipeError
 
-__all__ = ["RunOptions", "differences", "option", "parse_options"]
+__all__ = [
+    "RunOptions",
+    "differences",
+    "from_json",
+    "option",
+    "parse_options",
+    "refuse_old_run",
+    "to_json",
+]
 
 Options = TypeVar("Options", bound="RunOptions")
 
 
 def option(
-    default: Any, explanation: str, *, may_change: bool = False, least: float | None = None
+    default: Any,
+    explanation: str,
+    *,
+    may_change: bool = False,
+    least: float | None = None,
+    most: float | None = None,
 ) -> Any:
     """A field of an options dataclass.
 
@@ -27,9 +40,9 @@ def option(
         default: its default.
         explanation: the line that ``--help`` shows for it.
         may_change: whether a resumed run may be given another value: its results are the same.
-        least: the smallest value that makes sense.
+        least, most: the smallest and the largest value that makes sense.
     """
-    metadata = {"help": explanation, "may_change": may_change, "least": least}
+    metadata = {"help": explanation, "may_change": may_change, "least": least, "most": most}
     return field(default=default, metadata=metadata)
 
 
@@ -77,9 +90,12 @@ class RunOptions:
     def __post_init__(self) -> None:
         """Refuse values that make no sense."""
         for entry in fields(self):
-            value, least = getattr(self, entry.name), entry.metadata["least"]
+            value = getattr(self, entry.name)
+            least, most = entry.metadata["least"], entry.metadata["most"]
             if least is not None and value is not None and not value >= least:
                 raise RecipeError(f"{_flag(entry.name)} must be at least {least}, and is {value}")
+            if most is not None and value is not None and not value <= most:
+                raise RecipeError(f"{_flag(entry.name)} must be at most {most}, and is {value}")
 
 
 def parse_options(
@@ -103,24 +119,28 @@ def parse_options(
     chosen = vars(given)
     if chosen.get("resume") is None:
         options = options_class(**chosen)
-        directory = options.output_dir
-        if directory is not None and (directory / "config.json").exists():
-            raise RecipeError(
-                f"{directory} holds a run already: go on with it by --resume {directory}, or give "
-                "another --output-dir"
-            )
+        if options.output_dir is not None:
+            refuse_old_run(options.output_dir)
         return options
+    if "output_dir" in chosen:
+        raise RecipeError("a resumed run stays in its directory: leave --output-dir out")
     file = chosen["resume"] / "config.json"
+    config = None
     try:
-        saved = from_json(options_class, json.loads(file.read_text())["options"])
-    except FileNotFoundError:
+        config = json.loads(file.read_text())
+        saved = from_json(options_class, config["options"])
+    except (FileNotFoundError, NotADirectoryError):
         raise RecipeError(
             f"{chosen['resume']} holds no run to go on with: there is no {file.name}; give the "
             "output directory of a run"
         ) from None
     except (ValueError, KeyError, TypeError) as error:
-        raise RecipeError(f"{file} is not the configuration of this recipe: {error}") from error
-    options = options_class(**{**vars(saved), "output_dir": None, **chosen})
+        recipe = config.get("recipe") if isinstance(config, dict) else None
+        raise RecipeError(
+            f"{file} is not the configuration of this recipe (it is of {recipe!r}): {error}"
+        ) from error
+    anew = {"output_dir": None, "ignore_versions": False}
+    options = options_class(**{**vars(saved), **anew, **chosen})
     changed = differences(asdict(saved), options)
     if changed:
         raise RecipeError(
@@ -128,6 +148,15 @@ def parse_options(
             "a new run"
         )
     return options
+
+
+def refuse_old_run(directory: Path) -> None:
+    """Raise RecipeError if a directory holds a run already."""
+    if (directory / "config.json").exists():
+        raise RecipeError(
+            f"{directory} holds a run already: go on with it by --resume {directory}, or give "
+            "another --output-dir"
+        )
 
 
 def differences(saved: dict[str, Any], options: RunOptions) -> list[str]:
@@ -169,7 +198,9 @@ def _parser(options_class: type[Any], description: str | None) -> argparse.Argum
             raise TypeError(f"{options_class.__name__}.{entry.name} has no default: use option()")
         owner = next(c for c in reversed(options_class.__mro__) if entry.name in vars(c))
         if owner not in groups:
-            groups[owner] = parser.add_argument_group((owner.__doc__ or "").split("\n")[0])
+            groups[owner] = parser.add_argument_group(
+                (owner.__doc__ or "").split("\n")[0].rstrip(".")
+            )
         shown = "" if entry.default is None else f" (default: {entry.default})"
         settings: dict[str, Any] = {
             "default": argparse.SUPPRESS,

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import importlib.metadata
 import json
 import math
 import os
 import random
 import signal
+import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping
 from datetime import datetime
@@ -36,8 +39,8 @@ from support.metrics import (
     learning_metrics,
     time_metrics,
 )
-from support.options import RunOptions, differences, to_json
-from torchrl_hts import EpisodeReturns, Evaluation, Evaluator, HTSCollector
+from support.options import RunOptions, differences, refuse_old_run, to_json
+from torchrl_hts import EpisodeReturns, Evaluation, Evaluator, HTSCollector, WorkerError
 
 __all__ = ["Run"]
 
@@ -86,7 +89,7 @@ class Run:
         video_fps: float | None = None,
     ) -> None:
         name = options.env_id.rpartition("/")[2]
-        started = f"{datetime.now():%Y%m%d-%H%M%S}"
+        started = f"{datetime.now():%Y%m%d-%H%M%S}-{os.getpid()}"
         self.options = options
         self.output_dir = (
             options.resume or options.output_dir or Path("runs", recipe, f"{name}-{started}")
@@ -95,7 +98,9 @@ class Run:
         self._title = f"{recipe} on {options.env_id}"
         self._recipe = recipe
         self._collector = collector
+        self._claim_output_dir()
         self._evaluator = self._make_evaluator(eval_env, video_fps)
+        self._evaluator_works = self._evaluator is not None
         self._returns = EpisodeReturns()
         self._parts: dict[str, Stateful] = {
             "collector": collector,
@@ -110,10 +115,10 @@ class Run:
         self._recorded: list[Row] = []
         self._last_speed = (0, 0.0)
         self._stop_signal: int | None = None
+        self._told_of_loss = False
         try:
             kept = self._resume() if options.resume is not None else (0, 0)
             self._logger = make_logger(options, self.output_dir, self._id)
-            self.output_dir.mkdir(parents=True, exist_ok=True)
             config = {"recipe": recipe, "options": to_json(options), "versions": _versions()}
             write_atomically(
                 self.output_dir / "config.json", (json.dumps(config, indent=2) + "\n").encode()
@@ -124,6 +129,29 @@ class Run:
             self._shut_down_evaluator()
             raise
         self._display = Display(self._total_frames)
+
+    def _claim_output_dir(self) -> None:
+        """Make the output directory, and keep other runs out of it as long as this process lives.
+
+        Raises:
+            RecipeError: if it can't be written to, or another run is at work in it.
+        """
+        try:
+            self.output_dir.mkdir(parents=True, exist_ok=True)
+            self._lock = (self.output_dir / ".lock").open("w")
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise RecipeError(
+                f"another run is at work in {self.output_dir}: wait for its end, or give another "
+                "--output-dir"
+            ) from None
+        except OSError as error:
+            raise RecipeError(
+                f"{self.output_dir} can't be written to: {error.strerror}; give another "
+                "--output-dir"
+            ) from error
+        if self.options.resume is None:
+            refuse_old_run(self.output_dir)  # one that has ended since the options were read
 
     def _make_evaluator(
         self, eval_env: Callable[..., Any], video_fps: float | None
@@ -167,21 +195,21 @@ class Run:
         return self
 
     def __exit__(self, *exception: object) -> None:
-        for number, handler in self._handlers.items():
-            signal.signal(number, handler)
-        self._display.__exit__(*exception)
-        self._shut_down_evaluator()
-        self._metrics.close()
-        self._evaluations.close()
-        if self._metrics.rows:
-            draw_curve(
-                self.output_dir / "curve.png",
-                self._title,
-                self._metrics.rows,
-                self._evaluations.rows,
-            )
-        if self._logger is not None:
-            self._close_logger(failed=exception[0] is not None)
+        with contextlib.ExitStack() as closing:  # each, even if one of them fails
+            for number, handler in self._handlers.items():
+                closing.callback(signal.signal, number, handler)
+            closing.callback(self._lock.close)
+            closing.callback(self._close_logger, failed=exception[0] is not None)
+            closing.callback(self._draw_curve)
+            closing.callback(self._evaluations.close)
+            closing.callback(self._metrics.close)
+            closing.callback(self._shut_down_evaluator)
+            closing.callback(self._display.__exit__, *exception)
+
+    def _draw_curve(self) -> None:
+        rows, evaluations = self._metrics.rows, self._evaluations.rows
+        if rows:
+            draw_curve(self.output_dir / "curve.png", self._title, rows, evaluations)
 
     def __iter__(self) -> Iterator[TensorDictBase]:
         """Yields the batches; what has to be done after an update is done between two."""
@@ -190,26 +218,38 @@ class Run:
             self._recorded.clear()
             yield batch
             at_end = self.step >= self._total_frames
-            if at_end or self._is_due(self.options.log_interval):
-                self._log(at_end)
-            if self._evaluator is not None:
-                if at_end or self._is_due(self.options.eval_interval):
-                    self._evaluator.submit(self.step)
-                for evaluation in self._evaluator.poll():
-                    self._take(evaluation)
+            try:
+                self._after_update(at_end)
+            except BaseException:  # what has been learned is whole, whatever has failed
+                with contextlib.suppress(Exception):
+                    self._save()
+                raise
             if at_end:
                 break
             if self._stop_signal is not None:
-                self._save()
-                self.exit_code = 128 + self._stop_signal
-                self.say(f"stopped; go on with --resume {self.output_dir}")
+                self._end_early()
                 return
-            if self._is_due(self.options.checkpoint_interval):
-                self._save()
-        if self._evaluator is not None:
-            for evaluation in self._evaluator.wait():
-                self._take(evaluation)
+        # The training is safe on disk. The last evaluations may take their time.
+        while self._evaluator_works and self._evaluator.pending and self._stop_signal is None:
+            time.sleep(0.05)
+            self._take_evaluations()
+        if self._stop_signal is not None:
+            self._end_early()
+        else:
+            self._save()
+
+    def _after_update(self, at_end: bool) -> None:
+        """All that is to be done between an update and the next batch."""
+        if at_end or self._is_due(self.options.log_interval):
+            self._log(at_end)
+        self._take_evaluations(submit=at_end or self._is_due(self.options.eval_interval))
+        if at_end or self._is_due(self.options.checkpoint_interval):
+            self._save()
+
+    def _end_early(self) -> None:
         self._save()
+        self.exit_code = 128 + self._stop_signal
+        self.say(f"stopped; go on with --resume {self.output_dir}")
 
     def record(self, losses: TensorDictBase, gradient_norm: Tensor, learning_rate: float) -> None:
         """Take in an optimizer step; a row of metrics holds the means over those of its round.
@@ -263,6 +303,21 @@ class Run:
         self._send(row)
         self._display.show(row, at_once=at_end)
 
+    def _take_evaluations(self, *, submit: bool = False) -> None:
+        """Write down what the evaluator has finished; go on without it if it has failed."""
+        if not self._evaluator_works:
+            return
+        try:
+            if submit:
+                self._evaluator.submit(self.step)
+            finished = self._evaluator.poll()
+        except WorkerError as error:
+            self._evaluator_works = False
+            self.say(f"there are no more evaluations: {error}\na resumed run evaluates again")
+            return
+        for evaluation in finished:
+            self._take(evaluation)
+
     def _take(self, evaluation: Evaluation) -> None:
         row = evaluation_metrics(evaluation)
         self._evaluations.append(row)
@@ -283,6 +338,8 @@ class Run:
             self._logger.log_metrics(metrics, step=int(row["step"]))
 
     def _close_logger(self, *, failed: bool) -> None:
+        if self._logger is None:
+            return
         experiment = self._logger.experiment
         if self.options.logger == "wandb":
             experiment.finish(exit_code=1 if failed else self.exit_code)
@@ -307,6 +364,10 @@ class Run:
             "random_states": _random_states(),
             "parts": {name: dict(part.state_dict()) for name, part in self._parts.items()},
         }
+        lost = state["parts"]["collector"]["why_environments_are_lost"]
+        if lost and not self._told_of_loss:
+            self._told_of_loss = True
+            self.say(f"a run that is resumed from here begins new episodes: {lost}")
         self._checkpoints.save(self.step, state)
         save_atomically(self.output_dir / "policy.pt", self._collector.policy.state_dict())
 

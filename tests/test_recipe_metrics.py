@@ -1,0 +1,41 @@
+"""The rows of metrics, and their file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import recipes_path  # noqa: F401  so that `support` is found
+from support.errors import RecipeError
+from support.metrics import Table
+
+ROWS = [{"step": 10 * i, "loss/critic": 0.1 * i} for i in range(1, 4)]
+
+
+def written(path: Path) -> bytes:
+    table = Table(path)
+    for row in ROWS:
+        table.append(row)
+    table.close()
+    return path.read_bytes()
+
+
+@pytest.mark.parametrize("keep", [0, 1, 3])
+def test_a_table_goes_on_where_its_run_does(tmp_path: Path, keep: int) -> None:
+    whole = written(tmp_path / "whole.csv")
+    written(tmp_path / "cut.csv")
+    table = Table(tmp_path / "cut.csv", keep=keep)
+    assert table.rows == ROWS[:keep]
+    for row in ROWS[keep:]:
+        table.append(row)
+    table.close()
+    assert (tmp_path / "cut.csv").read_bytes() == whole
+
+
+def test_rows_that_are_missing_are_told_of_and_none_is_lost(tmp_path: Path) -> None:
+    content = written(tmp_path / "table.csv")
+    with pytest.raises(RecipeError, match="has 3 rows, and the checkpoint is of 5: put the file"):
+        Table(tmp_path / "table.csv", keep=5)
+    assert (tmp_path / "table.csv").read_bytes() == content
+    with pytest.raises(RecipeError, match="has 0 rows"):
+        Table(tmp_path / "gone.csv", keep=5)
