@@ -61,5 +61,5 @@ $(STAMP): pyproject.toml $(CONSTRAINTS)
 	@if [ "$(TORCH)" = torch ]; then cat $(CONSTRAINTS); \
 	    else grep -v '^torch==' $(CONSTRAINTS); fi >$(VENV)/constraints.txt
 	$(RUN) -m pip install --quiet --constraint $(VENV)/constraints.txt \
-	    '$(TORCH)' --editable '.[atari,hydra,recipes,tensorboard,video,wandb,dev]'
+	    '$(TORCH)' --editable '.[atari,hydra,minatar,recipes,tensorboard,video,wandb,dev]'
 	@touch $@

@@ -17,7 +17,7 @@ from environments import EchoEnv
 from policies import categorical
 from processes import Script, alive, wait_until, wait_until_gone
 from tensordict import TensorDictBase
-from torch import Tensor
+from torch import Tensor, nn
 from worker_targets import modules, timer_slack_ns
 
 from torchrl_hts import HTSCollector
@@ -271,9 +271,10 @@ class TestCollectors:
     """What a collector's user sees of all this."""
 
     @staticmethod
-    def make(seed: int = 0) -> HTSCollector:
+    def make(seed: int = 0, policy: nn.Module | None = None) -> HTSCollector:
         envs = [partial(EchoEnv, (5,)), partial(EchoEnv, (3, 4))]
-        return HTSCollector(envs, categorical(), frames_per_batch=8, num_executors=2, seed=seed)
+        policy = policy or categorical()
+        return HTSCollector(envs, policy, frames_per_batch=8, num_executors=2, seed=seed)
 
     @staticmethod
     def take(batches: Iterator[TensorDictBase], count: int) -> list[Tensor]:
@@ -297,11 +298,13 @@ class TestCollectors:
             expected = self.take(iter(collector), 3)
         found: list[list[Tensor]] = []
 
-        def learn(seed: int) -> None:
-            with self.make(seed) as collector:
+        def learn(policy: nn.Module) -> None:
+            with self.make(0, policy) as collector:
                 found.append(self.take(iter(collector), 3))
 
-        threads = [threading.Thread(target=learn, args=(0,)) for _ in range(2)]
+        # Made here: torch's generator, which they are made with, is one for all threads.
+        policies = [categorical() for _ in range(2)]
+        threads = [threading.Thread(target=learn, args=(policy,)) for policy in policies]
         for thread in threads:
             thread.start()
         for thread in threads:
