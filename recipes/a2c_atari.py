@@ -14,7 +14,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
-from support.atari import VIDEO_FPS, Agent, AtariOptions, encode, eval_env, train_env
+from support.atari import (
+    VIDEO_FPS,
+    Agent,
+    AtariOptions,
+    encode,
+    eval_env,
+    make_collector,
+    train_env,
+)
 from support.errors import exit_with
 from support.options import option, parse_options
 from support.run import Run
@@ -22,7 +30,7 @@ from torch import nn
 from torchrl.objectives import A2CLoss
 from torchrl.objectives.value import GAE
 
-from torchrl_hts import DelayedGradient, HTSCollector
+from torchrl_hts import DelayedGradient
 
 
 @dataclass(frozen=True)
@@ -39,8 +47,7 @@ def train(options: Options) -> int:
     """Trains a policy; returns the exit code."""
     torch.manual_seed(options.seed)
     torch.set_num_threads(options.torch_threads)
-    make_env = train_env(options)
-    agent = Agent(make_env())
+    agent = Agent(train_env(options)())
 
     advantage = GAE(gamma=options.gamma, lmbda=options.gae_lambda, value_network=agent.critic_head)
     loss_module = A2CLoss(
@@ -54,46 +61,30 @@ def train(options: Options) -> int:
     optimizer = torch.optim.RMSprop(
         model.parameters(), lr=options.learning_rate, alpha=0.99, eps=1e-5
     )
-    frames_per_batch = options.num_envs * options.sync_interval
-    num_rounds = -(-options.total_frames // frames_per_batch)
-    schedule = torch.optim.lr_scheduler.LinearLR(optimizer, 1.0, 0.0, total_iters=num_rounds)
     delayed = DelayedGradient(model, lag=options.lag)
 
-    with (
-        HTSCollector(
-            [make_env] * options.num_envs,
-            agent.policy,
-            frames_per_batch=frames_per_batch,
-            total_frames=num_rounds * frames_per_batch,
-            num_actors=options.num_actors,
-            num_executors=options.num_executors,
-            lag=options.lag,
-            seed=options.seed,
-        ) as collector,
-        Run(
-            "a2c_atari",
-            options,
-            collector,
-            eval_env(options),
-            {"model": model, "optimizer": optimizer, "schedule": schedule, "delayed": delayed},
-            video_fps=VIDEO_FPS,
-        ) as run,
-    ):
-        for batch in run:  # the next round is already running
-            batch["next", "reward"].sign_()
-            with delayed(batch):  # parameters are the ones that gathered this batch
-                encode(agent.trunk, batch)
-                with torch.no_grad():
-                    advantage(batch)
-                losses = loss_module(batch.reshape(-1))
-                loss = losses["loss_objective"] + losses["loss_critic"] + losses["loss_entropy"]
-                loss.backward()
-                norm = nn.utils.clip_grad_norm_(model.parameters(), options.max_grad_norm)
-                optimizer.step()
-                optimizer.zero_grad()
-            run.record(losses, norm, schedule.get_last_lr()[0])
-            schedule.step()
-            collector.update_policy_weights_()  # the next round that opens acts with these
+    with make_collector(options, agent.policy) as collector:
+        schedule = torch.optim.lr_scheduler.LinearLR(
+            optimizer, 1.0, 0.0, total_iters=len(collector)
+        )
+        parts = {"model": model, "optimizer": optimizer, "schedule": schedule, "delayed": delayed}
+        make_eval_env = eval_env(options)
+        with Run("a2c_atari", options, collector, make_eval_env, parts, video_fps=VIDEO_FPS) as run:
+            for batch in run:  # the next round is already running
+                batch["next", "reward"].sign_()
+                with delayed(batch):  # parameters are the ones that gathered this batch
+                    encode(agent.trunk, batch)
+                    with torch.no_grad():
+                        advantage(batch)
+                    losses = loss_module(batch.reshape(-1))
+                    loss = losses["loss_objective"] + losses["loss_critic"] + losses["loss_entropy"]
+                    loss.backward()
+                    norm = nn.utils.clip_grad_norm_(model.parameters(), options.max_grad_norm)
+                    optimizer.step()
+                    optimizer.zero_grad()
+                run.record(losses, norm, schedule.get_last_lr()[0])
+                schedule.step()
+                collector.update_policy_weights_()  # the next round that opens acts with these
     return run.exit_code
 
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
-from support.atari import VIDEO_FPS, Agent, AtariOptions, eval_env, train_env
+from support.atari import VIDEO_FPS, Agent, AtariOptions, eval_env, make_collector, train_env
 from support.errors import exit_with
 from support.options import option, parse_options
 from support.run import Run
@@ -22,7 +22,7 @@ from torch import nn
 from torchrl.objectives import ClipPPOLoss
 from torchrl.objectives.value import GAE
 
-from torchrl_hts import DelayedGradient, HTSCollector
+from torchrl_hts import DelayedGradient
 
 
 @dataclass(frozen=True)
@@ -42,8 +42,7 @@ def train(options: Options) -> int:
     """Trains a policy; returns the exit code."""
     torch.manual_seed(options.seed)
     torch.set_num_threads(options.torch_threads)
-    make_env = train_env(options)
-    agent = Agent(make_env())
+    agent = Agent(train_env(options)())
 
     advantage = GAE(gamma=options.gamma, lmbda=options.gae_lambda, value_network=None)
     loss_module = ClipPPOLoss(
@@ -58,53 +57,39 @@ def train(options: Options) -> int:
     )
     model = nn.ModuleList([agent.trunk, loss_module])  # all that is trained
     optimizer = torch.optim.Adam(model.parameters(), lr=options.learning_rate, eps=1e-5)
-    frames_per_batch = options.num_envs * options.sync_interval
-    num_rounds = -(-options.total_frames // frames_per_batch)
-    schedule = torch.optim.lr_scheduler.LinearLR(optimizer, 1.0, 0.0, total_iters=num_rounds)
     delayed = DelayedGradient(model, lag=options.lag)
 
-    with (
-        HTSCollector(
-            [make_env] * options.num_envs,
-            agent.actor_critic,
-            frames_per_batch=frames_per_batch,
-            total_frames=num_rounds * frames_per_batch,
-            num_actors=options.num_actors,
-            num_executors=options.num_executors,
-            lag=options.lag,
-            seed=options.seed,
-        ) as collector,
-        Run(
-            "ppo_atari",
-            options,
-            collector,
-            eval_env(options),
-            {"model": model, "optimizer": optimizer, "schedule": schedule, "delayed": delayed},
-            video_fps=VIDEO_FPS,
-        ) as run,
-    ):
-        for batch in run:  # the next round is already running
-            batch["next", "reward"].sign_()
-            with delayed(batch):  # parameters are the ones that gathered this batch
-                agent.evaluate_next(batch)
-                advantage(batch)  # of the values that the actors have computed
-                steps = batch.exclude("next").reshape(-1)
-                for _ in range(options.epochs):
-                    for indices in torch.randperm(len(steps)).split(options.minibatch_size):
-                        minibatch = agent.trunk(steps[indices])
-                        losses = loss_module(minibatch)
-                        loss = (
-                            losses["loss_objective"]
-                            + losses["loss_critic"]
-                            + losses["loss_entropy"]
-                        )
-                        loss.backward()
-                        norm = nn.utils.clip_grad_norm_(model.parameters(), options.max_grad_norm)
-                        optimizer.step()
-                        optimizer.zero_grad()
-                        run.record(losses, norm, schedule.get_last_lr()[0])
-            schedule.step()
-            collector.update_policy_weights_()  # the next round that opens acts with these
+    with make_collector(options, agent.actor_critic) as collector:
+        schedule = torch.optim.lr_scheduler.LinearLR(
+            optimizer, 1.0, 0.0, total_iters=len(collector)
+        )
+        parts = {"model": model, "optimizer": optimizer, "schedule": schedule, "delayed": delayed}
+        make_eval_env = eval_env(options)
+        with Run("ppo_atari", options, collector, make_eval_env, parts, video_fps=VIDEO_FPS) as run:
+            for batch in run:  # the next round is already running
+                batch["next", "reward"].sign_()
+                with delayed(batch):  # parameters are the ones that gathered this batch
+                    agent.evaluate_next(batch)
+                    advantage(batch)  # of the values that the actors have computed
+                    steps = batch.exclude("next").reshape(-1)
+                    for _ in range(options.epochs):
+                        for indices in torch.randperm(len(steps)).split(options.minibatch_size):
+                            minibatch = agent.trunk(steps[indices])
+                            losses = loss_module(minibatch)
+                            loss = (
+                                losses["loss_objective"]
+                                + losses["loss_critic"]
+                                + losses["loss_entropy"]
+                            )
+                            loss.backward()
+                            norm = nn.utils.clip_grad_norm_(
+                                model.parameters(), options.max_grad_norm
+                            )
+                            optimizer.step()
+                            optimizer.zero_grad()
+                            run.record(losses, norm, schedule.get_last_lr()[0])
+                schedule.step()
+                collector.update_policy_weights_()  # the next round that opens acts with these
     return run.exit_code
 
 

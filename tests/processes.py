@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -22,6 +23,22 @@ def alive(pid: int) -> bool:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
     except (FileNotFoundError, ProcessLookupError):
         return False
+
+
+def kill_group(leader: int) -> set[int]:
+    """Kill the processes of a group, whose leader may have ended; returns which there were.
+
+    For what `FaultyEnv` leaves behind, which puts itself into a group of its own before it forks.
+    """
+    members = set()
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+            state, _, group = path.read_text().rpartition(")")[2].split()[:3]
+            if int(group) == leader and state not in "ZX":
+                members.add(int(path.parent.name))
+    for pid in members:
+        os.kill(pid, signal.SIGKILL)
+    return members
 
 
 def wait_until(condition: Callable[[], bool], timeout_s: float = 20.0) -> None:

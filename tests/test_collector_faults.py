@@ -18,7 +18,7 @@ import torch
 from conftest import shared_memory_segments
 from environments import EchoEnv, FaultyEnv, GatedEnv
 from policies import categorical, marked
-from processes import Script, alive, wait_until, wait_until_gone
+from processes import Script, alive, kill_group, wait_until, wait_until_gone
 from tensordict import TensorDictBase
 from tensordict.nn import TensorDictModule
 from torch import Tensor, nn
@@ -133,23 +133,8 @@ class TestEnvironments:
             with pytest.raises(WorkerError, match=r"executor 0 .* was killed by SIGKILL"):
                 next(iter(collector))
         finally:
-            left = {
-                int(pid)
-                for pid in os.listdir("/proc")
-                if pid.isdigit() and _environment_of(pid) == collector.worker_pids()["executor 0"]
-            }
-            for pid in left:
-                os.kill(pid, signal.SIGKILL)
+            left = kill_group(collector.worker_pids()["executor 0"])
         assert left
-
-
-def _environment_of(pid: str) -> int | None:
-    """The executor that a process was forked from by `FaultyEnv`, which puts it in its group."""
-    try:
-        group = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[2])
-    except (FileNotFoundError, ProcessLookupError):
-        return None
-    return group
 
 
 class TestKilled:

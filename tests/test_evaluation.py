@@ -19,7 +19,7 @@ import pytest
 import torch
 from environments import DictEnv, EchoEnv, FaultyEnv, GatedEnv, wrapped_in_disguise
 from policies import categorical
-from processes import Script, alive, wait_until, wait_until_gone
+from processes import Script, alive, kill_group, wait_until, wait_until_gone
 from tensordict import TensorDict
 from tensordict.nn import TensorDictModule, TensorDictModuleBase, TensorDictSequential
 from torch import Tensor, nn
@@ -405,8 +405,12 @@ def test_a_failing_environment_is_an_error_with_its_traceback(fault: str, said: 
     make_env = functools.partial(FaultyEnv, fault)
     with Evaluator(make_env, categorical(), num_episodes=2) as evaluator:
         evaluator.submit(9)
-        with pytest.raises(WorkerError, match=said):
-            evaluator.wait()
+        try:
+            with pytest.raises(WorkerError, match=said):
+                evaluator.wait()
+        finally:
+            left = kill_group(evaluator.pid)
+    assert bool(left) == (fault == "fork and die")
 
 
 def test_an_environment_that_cannot_be_made_is_an_error_at_once() -> None:

@@ -11,11 +11,12 @@ from functools import partial
 import gymnasium as gym
 import torch
 from tensordict import TensorDictBase
-from tensordict.nn import TensorDictModule, TensorDictSequential
+from tensordict.nn import TensorDictModule, TensorDictModuleBase, TensorDictSequential
 from torch import Tensor, nn
 from torchrl.modules import ProbabilisticActor, ValueOperator
 
 from support.options import RunOptions, option
+from torchrl_hts import HTSCollector
 from torchrl_hts.envs import make_atari
 
 __all__ = [
@@ -25,6 +26,7 @@ __all__ = [
     "NatureCNN",
     "encode",
     "eval_env",
+    "make_collector",
     "train_env",
 ]
 
@@ -56,6 +58,22 @@ class AtariOptions(RunOptions):
     entropy_coefficient: float = option(0.01, "weight of the entropy bonus", least=0)
     critic_coefficient: float = option(0.5, "weight of the value loss", least=0)
     max_grad_norm: float = option(0.5, "gradients are clipped to this norm", least=0)
+
+
+def make_collector(options: AtariOptions, policy: TensorDictModuleBase) -> HTSCollector:
+    """Gathers whole rounds, as many as it takes for ``total_frames``."""
+    frames_per_batch = options.num_envs * options.sync_interval
+    num_rounds = -(-options.total_frames // frames_per_batch)
+    return HTSCollector(
+        [train_env(options)] * options.num_envs,
+        policy,
+        frames_per_batch=frames_per_batch,
+        total_frames=num_rounds * frames_per_batch,
+        num_actors=options.num_actors,
+        num_executors=options.num_executors,
+        lag=options.lag,
+        seed=options.seed,
+    )
 
 
 def train_env(options: AtariOptions) -> Callable[..., gym.Env]:

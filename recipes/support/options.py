@@ -79,7 +79,9 @@ class RunOptions:
         least=0,
     )
     keep_checkpoints: int = option(3, "how many of the newest are kept", may_change=True, least=1)
-    output_dir: Path | None = option(None, "by default runs/RECIPE/NAME-DATE-TIME", may_change=True)
+    output_dir: Path | None = option(
+        None, "by default runs/RECIPE/NAME-DATE-TIME-PID", may_change=True
+    )
     resume: Path | None = option(
         None, "go on with the run in this output directory; its options hold", may_change=True
     )
