@@ -46,21 +46,29 @@ FINAL_SHARE = 0.1  # of the steps, at the end, that the final return is the mean
 
 @dataclass(frozen=True)
 class Variant:
-    """A lag, and where gradients are taken."""
+    """A lag, and where gradients are taken.
+
+    Attributes:
+        critic_delayed: False takes the critic's gradients, and the values that advantages are made
+            of, at its newest parameters, wherever the policy's are taken.
+    """
 
     label: str
     lag: int
     gradient_at: Literal["behaviour", "newest"]
     color: str
     line: str
+    critic_delayed: bool = True
 
 
 VARIANTS = {
     "lag0": Variant("lag 0", 0, "behaviour", "black", "-"),
     "lag1-delayed": Variant("lag 1, delayed", 1, "behaviour", "C0", "-"),
     "lag1-newest": Variant("lag 1, newest", 1, "newest", "C1", "-"),
+    "lag1-split": Variant("lag 1, policy delayed", 1, "behaviour", "C2", "-", False),
     "lag2-delayed": Variant("lag 2, delayed", 2, "behaviour", "C0", "--"),
     "lag2-newest": Variant("lag 2, newest", 2, "newest", "C1", "--"),
+    "lag2-split": Variant("lag 2, policy delayed", 2, "behaviour", "C2", "--", False),
 }
 ALGORITHMS = ("a2c", "ppo")
 
@@ -181,7 +189,11 @@ def train(cell: Cell) -> list[tuple[int, float]]:
     advantage = GAE(gamma=settings.gamma, lmbda=settings.gae_lambda, value_network=critic)
     loss_module, optimizer = make_loss(cell, actor, critic)
     schedule = torch.optim.lr_scheduler.LinearLR(optimizer, 1.0, 0.0, total_iters=cell.num_rounds)
-    delayed = DelayedGradient(loss_module, lag=variant.lag, gradient_at=variant.gradient_at)
+    delayed = DelayedGradient(
+        loss_module if variant.critic_delayed else actor,
+        lag=variant.lag,
+        gradient_at=variant.gradient_at,
+    )
     frames_per_batch = settings.num_envs * settings.sync_interval
     returns, episodes, frames = EpisodeReturns(), [], 0
 

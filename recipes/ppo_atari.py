@@ -11,6 +11,7 @@ Ctrl-C saves a checkpoint and ends the run; --resume OUTPUT_DIR goes on with it,
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
@@ -18,7 +19,8 @@ from support.atari import VIDEO_FPS, Agent, AtariOptions, eval_env, make_collect
 from support.errors import exit_with
 from support.options import option, parse_options
 from support.run import Run
-from torch import nn
+from tensordict import TensorDictBase
+from torch import Tensor, nn
 from torchrl.objectives import ClipPPOLoss
 from torchrl.objectives.value import GAE
 
@@ -38,57 +40,79 @@ class Options(AtariOptions):
     clip_epsilon: float = option(0.1, "how far PPO's ratio, and the value, may move", least=0)
 
 
+class PPO:
+    """TorchRL's ClipPPOLoss, GAE and Adam, for one round's batch at a time.
+
+    Attributes:
+        model: all that is trained.
+        optimizer: Adam.
+        schedule: of its learning rate, for `num_rounds` rounds.
+    """
+
+    def __init__(self, agent: Agent, options: Options, num_rounds: int) -> None:
+        self._agent = agent
+        self._options = options
+        self._advantage = GAE(gamma=options.gamma, lmbda=options.gae_lambda, value_network=None)
+        self._loss_module = ClipPPOLoss(
+            agent.actor_head,
+            agent.critic_head,
+            clip_epsilon=options.clip_epsilon,
+            clip_value=options.clip_epsilon,
+            entropy_coeff=options.entropy_coefficient,
+            critic_coeff=options.critic_coefficient,
+            loss_critic_type="l2",
+            normalize_advantage=True,
+        )
+        self.model = nn.ModuleList([agent.trunk, self._loss_module])
+        self.optimizer = torch.optim.Adam(
+            self.model.parameters(), lr=options.learning_rate, eps=1e-5
+        )
+        self.schedule = torch.optim.lr_scheduler.LinearLR(
+            self.optimizer, 1.0, 0.0, total_iters=num_rounds
+        )
+
+    def learn(self, batch: TensorDictBase) -> Iterator[tuple[TensorDictBase, Tensor]]:
+        """Takes the optimizer's steps; yields the losses and the gradient's norm of each."""
+        self._agent.evaluate_next(batch)
+        self._advantage(batch)  # of the values that the actors have computed
+        steps = batch.exclude("next").reshape(-1)
+        for _ in range(self._options.epochs):
+            for indices in torch.randperm(len(steps)).split(self._options.minibatch_size):
+                losses = self._loss_module(self._agent.trunk(steps[indices]))
+                loss = losses["loss_objective"] + losses["loss_critic"] + losses["loss_entropy"]
+                loss.backward()
+                norm = nn.utils.clip_grad_norm_(
+                    self.model.parameters(), self._options.max_grad_norm
+                )
+                self.optimizer.step()
+                self.optimizer.zero_grad()
+                yield losses, norm
+
+
 def train(options: Options) -> int:
     """Trains a policy; returns the exit code."""
     torch.manual_seed(options.seed)
     torch.set_num_threads(options.torch_threads)
     agent = Agent(train_env(options)())
 
-    advantage = GAE(gamma=options.gamma, lmbda=options.gae_lambda, value_network=None)
-    loss_module = ClipPPOLoss(
-        agent.actor_head,
-        agent.critic_head,
-        clip_epsilon=options.clip_epsilon,
-        clip_value=options.clip_epsilon,
-        entropy_coeff=options.entropy_coefficient,
-        critic_coeff=options.critic_coefficient,
-        loss_critic_type="l2",
-        normalize_advantage=True,
-    )
-    model = nn.ModuleList([agent.trunk, loss_module])  # all that is trained
-    optimizer = torch.optim.Adam(model.parameters(), lr=options.learning_rate, eps=1e-5)
-    delayed = DelayedGradient(model, lag=options.lag)
-
     with make_collector(options, agent.actor_critic) as collector:
-        schedule = torch.optim.lr_scheduler.LinearLR(
-            optimizer, 1.0, 0.0, total_iters=len(collector)
-        )
-        parts = {"model": model, "optimizer": optimizer, "schedule": schedule, "delayed": delayed}
+        ppo = PPO(agent, options, num_rounds=len(collector))
+        delayed = DelayedGradient(ppo.model, lag=options.lag)
+        parts = {
+            "model": ppo.model,
+            "optimizer": ppo.optimizer,
+            "schedule": ppo.schedule,
+            "delayed": delayed,
+        }
         make_eval_env = eval_env(options)
         with Run("ppo_atari", options, collector, make_eval_env, parts, video_fps=VIDEO_FPS) as run:
             for batch in run:  # the next round is already running
                 batch["next", "reward"].sign_()
+                learning_rate = ppo.schedule.get_last_lr()[0]
                 with delayed(batch):  # parameters are the ones that gathered this batch
-                    agent.evaluate_next(batch)
-                    advantage(batch)  # of the values that the actors have computed
-                    steps = batch.exclude("next").reshape(-1)
-                    for _ in range(options.epochs):
-                        for indices in torch.randperm(len(steps)).split(options.minibatch_size):
-                            minibatch = agent.trunk(steps[indices])
-                            losses = loss_module(minibatch)
-                            loss = (
-                                losses["loss_objective"]
-                                + losses["loss_critic"]
-                                + losses["loss_entropy"]
-                            )
-                            loss.backward()
-                            norm = nn.utils.clip_grad_norm_(
-                                model.parameters(), options.max_grad_norm
-                            )
-                            optimizer.step()
-                            optimizer.zero_grad()
-                            run.record(losses, norm, schedule.get_last_lr()[0])
-                schedule.step()
+                    for losses, norm in ppo.learn(batch):
+                        run.record(losses, norm, learning_rate)
+                ppo.schedule.step()
                 collector.update_policy_weights_()  # the next round that opens acts with these
     return run.exit_code
 
