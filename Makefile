@@ -46,7 +46,7 @@ format: $(STAMP)
 	$(RUN) -m ruff check --fix .
 
 bench: $(STAMP)
-	$(RUN) benchmarks/throughput.py --json runs/throughput.json $(ARGS)
+	$(RUN) benchmarks/throughput.py $(ARGS)
 
 venv: $(STAMP)
 

@@ -1,25 +1,27 @@
-"""The workloads, and who competes on them: HTSCollector and TorchRL's own collectors."""
-
-# ruff: noqa: E402  the recipes are put on the path before they are imported
+"""Who competes: HTSCollector, TorchRL's own collectors, plain loops and Stable-Baselines3."""
 
 from __future__ import annotations
 
-import os
-import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
-from typing import Any
-
-HERE = Path(__file__).resolve().parent
-sys.path[:0] = [str(HERE.parent), str(HERE.parent / "recipes"), str(HERE)]
+from typing import Any, Protocol
 
 import torch
-from _environments import OBSERVATION_SIZE, CostlessEnv, SleepEnv
-from support.atari import NatureCNN, encode
+from _loops import make_ale_loop, make_envpool_loop, make_gymnasium_loop
+from _workloads import (
+    CORES,
+    TRAININGS,
+    Training,
+    Workload,
+    find_workload,
+    make_agent,
+    make_learn,
+    make_policy,
+    policy_of,
+)
+from support.atari import Agent
 from tensordict import TensorDictBase
-from tensordict.nn import TensorDictModule, TensorDictModuleBase, TensorDictSequential
-from torch import nn
 from torchrl.collectors import (
     AsyncBatchedCollector,
     Collector,
@@ -27,38 +29,99 @@ from torchrl.collectors import (
     MultiSyncCollector,
 )
 from torchrl.envs import EnvBase, GymWrapper, ParallelEnv, SerialEnv
-from torchrl.modules import ProbabilisticActor, ValueOperator
-from torchrl.objectives import A2CLoss
-from torchrl.objectives.value import GAE
 
-from torchrl_hts import DelayedGradient, HTSCollector
-from torchrl_hts.envs import make_atari
+from torchrl_hts import HTSCollector
 
-NUM_ENVS = 16
-SLEEP_MEAN_S = 0.01
-ALPHA = {"sleep": 20, "costless": 20, "atari5": 5, "atari20": 20}
-WORKLOADS = [*ALPHA, "startup"]
-CONTENDERS = [
-    "hts",
-    "hts-lag0",
-    "hts-lag2",
-    "serial",
-    "parallel",
-    "multi-sync",
-    "multi-async",
-    "async-batched",
-]
-DEFAULT_CONTENDERS = [name for name in CONTENDERS if name not in ("hts-lag0", "hts-lag2")]
-STOCK = "-stock"  # suffix of a contender whose update is TorchRL's own
-CONTENDERS += [name + STOCK for name in CONTENDERS if name != "async-batched"]
-CORES = len(os.sched_getaffinity(0))
+__all__ = ["CONTENDERS", "DEFAULT_CONTENDERS", "STOCK", "Runner", "make_runner", "serial", "wrap"]
+
+STOCK = "-stock"  # suffix of a contender whose A2C update is TorchRL's own
 
 
-def make_factories(workload: str, env_id: str) -> list[Callable[[], Any]]:
-    """One factory per environment, of plain gymnasium environments."""
-    if workload == "sleep":
-        return [partial(SleepEnv, index, SLEEP_MEAN_S) for index in range(NUM_ENVS)]
-    return [CostlessEnv if workload == "costless" else partial(make_atari, env_id)] * NUM_ENVS
+class Runner(Protocol):
+    """A contender at work."""
+
+    def advance(self) -> int:
+        """Gathers a batch and learns from it; returns its number of steps."""
+
+    def facts(self) -> dict[str, Any]:
+        """What else is worth noting."""
+
+    def close(self) -> None:
+        """Ends its processes."""
+
+
+@dataclass(frozen=True)
+class Contender:
+    """A way to gather batches.
+
+    Attributes:
+        make: makes a collector (anything that yields batches ``[N, T]`` without end) of an agent.
+        lag: of the delayed update; None for an update without.
+        concurrent: whether it gathers while the learner learns. One that doesn't leaves the
+            machine to the learner, which then has a thread for each core.
+    """
+
+    make: Callable[[Workload, Training, int, Agent], Any]
+    lag: int | None = None
+    concurrent: bool = False
+
+
+class CollectorRunner:
+    """Learns from what a collector yields."""
+
+    def __init__(
+        self,
+        contender: Contender,
+        workload: Workload,
+        training: Training,
+        num_envs: int,
+        stock: bool,
+    ) -> None:
+        torch.set_num_threads(1)
+        agent = make_agent(workload)
+        self._learn = make_learn(agent, training, num_envs, contender.lag, stock=stock)
+        self._collector = contender.make(workload, training, num_envs, agent)
+        # TorchRL's multi-process collectors set this to 1 and leave it there.
+        torch.set_num_threads(1 if contender.concurrent else CORES)
+        self._batches: Iterator[TensorDictBase] = iter(self._collector)
+
+    def advance(self) -> int:
+        batch = next(self._batches)
+        if self._learn is not None:
+            self._learn(batch)
+            self._collector.update_policy_weights_()
+        return batch.numel()
+
+    def facts(self) -> dict[str, Any]:
+        if not isinstance(self._collector, HTSCollector):
+            return {}
+        counted = self._collector.statistics()
+        return {
+            "learner_waiting_share": counted.learner_waiting_share,
+            "mean_actor_batch_size": counted.mean_actor_batch_size,
+        }
+
+    def close(self) -> None:
+        self._collector.shutdown()
+
+
+def make_runner(name: str, workload: str, training: str, num_envs: int) -> Runner:
+    """A contender at work on a cell of the benchmark.
+
+    Raises:
+        ValueError: if it can't do that work.
+    """
+    plain = name.removesuffix(STOCK)
+    if plain == "sb3":
+        from _stable_baselines import StableBaselines  # an optional package
+
+        return StableBaselines(find_workload(workload), TRAININGS[training], num_envs)
+    return CollectorRunner(
+        CONTENDERS[plain], find_workload(workload), TRAININGS[training], num_envs, name != plain
+    )
+
+
+# Those of TorchRL and ours.
 
 
 def wrap(factory: Callable[[], Any]) -> EnvBase:
@@ -71,114 +134,78 @@ def serial(factories: list[Callable[[], Any]]) -> EnvBase:
     return SerialEnv(len(factories), [partial(wrap, factory) for factory in factories])
 
 
-def make_actor(logits: TensorDictModuleBase) -> ProbabilisticActor:
-    """Samples an action from what a module gives as its logits."""
-    return ProbabilisticActor(
-        logits,
-        in_keys=["logits"],
-        distribution_class=torch.distributions.Categorical,
-        return_log_prob=True,
+def shares(workload: Workload, num_envs: int) -> list[Callable[[], EnvBase]]:
+    """A maker of environments for each worker: one each where they wait, else one per core."""
+    factories = workload.factories(num_envs)
+    workers = num_envs if workload.waits else min(CORES, num_envs)
+    return [partial(serial, factories[worker::workers]) for worker in range(workers)]
+
+
+def _sizes(training: Training, num_envs: int) -> dict[str, int]:
+    return {"frames_per_batch": num_envs * training.sync_interval, "total_frames": -1}
+
+
+def _hts(workload: Workload, training: Training, num_envs: int, agent: Agent, lag: int) -> Any:
+    return HTSCollector(
+        workload.factories(num_envs),
+        policy_of(agent, training),
+        **_sizes(training, num_envs),
+        num_executors=num_envs if workload.waits else None,
+        lag=lag,
+        seed=0,
     )
 
 
-class Model:
-    """Trunk, heads and policy; the policy is all that collectors see."""
-
-    def __init__(self, workload: str, env_id: str) -> None:
-        torch.manual_seed(0)
-        if workload.startswith("atari"):
-            trunk, width, num_actions = NatureCNN(4), 512, int(make_atari(env_id).action_space.n)
-        else:
-            width, num_actions = 64, 4
-            trunk = nn.Sequential(
-                nn.Linear(OBSERVATION_SIZE, width), nn.Tanh(), nn.Linear(width, width), nn.Tanh()
-            )
-        self.trunk = TensorDictModule(trunk, in_keys=["observation"], out_keys=["hidden"])
-        self.logits = TensorDictModule(nn.Linear(width, num_actions), ["hidden"], ["logits"])
-        self.actor_head = make_actor(self.logits)
-        self.critic_head = ValueOperator(nn.Linear(width, 1), in_keys=["hidden"])
-        self.policy = TensorDictSequential(self.trunk, self.actor_head).select_out_keys(
-            "action", "action_log_prob"
-        )
+def _serial(workload: Workload, training: Training, num_envs: int, agent: Agent) -> Any:
+    env = serial(workload.factories(num_envs))
+    return Collector(env, policy_of(agent, training), **_sizes(training, num_envs))
 
 
-def make_policy(workload: str, env_id: str) -> TensorDictSequential:
-    """The policy alone, for collectors that make it in another process."""
-    return Model(workload, env_id).policy
+def _parallel(workload: Workload, training: Training, num_envs: int, agent: Agent) -> Any:
+    factories = [partial(wrap, factory) for factory in workload.factories(num_envs)]
+    env = ParallelEnv(num_envs, factories)
+    return Collector(env, policy_of(agent, training), **_sizes(training, num_envs))
 
 
-def make_collector(workload: str, contender: str, env_id: str, model: Model) -> Any:
-    """A collector that yields batches of ``16 * alpha`` steps without end."""
-    factories = make_factories(workload, env_id)
-    sizes = {"frames_per_batch": NUM_ENVS * ALPHA[workload], "total_frames": -1}
-    if contender.startswith("hts"):
-        return HTSCollector(
-            factories,
-            model.policy,
-            **sizes,
-            num_executors=NUM_ENVS if workload == "sleep" else None,
-            lag={"hts": 1, "hts-lag0": 0, "hts-lag2": 2}[contender],
-            seed=0,
-        )
-    if contender == "serial":
-        return Collector(serial(factories), model.policy, **sizes)
-    if contender == "parallel":
-        env = ParallelEnv(NUM_ENVS, [partial(wrap, factory) for factory in factories])
-        return Collector(env, model.policy, **sizes)
-    if contender == "async-batched":
-        return AsyncBatchedCollector(
-            [partial(wrap, factory) for factory in factories],
-            policy_factory=partial(make_policy, workload, env_id),
-            env_backend="multiprocessing",
-            transport="auto",
-            **sizes,
-        )
-    num_workers = NUM_ENVS if workload == "sleep" else min(CORES, NUM_ENVS)
-    shares = [partial(serial, factories[worker::num_workers]) for worker in range(num_workers)]
-    collector_class = {"multi-sync": MultiSyncCollector, "multi-async": MultiAsyncCollector}
-    extra = {"cat_results": 0} if contender == "multi-sync" else {}
-    return collector_class[contender](shares, model.policy, **sizes, **extra)
-
-
-def make_update(
-    model: Model, lag: int | None, *, stock: bool = False
-) -> Callable[[TensorDictBase], None]:
-    """One A2C update with a batch; delayed by ``lag`` rounds unless that is None.
-
-    ``stock`` leaves it to GAE and A2CLoss to run the shared trunk, as often as they do.
-    """
-    actor, critic = model.actor_head, model.critic_head
-    if stock:
-        actor = make_actor(TensorDictSequential(model.trunk, model.logits))
-        critic = TensorDictSequential(model.trunk, critic)
-    advantage = GAE(gamma=0.99, lmbda=1.0, value_network=critic)
-    loss_module = A2CLoss(
-        actor,
-        critic,
-        entropy_coeff=0.01,
-        critic_coeff=0.5,
-        loss_critic_type="l2",
+def _multi_sync(workload: Workload, training: Training, num_envs: int, agent: Agent) -> Any:
+    return MultiSyncCollector(
+        shares(workload, num_envs),
+        policy_of(agent, training),
+        **_sizes(training, num_envs),
+        cat_results=0,
     )
-    trained = nn.ModuleList([model.trunk, loss_module])
-    optimizer = torch.optim.RMSprop(trained.parameters(), lr=7e-4, alpha=0.99, eps=1e-5)
 
-    def update(batch: TensorDictBase) -> None:
-        if not stock:
-            encode(model.trunk, batch)
-        with torch.no_grad():
-            advantage(batch)
-        losses = loss_module(batch.reshape(-1))
-        (losses["loss_objective"] + losses["loss_critic"] + losses["loss_entropy"]).backward()
-        nn.utils.clip_grad_norm_(trained.parameters(), 0.5)
-        optimizer.step()
-        optimizer.zero_grad()
 
-    if lag is None:
-        return update
-    delayed = DelayedGradient(trained, lag=lag)
+def _multi_async(workload: Workload, training: Training, num_envs: int, agent: Agent) -> Any:
+    return MultiAsyncCollector(
+        shares(workload, num_envs), policy_of(agent, training), **_sizes(training, num_envs)
+    )
 
-    def delayed_update(batch: TensorDictBase) -> None:
-        with delayed(batch):
-            update(batch)
 
-    return delayed_update
+def _async_batched(workload: Workload, training: Training, num_envs: int, agent: Agent) -> Any:
+    if training.algorithm is not None:
+        raise ValueError("its batches are flat and interleaved: GAE can't use them")
+    return AsyncBatchedCollector(
+        [partial(wrap, factory) for factory in workload.factories(num_envs)],
+        policy_factory=partial(make_policy, workload, training),
+        env_backend="multiprocessing",
+        transport="auto",
+        **_sizes(training, num_envs),
+    )
+
+
+CONTENDERS = {
+    "hts": Contender(partial(_hts, lag=1), lag=1, concurrent=True),
+    "hts-lag0": Contender(partial(_hts, lag=0), lag=0),
+    "hts-lag2": Contender(partial(_hts, lag=2), lag=2, concurrent=True),
+    "serial": Contender(_serial),
+    "parallel": Contender(_parallel),
+    "multi-sync": Contender(_multi_sync),
+    "multi-async": Contender(_multi_async, concurrent=True),
+    "async-batched": Contender(_async_batched, concurrent=True),
+    "loop-gymnasium": Contender(make_gymnasium_loop),
+    "loop-ale": Contender(make_ale_loop),
+    "loop-envpool": Contender(make_envpool_loop),
+}
+DEFAULT_CONTENDERS = ["hts", "serial", "parallel", "multi-sync", "multi-async", "async-batched"]
+NAMES = [*CONTENDERS, "sb3", *(name + STOCK for name in CONTENDERS if name != "async-batched")]

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import time
-from typing import Any
+from typing import Any, Literal
 
 import gymnasium as gym
 import numpy as np
 
-__all__ = ["OBSERVATION_SIZE", "CostlessEnv", "SleepEnv"]
+__all__ = ["OBSERVATION_SIZE", "SLEEP_MEAN_S", "CostlessEnv", "SleepEnv", "StepTimes"]
 
 OBSERVATION_SIZE = 64
 EPISODE_STEPS = 1_000
+SLEEP_MEAN_S = 0.01
+STRAGGLER_FACTOR = 5  # how much longer the one slow environment sleeps
+LOGNORMAL_SIGMA = 1.5
 
 Observation = np.ndarray[Any, np.dtype[np.float32]]
+StepTimes = Literal["exponential", "constant", "lognormal", "straggler"]
 
 
 class CostlessEnv(gym.Env[Observation, int]):
@@ -41,20 +45,32 @@ class CostlessEnv(gym.Env[Observation, int]):
 
 
 class SleepEnv(CostlessEnv):
-    """Sleeps at each step, for times drawn from an exponential distribution.
+    """Sleeps at each step, for 10 ms on average.
 
     Args:
         index: together with ``seed``, what this environment's times are drawn from.
-        mean_s: mean time of a step, in seconds.
+        times: their distribution. ``"lognormal"`` has a heavy tail (a standard deviation of 2.9
+            means); with ``"straggler"``, times are exponential, and those of environment 0 five
+            times as long.
         seed: the benchmark's seed.
     """
 
-    def __init__(self, index: int, mean_s: float = 0.01, seed: int = 0) -> None:
+    def __init__(self, index: int, times: StepTimes = "exponential", seed: int = 0) -> None:
         super().__init__()
-        self._mean_s = mean_s
-        self._times = np.random.default_rng([seed, index])
+        self._times = times
+        self._random = np.random.default_rng([seed, index])
+        self._mean_s = SLEEP_MEAN_S
+        if times == "straggler" and index == 0:
+            self._mean_s *= STRAGGLER_FACTOR
 
     def step(self, action: int) -> tuple[Observation, float, bool, bool, dict[str, Any]]:
         """Sleeps, then steps."""
-        time.sleep(self._times.exponential(self._mean_s))
+        time.sleep(self._mean_s * self._relative())
         return super().step(action)
+
+    def _relative(self) -> float:
+        if self._times == "constant":
+            return 1.0
+        if self._times == "lognormal":
+            return float(self._random.lognormal(-(LOGNORMAL_SIGMA**2) / 2, LOGNORMAL_SIGMA))
+        return float(self._random.exponential())

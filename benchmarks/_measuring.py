@@ -10,122 +10,99 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import torch
-from _contenders import (
-    ALPHA,
+from _contenders import make_runner, serial
+from _recipes import PATHS
+from _workloads import (
     CORES,
-    HERE,
-    NUM_ENVS,
-    STOCK,
-    Model,
-    make_collector,
-    make_factories,
-    make_update,
-    serial,
+    TRAININGS,
+    find_workload,
+    make_agent,
+    make_learn,
+    policy_of,
 )
-from tensordict import TensorDictBase
 from torchrl.collectors import Collector
 
 
 def measure(
-    workload: str, contender: str, env_id: str, seconds: float, warm_up: int
+    contender: str, workload: str, training: str, num_envs: int, seconds: float, warm_up: int
 ) -> dict[str, Any]:
     """Steps per second of one contender, from the end of the warm-up batches on."""
-    torch.set_num_threads(1)
-    stock, contender = contender.endswith(STOCK), contender.removesuffix(STOCK)
-    model = Model(workload, env_id)
-    collector = make_collector(workload, contender, env_id, model)
-    torch.set_num_threads(1)  # whatever making the collector set
-    is_hts = contender.startswith("hts")
-    learning = workload.startswith("atari")
-    lag = collector.lag if is_hts else None
-    update = make_update(model, lag, stock=stock) if learning else None
-    batches: Iterator[TensorDictBase] = iter(collector)
-
-    def one_batch() -> int:
-        batch = next(batches)
-        if update is not None:
-            update(batch)
-            collector.update_policy_weights_()
-        return batch.numel()
-
+    runner = make_runner(contender, workload, training, num_envs)
     try:
         for _ in range(warm_up):
-            one_batch()
-        frames, num_batches, began = 0, 0, time.perf_counter()
-        elapsed_s = 0.0
+            runner.advance()
+        frames, num_batches, elapsed_s = 0, 0, 0.0
+        began = time.perf_counter()
         while elapsed_s < seconds:
-            frames += one_batch()
+            frames += runner.advance()
             num_batches += 1
             elapsed_s = time.perf_counter() - began
-        result = {
+        return {
             "frames": frames,
             "batches": num_batches,
             "elapsed_s": elapsed_s,
             "steps_per_second": frames / elapsed_s,
+            **runner.facts(),
         }
-        if is_hts:
-            counted = collector.statistics()
-            result["learner_waiting_share"] = counted.learner_waiting_share
-            result["mean_actor_batch_size"] = counted.mean_actor_batch_size
-        return result
     finally:
-        collector.shutdown()
+        runner.close()
 
 
-def measure_parts(workload: str, env_id: str, seconds: float) -> dict[str, Any]:
+def measure_parts(workload: str, training: str, num_envs: int, seconds: float) -> dict[str, Any]:
     """Seconds per step of emulator, inference and learning, each alone on one thread."""
     torch.set_num_threads(1)
-    model = Model(workload, env_id)
-    alpha = ALPHA[workload]
+    tested, trained = find_workload(workload), TRAININGS[training]
+    agent = make_agent(tested)
 
     def per_call(function: Callable[[], Any]) -> float:
         for _ in range(3):
             function()
         times = []
         began = time.perf_counter()
-        while time.perf_counter() - began < seconds / 3:
+        while not times or time.perf_counter() - began < seconds / 3:
             called = time.perf_counter()
             function()
             times.append(time.perf_counter() - called)
         return statistics.median(times)
 
-    (make_env, *_) = make_factories(workload, env_id)
-    env = make_env()
+    env = tested.factories(1)[0]()
     env.reset(seed=0)
     env.action_space.seed(0)
 
     def hundred_steps() -> None:
         for _ in range(100):
-            _, _, terminated, truncated, _ = env.step(int(env.action_space.sample()))
+            _, _, terminated, truncated, _ = env.step(env.action_space.sample())
             if terminated or truncated:
                 env.reset()
 
     collector = Collector(
-        serial(make_factories(workload, env_id)),
-        model.policy,
-        frames_per_batch=NUM_ENVS * alpha,
+        serial(tested.factories(num_envs)),
+        policy_of(agent, trained),
+        frames_per_batch=num_envs * trained.sync_interval,
         total_frames=-1,
     )
-    batch = next(iter(collector))
+    batch = next(iter(collector)).clone()
     collector.shutdown()
     torch.set_num_threads(1)  # shutdown gives the process its default number of threads back
     observations = batch[:, 0].select("observation")
-    update = make_update(model, lag=None)
+    learn = make_learn(agent, trained, num_envs, lag=None)
 
     def infer() -> None:
         with torch.inference_mode():
-            model.policy(observations.clone(False))
+            policy_of(agent, trained)(observations.clone(False))
 
     parts = {
         "emulator_s": per_call(hundred_steps) / 100,
-        "inference_s": per_call(infer) / NUM_ENVS,
-        "learning_s": per_call(lambda: update(batch.clone(False))) / (NUM_ENVS * alpha),
+        "inference_s": per_call(infer) / num_envs,
+        "learning_s": 0.0
+        if learn is None
+        else per_call(lambda: learn(batch.clone(False))) / batch.numel(),
     }
     return {**parts, "cores": CORES, "bound_steps_per_second": CORES / sum(parts.values())}
 
@@ -133,7 +110,7 @@ def measure_parts(workload: str, env_id: str, seconds: float) -> dict[str, Any]:
 def run_alone(arguments: list[str], limit_s: float) -> dict[str, Any]:
     """Runs a measurement in a process of its own; its last line is the result."""
     environment = dict(os.environ)
-    paths = [str(HERE.parent), str(HERE.parent / "recipes"), str(HERE)]
+    paths = list(PATHS)
     if inherited := environment.get("PYTHONPATH"):
         paths.append(inherited)
     environment["PYTHONPATH"] = os.pathsep.join(paths)

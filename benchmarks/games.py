@@ -1,13 +1,13 @@
 """Steps per second on the twelve Atari games of the HTS-RL paper, against their step times.
 
     python benchmarks/games.py --output-dir runs/games
-    python benchmarks/games.py --games Breakout,Qbert --seconds 20 --repetitions 3
+    python benchmarks/games.py --games Breakout Qbert --seconds 20 --repetitions 3
 
 For each game, the collectors train with A2C on 16 environments, in turns (see throughput.py), and
 the time of an environment's step is measured alone: games whose steps differ more in their time
 (resets and lost lives included) are those where a collector that waits for the slowest one waits
 most. Writes games.json after each game, so that a run that was stopped goes on where it was, and
-games.png: steps per second of HTSCollector over the best of TorchRL's, against that variation.
+games.svg: steps per second of HTSCollector over the best of TorchRL's, against that variation.
 """
 
 from __future__ import annotations
@@ -20,9 +20,11 @@ import time
 from pathlib import Path
 from typing import Any
 
-import _contenders  # puts the recipes on the path
 import numpy as np
+from _contenders import NAMES
 from _measuring import machine, run_alone
+from _recipes import HERE
+from _workloads import TRAININGS
 from matplotlib.figure import Figure
 
 from torchrl_hts.envs import make_atari
@@ -41,6 +43,7 @@ GAMES = [
     "SpaceInvaders",
     "StarGunner",
 ]
+NUM_ENVS = 16
 CONTENDERS = ["hts", "multi-sync", "multi-async", "parallel"]
 STEPS = 4_000  # whose time is measured
 
@@ -66,13 +69,12 @@ def measure_game(game: str, options: argparse.Namespace) -> dict[str, Any]:
     env_id = f"ALE/{game}-v5"
     times = step_times(env_id)
     speeds: dict[str, list[float]] = {name: [] for name in options.contenders}
-    script = str(Path(__file__).with_name("throughput.py"))
+    script = [str(HERE / "throughput.py"), "--seconds", str(options.seconds), "--alone"]
     for repetition in range(options.repetitions):
         for contender in options.contenders:
             print(f"[{game}, {contender}, {repetition + 1}]", file=sys.stderr, flush=True)
-            arguments = ["--seconds", str(options.seconds), "--env-id", env_id]
-            arguments += ["--alone", options.workload, contender]
-            run = run_alone([script, *arguments], 300 + 4 * options.seconds)
+            work = [contender, env_id, options.training, str(NUM_ENVS)]
+            run = run_alone([*script, *work], 300 + 4 * options.seconds)
             if "error" in run:
                 print(f"  {contender}: {run['error']}", file=sys.stderr)
             else:
@@ -108,7 +110,7 @@ def print_table(results: dict[str, dict[str, Any]], contenders: list[str]) -> No
         print("| " + " | ".join([*cells, f"{ratio(result):.2f}"]) + " |")
 
 
-def draw(results: dict[str, dict[str, Any]], workload: str, path: Path) -> None:
+def draw(results: dict[str, dict[str, Any]], training: str, path: Path) -> None:
     """The ratio of speeds against the variation of step times."""
     figure = Figure(figsize=(7, 4.5), layout="constrained")
     axes = figure.subplots()
@@ -120,7 +122,7 @@ def draw(results: dict[str, dict[str, Any]], workload: str, path: Path) -> None:
     axes.set(
         xlabel="standard deviation of a step's time / its mean",
         ylabel="steps per second, HTSCollector / best of TorchRL's",
-        title=f"A2C, 16 environments, {workload}",
+        title=f"{TRAININGS[training].description}, {NUM_ENVS} environments",
     )
     axes.grid(alpha=0.3)
     figure.savefig(path, dpi=150)
@@ -132,24 +134,22 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
 
-    def names(text: str) -> list[str]:
-        return [name for name in text.split(",") if name]
-
-    parser.add_argument("--games", type=names, default=GAMES, help="by default all twelve")
+    parser.add_argument(
+        "--games", nargs="+", default=GAMES, metavar="NAME", help="by default all twelve"
+    )
     parser.add_argument(
         "--contenders",
-        type=names,
+        nargs="+",
+        choices=NAMES,
         default=CONTENDERS,
-        help=f"of {', '.join(_contenders.CONTENDERS)}; by default {','.join(CONTENDERS)}",
+        metavar="NAME",
+        help=f"of {', '.join(NAMES)}; by default {' '.join(CONTENDERS)}",
     )
-    parser.add_argument("--workload", choices=["atari5", "atari20"], default="atari5")
+    parser.add_argument("--training", choices=["a2c5", "a2c20"], default="a2c5")
     parser.add_argument("--seconds", type=float, default=10.0, help="of each measurement (10)")
     parser.add_argument("--repetitions", type=int, default=2, help="of each contender (2)")
     parser.add_argument("--output-dir", type=Path, default=Path("runs", "games"))
     options = parser.parse_args()
-    unknown = set(options.contenders) - set(_contenders.CONTENDERS)
-    if unknown:
-        parser.error(f"unknown contenders: {', '.join(sorted(unknown))}")
 
     options.output_dir.mkdir(parents=True, exist_ok=True)
     file = options.output_dir / "games.json"
@@ -160,7 +160,7 @@ def main() -> None:
             report["results"][game] = measure_game(game, options)
             file.write_text(json.dumps(report, indent=2) + "\n")
     print_table(report["results"], options.contenders)
-    draw(report["results"], options.workload, options.output_dir / "games.png")
+    draw(report["results"], options.training, options.output_dir / "games.svg")
 
 
 if __name__ == "__main__":

@@ -9,7 +9,7 @@ that does nothing else. `multi-sync` is MultiSyncCollector with a worker per cor
 games are shared out; `parallel` is Collector with ParallelEnv, a process per game. The learner has
 as many threads as there are cores, in each of them.
 
-Writes CONTENDER-seedSEED.csv as it goes, and learning.png: mean return of the last 100 episodes
+Writes CONTENDER-seedSEED.csv as it goes, and learning.svg: mean return of the last 100 episodes
 against minutes and against steps. Contenders whose file is whole are not run again.
 """
 
@@ -26,8 +26,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import _contenders  # puts the recipes on the path
 import torch
+from _contenders import serial, wrap
+from _workloads import CORES
 from matplotlib.figure import Figure
 from ppo_atari import PPO, Options
 from support.atari import Agent, make_collector, train_env
@@ -56,12 +57,10 @@ def make_contender(name: str, options: Options, agent: Agent) -> Any:
         "total_frames": frames_per_batch * rounds(options),
     }
     if name == "parallel":
-        env = ParallelEnv(
-            options.num_envs, [partial(_contenders.wrap, factory) for factory in factories]
-        )
+        env = ParallelEnv(options.num_envs, [partial(wrap, factory) for factory in factories])
         return Collector(env, agent.actor_critic, **sizes)
-    workers = min(_contenders.CORES, options.num_envs)
-    shares = [partial(_contenders.serial, factories[worker::workers]) for worker in range(workers)]
+    workers = min(CORES, options.num_envs)
+    shares = [partial(serial, factories[worker::workers]) for worker in range(workers)]
     return MultiSyncCollector(shares, agent.actor_critic, **sizes, cat_results=0)
 
 
@@ -75,7 +74,7 @@ def train(name: str, options: Options, file: Path) -> None:
     torch.manual_seed(options.seed)
     agent = Agent(train_env(options)())
     collector = make_contender(name, options, agent)
-    torch.set_num_threads(_contenders.CORES)  # whatever making the collector set
+    torch.set_num_threads(CORES)  # whatever making the collector set
     ppo = PPO(agent, options, rounds(options))
     delayed = DelayedGradient(ppo.model, lag=options.lag if name.startswith("hts") else 0)
     returns, steps = EpisodeReturns(), 0
@@ -201,8 +200,8 @@ def main() -> int:
                 print(f"error: {name} ended with exit code {code}", file=sys.stderr)
                 return 1
     curves = {name: read(file) for name, file in files.items()}
-    title = f"PPO on {given.env_id}, {given.num_envs} games, {_contenders.CORES} cores"
-    draw(title, curves, directory / "learning.png")
+    title = f"PPO on {given.env_id}, {given.num_envs} games, {CORES} cores"
+    draw(title, curves, directory / "learning.svg")
     print_table(curves)
     return 0
 

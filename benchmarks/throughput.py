@@ -1,27 +1,26 @@
-"""Steps per second of HTSCollector and of TorchRL's own collectors, in one run.
+"""Steps per second of HTSCollector and of what else there is, on the same work in one run.
 
-    python benchmarks/throughput.py --json runs/throughput.json
-    python benchmarks/throughput.py --workloads atari5 --contenders hts,multi-async --seconds 30
-
-Workloads, with 16 environments each:
-
-    sleep     an environment that only sleeps, exponential with a mean of 10 ms; alpha 20
-    costless  an environment that costs nothing; alpha 20
-    atari5    a game (Pong), collect and train with A2C, unroll of 5 steps
-    atari20   the same, unroll of 20 steps
-    startup   16 executors of Pong: time until ready, private memory, CPU time while idle
+    python benchmarks/throughput.py --output-dir runs/throughput
+    python benchmarks/throughput.py --workloads pong --trainings a2c5 --contenders hts loop-ale sb3
+    python benchmarks/throughput.py --workloads sleep --trainings collect --num-envs 4 16 64
 
 Contenders take turns, repetition by repetition, so that a machine that is busy for a while is busy
-for all of them; the table shows medians. Each measurement is a process of its own, because
-ParallelEnv and the multi-process collectors set the thread count of the process they are made in
-and leave it there. Starting up and the first batches are not counted.
+for all of them; tables show medians. Each measurement is a process of its own, because ParallelEnv
+and TorchRL's multi-process collectors set the thread count of the process they are made in and
+leave it there. Starting up and the first batches are not counted.
 
-All contenders run the same network, loss, update and gymnasium-side preprocessing, on batches of
-the same number of steps. The update is that of recipes/a2c_atari.py, which runs the shared trunk
-once; with the suffix -stock (multi-async-stock, hts-stock, ...) it is what TorchRL's A2CLoss and
-GAE do by themselves with a shared trunk. The multi-process collectors of TorchRL get a worker per
-environment where environments sleep, and elsewhere a worker per core with the environments shared
-out among them.
+All contenders run the same network, settings and preprocessing, on batches of the same number of
+steps. The A2C update is that of recipes/a2c_atari.py, which runs the shared trunk once; with the
+suffix -stock (multi-async-stock, hts-stock, ...) it is what TorchRL's A2CLoss and GAE do by
+themselves with a shared trunk. Where contenders gather and learn in turns, the learner has a thread
+for each core; where they do so at the same time, one. TorchRL's multi-process collectors get a
+worker per environment where environments sleep, and elsewhere a worker per core with the
+environments shared out among them. sb3 is Stable-Baselines3, loop-envpool EnvPool in a plain loop:
+install those packages to measure them.
+
+Writes measurements.json after each measurement, so that a run that was stopped goes on where it
+was, and pictures of all that is in it. The workload startup is the start of 16 executors of Pong:
+time until they are ready, their private memory, the CPU time they use while idle.
 """
 
 from __future__ import annotations
@@ -31,67 +30,32 @@ import json
 import os
 import statistics
 import sys
-from collections.abc import Callable
+from itertools import product
 from pathlib import Path
 from typing import Any
 
-from _contenders import (
-    ALPHA,
-    CONTENDERS,
-    CORES,
-    DEFAULT_CONTENDERS,
-    NUM_ENVS,
-    SLEEP_MEAN_S,
-    WORKLOADS,
-)
+from _contenders import DEFAULT_CONTENDERS, NAMES
 from _measuring import machine, measure, measure_parts, run_alone
+from _recipes import HERE
+from _report import Cell, Record, cells_of, draw_bars, draw_scaling, print_table
+from _workloads import TRAININGS, WORKLOADS, find_workload
 
-HERE = Path(__file__).resolve().parent
-
-
-def ideal(workload: str, parts: dict[str, Any] | None) -> tuple[str, float] | None:
-    """The figure that a workload's speeds are shown as a share of, and what it is called."""
-    if workload == "sleep":
-        return "of the ideal", NUM_ENVS / SLEEP_MEAN_S
-    if parts is not None and "error" not in parts:
-        return "of the CPU bound", parts["bound_steps_per_second"]
-    return None
-
-
-def print_table(
-    workload: str, results: dict[str, list[dict[str, Any]]], parts: dict[str, Any] | None
-) -> None:
-    """Medians of one workload, fastest first."""
-    print(f"\n{workload}: {NUM_ENVS} environments, alpha {ALPHA[workload]}")
-    bound = ideal(workload, parts)
-    if parts is not None and "error" not in parts:
-        print(
-            f"  alone, ms per step: emulator {parts['emulator_s'] * 1e3:.2f}, inference "
-            f"{parts['inference_s'] * 1e3:.2f}, learning {parts['learning_s'] * 1e3:.2f}; "
-            f"{CORES} cores can do {parts['bound_steps_per_second']:,.0f} steps/s"
-        )
-    speeds = {}
-    for contender, runs in results.items():
-        if measured := [run["steps_per_second"] for run in runs if "error" not in run]:
-            speeds[contender] = measured
-        for error in {run["error"] for run in runs if "error" in run}:
-            print(f"  {contender}: {error}")
-    others = [statistics.median(s) for name, s in speeds.items() if not name.startswith("hts")]
-    header = f"  {'contender':<18}{'steps/s':>10}{'least':>10}{'most':>10}"
-    print(header + (f"{bound[0]:>18}" if bound else "") + (f"{'of best TorchRL':>17}"))
-    for contender, measured in sorted(speeds.items(), key=lambda item: -statistics.median(item[1])):
-        median = statistics.median(measured)
-        line = f"  {contender:<18}{median:>10,.0f}{min(measured):>10,.0f}{max(measured):>10,.0f}"
-        if bound:
-            line += f"{median / bound[1]:>18.0%}"
-        if others:
-            line += f"{median / max(others):>17.2f}"
-        print(line)
+STARTUP = "startup"
+STARTUP_EXECUTORS = 16
+DEFAULT_CELLS = [
+    Cell("sleep", "collect", 16),
+    Cell("costless", "collect", 16),
+    Cell("pong", "a2c5", 16),
+    Cell("pong", "a2c20", 16),
+]
 
 
 def print_startup(runs: list[dict[str, Any]]) -> None:
     """Medians of the start-up workload."""
-    print("\nstartup: 16 Pong executors, from a script that imports torch and has no main guard")
+    print(
+        f"\nstartup: {STARTUP_EXECUTORS} Pong executors, from a script that imports torch and has "
+        "no main guard"
+    )
     for error in {run["error"] for run in runs if "error" in run}:
         print(f"  {error}")
     measured = [run for run in runs if "error" not in run]
@@ -107,91 +71,153 @@ def print_startup(runs: list[dict[str, Any]]) -> None:
             print(f"  {statistics.median(run[key] for run in measured):8.2f}  {label}")
 
 
-def names(known: list[str]) -> Callable[[str], list[str]]:
-    """A parser of comma-separated names."""
-
-    def parse(text: str) -> list[str]:
-        chosen = [name for name in text.split(",") if name]
-        for name in chosen:
-            if name not in known:
-                raise argparse.ArgumentTypeError(f"{name!r} is none of {', '.join(known)}")
-        return chosen
-
-    return parse
+def workload(name: str) -> str:
+    """The name of a workload, checked."""
+    try:
+        if name != STARTUP:
+            find_workload(name)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(error) from None
+    return name
 
 
-def main() -> None:
-    """Parses the flags, and measures or prints one measurement."""
+def parse() -> argparse.Namespace:
+    """The command line."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
+    cells = ", ".join(f"{cell.workload}/{cell.training}" for cell in DEFAULT_CELLS)
     parser.add_argument(
         "--workloads",
-        type=names(WORKLOADS),
-        default=WORKLOADS,
-        help=f"of {','.join(WORKLOADS)}; by default all",
+        nargs="+",
+        type=workload,
+        metavar="NAME",
+        help=f"of {', '.join(WORKLOADS)}, {STARTUP} and ids of games of ALE; by default {cells} "
+        f"and {STARTUP}",
     )
+    parser.add_argument(
+        "--trainings",
+        nargs="+",
+        choices=[*TRAININGS],
+        default=["collect"],
+        metavar="NAME",
+        help=f"of {', '.join(TRAININGS)} (collect)",
+    )
+    parser.add_argument("--num-envs", nargs="+", type=int, default=[16], help="environments (16)")
     parser.add_argument(
         "--contenders",
-        type=names(CONTENDERS),
+        nargs="+",
+        choices=NAMES,
         default=DEFAULT_CONTENDERS,
-        help=f"of {', '.join(CONTENDERS)}; by default {','.join(DEFAULT_CONTENDERS)}",
+        metavar="NAME",
+        help=f"of {', '.join(NAMES)}; by default {' '.join(DEFAULT_CONTENDERS)}",
     )
-    parser.add_argument("--env-id", default="ALE/Pong-v5", help="game of atari5 and atari20")
     parser.add_argument("--seconds", type=float, default=15.0, help="of each measurement (15)")
     parser.add_argument("--repetitions", type=int, default=3, help="of each contender (3)")
-    parser.add_argument("--warm-up", type=int, default=5, help="batches not counted (5)")
-    parser.add_argument("--json", type=Path, help="write all measurements to this file")
-    parser.add_argument(
-        "--alone", nargs=2, metavar=("WORKLOAD", "CONTENDER"), help=argparse.SUPPRESS
-    )
-    options = parser.parse_args()
+    parser.add_argument("--warm-up", type=int, default=3, help="batches not counted (3)")
+    parser.add_argument("--output-dir", type=Path, default=Path("runs/throughput"))
+    parser.add_argument("--alone", nargs=4, help=argparse.SUPPRESS)
+    return parser.parse_args()
 
+
+class Measurements:
+    """All that has been measured, kept in a file."""
+
+    def __init__(self, file: Path) -> None:
+        self._file = file
+        self._report: dict[str, Any] = (
+            json.loads(file.read_text())
+            if file.exists()
+            else {"machine": machine(), "records": [], "parts": {}, STARTUP: []}
+        )
+
+    @property
+    def records(self) -> list[Record]:
+        return self._report["records"]
+
+    @property
+    def startup(self) -> list[dict[str, Any]]:
+        return self._report[STARTUP]
+
+    def parts(self, cell: Cell) -> dict[str, Any] | None:
+        return self._report["parts"].get("/".join(map(str, cell)))
+
+    def has(self, key: Record) -> bool:
+        """Whether a measurement is there already."""
+        return any(key.items() <= record.items() for record in self.records)
+
+    def add(self, record: Record) -> None:
+        self.records.append(record)
+        self._save()
+
+    def add_startup(self, run: dict[str, Any]) -> None:
+        self.startup.append(run)
+        self._save()
+
+    def add_parts(self, cell: Cell, parts: dict[str, Any]) -> None:
+        self._report["parts"]["/".join(map(str, cell))] = parts
+        self._save()
+
+    def _save(self) -> None:
+        self._report["machine"]["load_average_at_end"] = os.getloadavg()
+        unfinished = self._file.with_suffix(".part")
+        unfinished.write_text(json.dumps(self._report, indent=2) + "\n")
+        unfinished.rename(self._file)
+
+
+def alone(options: argparse.Namespace) -> None:
+    """One measurement, in this process."""
+    contender, *names, num_envs = options.alone
+    if contender == "parts":
+        result = measure_parts(*names, int(num_envs), options.seconds)
+    else:
+        result = measure(contender, *names, int(num_envs), options.seconds, options.warm_up)
+    print(json.dumps(result))
+
+
+def main() -> None:
+    """Parses the flags, measures what is missing, and shows all."""
+    options = parse()
     if options.alone is not None:
-        workload, contender = options.alone
-        if contender == "parts":
-            result = measure_parts(workload, options.env_id, options.seconds)
-        else:
-            result = measure(workload, contender, options.env_id, options.seconds, options.warm_up)
-        print(json.dumps(result))
+        alone(options)
         return
-
-    facts = machine()
-    for name, value in facts.items():
-        print(f"{name}: {value}")
-    report: dict[str, Any] = {"machine": facts, "results": {}, "parts": {}}
+    cells = DEFAULT_CELLS
+    if options.workloads is not None:
+        chosen = [name for name in options.workloads if name != STARTUP]
+        cells = [Cell(*each) for each in product(chosen, options.trainings, options.num_envs)]
+    options.output_dir.mkdir(parents=True, exist_ok=True)
+    measurements = Measurements(options.output_dir / "measurements.json")
     limit_s = 300 + 4 * options.seconds
-    settings = ["--seconds", str(options.seconds), "--warm-up", str(options.warm_up)]
-    settings += ["--env-id", options.env_id]
-    for workload in options.workloads:
-        results: dict[str, list[dict[str, Any]]] = {}
-        report["results"][workload] = results
-        parts = None
-        if workload.startswith("atari"):
-            alone = [str(Path(__file__)), *settings, "--alone", workload, "parts"]
-            parts = report["parts"][workload] = run_alone(alone, limit_s)
-        for repetition in range(options.repetitions):
-            if workload == "startup":
-                run = run_alone([str(HERE / "_startup.py"), str(NUM_ENVS)], limit_s)
-                results.setdefault("hts", []).append(run)
-                continue
-            for contender in options.contenders:
-                if contender == "async-batched" and workload.startswith("atari"):
-                    continue  # its batches are flat and interleaved: GAE can't use them
-                print(f"[{workload}, {contender}, {repetition + 1}]", file=sys.stderr, flush=True)
-                run = run_alone(
-                    [str(Path(__file__)), *settings, "--alone", workload, contender], limit_s
-                )
-                results.setdefault(contender, []).append(run)
-        if workload == "startup":
-            print_startup(results["hts"])
-        else:
-            print_table(workload, results, parts)
-    report["machine"]["load_average_at_end"] = os.getloadavg()
+    script = [str(HERE / "throughput.py"), "--seconds", str(options.seconds)]
+    script += ["--warm-up", str(options.warm_up), "--alone"]
+
+    def say(*words: object) -> None:
+        print(f"[{', '.join(map(str, words))}]", file=sys.stderr, flush=True)
+
+    for name, value in machine().items():
+        print(f"{name}: {value}")
+    for cell in cells:
+        arguments = [cell.workload, cell.training, str(cell.num_envs)]
+        if not find_workload(cell.workload).waits and measurements.parts(cell) is None:
+            say(*cell, "the parts alone")
+            measurements.add_parts(cell, run_alone([*script, "parts", *arguments], limit_s))
+        for repetition, contender in product(range(options.repetitions), options.contenders):
+            key = {**cell._asdict(), "contender": contender, "repetition": repetition}
+            if not measurements.has(key):
+                say(*cell, contender, repetition + 1)
+                result = run_alone([*script, contender, *arguments], limit_s)
+                measurements.add({**key, **result})
+        print_table(measurements.records, cell, measurements.parts(cell))
+    if options.workloads is None or STARTUP in options.workloads:
+        for repetition in range(len(measurements.startup), options.repetitions):
+            say(STARTUP, repetition + 1)
+            run = run_alone([str(HERE / "_startup.py"), str(STARTUP_EXECUTORS)], limit_s)
+            measurements.add_startup(run)
+        print_startup(measurements.startup)
     print(f"\nload average at the end: {os.getloadavg()}")
-    if options.json is not None:
-        options.json.parent.mkdir(parents=True, exist_ok=True)
-        options.json.write_text(json.dumps(report, indent=2) + "\n")
+    if cells_of(measurements.records):
+        draw_bars(measurements.records, options.output_dir / "throughput.svg")
+        draw_scaling(measurements.records, options.output_dir / "scaling.svg")
 
 
 if __name__ == "__main__":

@@ -26,7 +26,8 @@ from support.atari import (
 from support.errors import exit_with
 from support.options import option, parse_options
 from support.run import Run
-from torch import nn
+from tensordict import TensorDictBase
+from torch import Tensor, nn
 from torchrl.objectives import A2CLoss
 from torchrl.objectives.value import GAE
 
@@ -43,47 +44,73 @@ class Options(AtariOptions):
     )
 
 
+class A2C:
+    """TorchRL's A2CLoss, GAE and RMSprop, for one round's batch at a time.
+
+    Attributes:
+        model: all that is trained.
+        optimizer: RMSprop.
+        schedule: of its learning rate, for `num_rounds` rounds.
+    """
+
+    def __init__(self, agent: Agent, options: Options, num_rounds: int) -> None:
+        self._agent = agent
+        self._options = options
+        self._advantage = GAE(
+            gamma=options.gamma, lmbda=options.gae_lambda, value_network=agent.critic_head
+        )
+        self._loss_module = A2CLoss(
+            agent.actor_head,
+            agent.critic_head,
+            entropy_coeff=options.entropy_coefficient,
+            critic_coeff=options.critic_coefficient,
+            loss_critic_type="l2",
+        )
+        self.model = nn.ModuleList([agent.trunk, self._loss_module])
+        self.optimizer = torch.optim.RMSprop(
+            self.model.parameters(), lr=options.learning_rate, alpha=0.99, eps=1e-5
+        )
+        self.schedule = torch.optim.lr_scheduler.LinearLR(
+            self.optimizer, 1.0, 0.0, total_iters=num_rounds
+        )
+
+    def learn(self, batch: TensorDictBase) -> tuple[TensorDictBase, Tensor]:
+        """Takes the optimizer's step; returns the losses and the gradient's norm."""
+        encode(self._agent.trunk, batch)
+        with torch.no_grad():
+            self._advantage(batch)
+        losses = self._loss_module(batch.reshape(-1))
+        loss = losses["loss_objective"] + losses["loss_critic"] + losses["loss_entropy"]
+        loss.backward()
+        norm = nn.utils.clip_grad_norm_(self.model.parameters(), self._options.max_grad_norm)
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+        return losses, norm
+
+
 def train(options: Options) -> int:
     """Trains a policy; returns the exit code."""
     torch.manual_seed(options.seed)
     torch.set_num_threads(options.torch_threads)
     agent = Agent(train_env(options)())
 
-    advantage = GAE(gamma=options.gamma, lmbda=options.gae_lambda, value_network=agent.critic_head)
-    loss_module = A2CLoss(
-        agent.actor_head,
-        agent.critic_head,
-        entropy_coeff=options.entropy_coefficient,
-        critic_coeff=options.critic_coefficient,
-        loss_critic_type="l2",
-    )
-    model = nn.ModuleList([agent.trunk, loss_module])  # all that is trained
-    optimizer = torch.optim.RMSprop(
-        model.parameters(), lr=options.learning_rate, alpha=0.99, eps=1e-5
-    )
-    delayed = DelayedGradient(model, lag=options.lag)
-
     with make_collector(options, agent.policy) as collector:
-        schedule = torch.optim.lr_scheduler.LinearLR(
-            optimizer, 1.0, 0.0, total_iters=len(collector)
-        )
-        parts = {"model": model, "optimizer": optimizer, "schedule": schedule, "delayed": delayed}
+        a2c = A2C(agent, options, num_rounds=len(collector))
+        delayed = DelayedGradient(a2c.model, lag=options.lag)
+        parts = {
+            "model": a2c.model,
+            "optimizer": a2c.optimizer,
+            "schedule": a2c.schedule,
+            "delayed": delayed,
+        }
         make_eval_env = eval_env(options)
         with Run("a2c_atari", options, collector, make_eval_env, parts, video_fps=VIDEO_FPS) as run:
             for batch in run:  # the next round is already running
                 batch["next", "reward"].sign_()
                 with delayed(batch):  # parameters are the ones that gathered this batch
-                    encode(agent.trunk, batch)
-                    with torch.no_grad():
-                        advantage(batch)
-                    losses = loss_module(batch.reshape(-1))
-                    loss = losses["loss_objective"] + losses["loss_critic"] + losses["loss_entropy"]
-                    loss.backward()
-                    norm = nn.utils.clip_grad_norm_(model.parameters(), options.max_grad_norm)
-                    optimizer.step()
-                    optimizer.zero_grad()
-                run.record(losses, norm, schedule.get_last_lr()[0])
-                schedule.step()
+                    losses, norm = a2c.learn(batch)
+                run.record(losses, norm, a2c.schedule.get_last_lr()[0])
+                a2c.schedule.step()
                 collector.update_policy_weights_()  # the next round that opens acts with these
     return run.exit_code
 

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from recipes_path import RECIPES
+from script_paths import RECIPES
 from support.errors import exit_with
 from support.options import parse_options
 

@@ -8,11 +8,15 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
+from script_paths import BENCHMARKS
+from torchrl.collectors import Collector
 
 pytest.importorskip("ale_py")
 pytest.importorskip("matplotlib")
-
-BENCHMARKS = Path(__file__).resolve().parents[1] / "benchmarks"
+from _contenders import serial
+from _loops import make_gymnasium_loop
+from _workloads import TRAININGS, find_workload, make_agent, policy_of
 
 
 def run(script: str, *flags: str) -> str:
@@ -23,25 +27,73 @@ def run(script: str, *flags: str) -> str:
 
 
 def test_throughput(tmp_path: Path) -> None:
-    file = tmp_path / "report.json"
-    flags = "--workloads costless --contenders hts --seconds 0.2 --repetitions 1 --json"
-    printed = run("throughput.py", *flags.split(), str(file))
-    assert "costless: 16 environments, alpha 20" in printed
-    (measured,) = json.loads(file.read_text())["results"]["costless"]["hts"]
+    flags = "--workloads cartpole --trainings a2c5 --num-envs 2 4 --seconds 0.2 --repetitions 1"
+    known = [
+        {
+            "workload": "cartpole",
+            "training": "a2c5",
+            "num_envs": num_envs,
+            "contender": contender,
+            "repetition": 0,
+            "steps_per_second": 100.0,
+        }
+        for num_envs, contender in ((2, "multi-sync"), (4, "multi-sync"), (4, "hts"))
+    ]
+    parts = {f"cartpole/a2c5/{num_envs}": {"error": "left out"} for num_envs in (2, 4)}
+    file = tmp_path / "measurements.json"
+    file.write_text(json.dumps({"machine": {}, "records": known, "parts": parts, "startup": []}))
+    contenders = "--contenders hts multi-sync --output-dir"
+    printed = run("throughput.py", *flags.split(), *contenders.split(), str(tmp_path))
+    assert "cartpole, A2C, unroll of 5 steps, 4 environments" in printed
+    records = json.loads(file.read_text())["records"]
+    assert records[:3] == known
+    (measured,) = records[3:]  # what was missing
+    assert (measured["contender"], measured["num_envs"]) == ("hts", 2)
     assert measured["steps_per_second"] > 0
+    for picture in ("throughput.svg", "scaling.svg"):
+        assert "</svg>" in (tmp_path / picture).read_text()
+
+
+@pytest.mark.parametrize("training", ["a2c5", "ppo"])
+def test_a_plain_loop_yields_what_a_collector_does(training: str) -> None:
+    work, how = find_workload("cartpole"), TRAININGS[training]
+    agent = make_agent(work)
+    loop = make_gymnasium_loop(work, how, 2, agent)
+    collector = Collector(
+        serial(work.factories(2)),
+        policy_of(agent, how),
+        frames_per_batch=2 * how.sync_interval,
+        total_frames=-1,
+    )
+    try:
+        batches = iter(loop)
+        batch, following, expected = next(batches), next(batches), next(iter(collector))
+    finally:
+        loop.shutdown()
+        collector.shutdown()
+    unused = ("collector", "done", "terminated", "truncated")  # at the root: of the step before
+    expected = expected.exclude(*unused)
+    assert set(batch.keys(True, True)) == set(expected.keys(True, True))
+    for key in batch.keys(True, True):
+        assert (batch[key].shape, batch[key].dtype) == (expected[key].shape, expected[key].dtype)
+    assert (batch["next", "observation"][:, :-1] == batch["observation"][:, 1:]).all()
+    assert (batch["next", "observation"][:, -1] == following["observation"][:, 0]).all()
+    logits = agent.logits.module(agent.trunk.module(batch["observation"]))
+    log_prob = torch.distributions.Categorical(logits=logits).log_prob(batch["action"])
+    torch.testing.assert_close(batch["action_log_prob"], log_prob)
 
 
 def test_games_go_on_with_what_is_missing(tmp_path: Path) -> None:
     known = {"step_ms": 1.0, "step_std_ms": 0.5, "speeds": {"hts": [300.0], "multi-sync": [200.0]}}
     file = tmp_path / "games.json"
     file.write_text(json.dumps({"results": {"Pong": known}}))
-    flags = "--games Pong,Freeway --contenders hts --seconds 0.2 --repetitions 1 --output-dir"
+    flags = "--games Pong Freeway --contenders hts --seconds 0.2 --repetitions 1 --output-dir"
     printed = run("games.py", *flags.split(), str(tmp_path))
     assert "| Pong | 1.00 (0.50) | 300 (300-300) | 1.50 |" in printed
     results = json.loads(file.read_text())["results"]
     assert results["Pong"] == known
     assert results["Freeway"]["speeds"]["hts"][0] > 0
-    assert (tmp_path / "games.png").read_bytes().startswith(b"\x89PNG")
+    assert "</svg>" in (tmp_path / "games.svg").read_text()
 
 
 def test_learning_goes_on_with_what_is_missing(tmp_path: Path) -> None:
@@ -53,4 +105,4 @@ def test_learning_goes_on_with_what_is_missing(tmp_path: Path) -> None:
     assert (tmp_path / "hts-seed0.csv").read_text() == known
     rows = (tmp_path / "multi-sync-seed0.csv").read_text().splitlines()
     assert [row.split(",")[1] for row in rows] == ["steps", "32", "64"]
-    assert (tmp_path / "learning.png").read_bytes().startswith(b"\x89PNG")
+    assert "</svg>" in (tmp_path / "learning.svg").read_text()

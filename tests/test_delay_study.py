@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-import recipes_path  # noqa: F401  so that the recipes are found
+import script_paths  # noqa: F401  so that the scripts are found
 
 pytest.importorskip("matplotlib")
 import delay_study

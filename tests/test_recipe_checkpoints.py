@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-import recipes_path  # noqa: F401  so that `support` is found
+import script_paths  # noqa: F401  so that the scripts are found
 import torch
 from support.checkpoints import Checkpoints, write_atomically
 from support.errors import RecipeError

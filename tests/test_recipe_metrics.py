@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-import recipes_path  # noqa: F401  so that `support` is found
+import script_paths  # noqa: F401  so that the scripts are found
 from support.errors import RecipeError
 from support.metrics import Table
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-import recipes_path  # noqa: F401  so that `support` is found
+import script_paths  # noqa: F401  so that the scripts are found
 import torch
 from tensordict import TensorDict
 from tensordict.nn import TensorDictModule, TensorDictSequential

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Literal
 
 import pytest
-import recipes_path  # noqa: F401  so that `support` is found
+import script_paths  # noqa: F401  so that the scripts are found
 from support.errors import RecipeError
 from support.options import RunOptions, differences, from_json, option, parse_options, to_json
 

@@ -126,28 +126,37 @@ def orthogonal(layer: nn.Conv2d | nn.Linear, gain: float) -> nn.Conv2d | nn.Line
 
 
 class Agent:
-    """Actor and critic that share the Nature CNN.
+    """Actor and critic that share a trunk.
+
+    Args:
+        env: whose observations and discrete actions the agent has.
+        trunk: observations to float32 features ``[..., width]``; by default the Nature CNN.
+        width: number of features that it gives.
 
     Attributes:
         trunk: ``"observation"`` to ``"hidden"``.
+        logits: ``"hidden"`` to ``"logits"``.
         actor_head: ``"hidden"`` to ``"logits"``, ``"action"`` and ``"action_log_prob"``.
         critic_head: ``"hidden"`` to ``"state_value"``.
         policy: trunk and actor's head.
         actor_critic: the same with the critic's head, whose values then are in the batch.
     """
 
-    def __init__(self, env: gym.Env) -> None:
+    def __init__(self, env: gym.Env, trunk: nn.Module | None = None, width: int = 512) -> None:
         num_actions = int(env.action_space.n)
-        self.trunk = TensorDictModule(
-            NatureCNN(env.observation_space.shape[0]), in_keys=["observation"], out_keys=["hidden"]
+        if trunk is None:
+            trunk = NatureCNN(env.observation_space.shape[0])
+        self.trunk = TensorDictModule(trunk, in_keys=["observation"], out_keys=["hidden"])
+        self.logits = TensorDictModule(
+            orthogonal(nn.Linear(width, num_actions), 0.01), ["hidden"], ["logits"]
         )
         self.actor_head = ProbabilisticActor(
-            TensorDictModule(orthogonal(nn.Linear(512, num_actions), 0.01), ["hidden"], ["logits"]),
+            self.logits,
             in_keys=["logits"],
             distribution_class=torch.distributions.Categorical,
             return_log_prob=True,
         )
-        self.critic_head = ValueOperator(orthogonal(nn.Linear(512, 1), 1.0), in_keys=["hidden"])
+        self.critic_head = ValueOperator(orthogonal(nn.Linear(width, 1), 1.0), in_keys=["hidden"])
         self.policy = TensorDictSequential(self.trunk, self.actor_head).select_out_keys(
             "action", "action_log_prob"
         )

@@ -1,0 +1,238 @@
+"""What is stepped, and what is learned from it: the cells of the benchmark."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import _recipes  # noqa: F401  so that the recipes are found
+import gymnasium as gym
+import torch
+from _environments import (
+    SLEEP_MEAN_S,
+    STRAGGLER_FACTOR,
+    CostlessEnv,
+    SleepEnv,
+    StepTimes,
+)
+from a2c_atari import A2C
+from a2c_atari import Options as A2COptions
+from ppo_atari import PPO
+from ppo_atari import Options as PPOOptions
+from support.atari import Agent, orthogonal
+from tensordict import TensorDictBase
+from tensordict.nn import TensorDictSequential
+from torch import Tensor, nn
+from torchrl.modules import ProbabilisticActor
+from torchrl.objectives import A2CLoss
+from torchrl.objectives.value import GAE
+
+from torchrl_hts import DelayedGradient
+from torchrl_hts.envs import make_atari
+
+CORES = len(os.sched_getaffinity(0))
+
+
+@dataclass(frozen=True)
+class Workload:
+    """Environments, all alike but for their seeds.
+
+    Attributes:
+        description: what they are.
+        factories: makes the factories of a number of plain gymnasium environments.
+        waits: whether a step waits instead of computing, so that a process each is right.
+        env_id: gymnasium's id, where it has one.
+        slowest_step_s: the mean of the slowest environment's steps, where it is known: the ideal,
+            in which no environment ever waits, is their number over it.
+    """
+
+    description: str
+    factories: Callable[[int], list[Callable[[], gym.Env[Any, Any]]]]
+    waits: bool = False
+    env_id: str | None = None
+    slowest_step_s: float | None = None
+
+
+def _sleeping(times: StepTimes, description: str) -> Workload:
+    slowest = SLEEP_MEAN_S * (STRAGGLER_FACTOR if times == "straggler" else 1)
+    return Workload(
+        f"an environment that only sleeps, {description}",
+        lambda num_envs: [partial(SleepEnv, index, times) for index in range(num_envs)],
+        waits=True,
+        slowest_step_s=slowest,
+    )
+
+
+def _alike(
+    description: str, make_env: Callable[[], gym.Env[Any, Any]], env_id: str | None = None
+) -> Workload:
+    return Workload(description, lambda num_envs: [make_env] * num_envs, env_id=env_id)
+
+
+def _game(env_id: str) -> Workload:
+    description = f"{env_id}, 84x84 grey uint8, a stack of 4"
+    return _alike(description, partial(make_atari, env_id), env_id)
+
+
+WORKLOADS = {
+    "costless": _alike("an environment that costs nothing", CostlessEnv),
+    "cartpole": _alike("CartPole-v1", partial(gym.make, "CartPole-v1"), "CartPole-v1"),
+    "sleep": _sleeping("exponential", "exponential with a mean of 10 ms"),
+    "sleep-constant": _sleeping("constant", "always 10 ms"),
+    "sleep-lognormal": _sleeping("lognormal", "lognormal with a mean of 10 ms, heavy-tailed"),
+    "sleep-straggler": _sleeping("straggler", "exponential, 10 ms, one environment 50 ms"),
+    "pong": _game("ALE/Pong-v5"),
+}
+
+
+def find_workload(name: str) -> Workload:
+    """A workload by its name; any game of ALE by its id.
+
+    Raises:
+        ValueError: if there is none of that name.
+    """
+    if name in WORKLOADS:
+        return WORKLOADS[name]
+    if name.startswith("ALE/"):
+        return _game(name)
+    raise ValueError(f"{name!r} is none of {', '.join(WORKLOADS)}, nor the id of a game of ALE")
+
+
+@dataclass(frozen=True)
+class Training:
+    """What is done with a batch.
+
+    Attributes:
+        sync_interval: steps per environment and batch (alpha).
+        algorithm: None only collects.
+    """
+
+    description: str
+    sync_interval: int
+    algorithm: type[A2C] | type[PPO] | None = None
+
+
+TRAININGS = {
+    "collect": Training("collect only, alpha 20", 20),
+    "collect5": Training("collect only, alpha 5", 5),
+    "collect128": Training("collect only, alpha 128", 128),
+    "a2c5": Training("A2C, unroll of 5 steps", 5, A2C),
+    "a2c20": Training("A2C, unroll of 20 steps", 20, A2C),
+    "ppo": Training("PPO, unroll of 128 steps, 4 epochs of 4 minibatches", 128, PPO),
+}
+
+
+class TwoLayers(nn.Sequential):
+    """The trunk for vectors: two layers of 64 with tanh."""
+
+    def __init__(self, in_features: int) -> None:
+        super().__init__(
+            orthogonal(nn.Linear(in_features, 64), 2**0.5),
+            nn.Tanh(),
+            orthogonal(nn.Linear(64, 64), 2**0.5),
+            nn.Tanh(),
+        )
+
+
+def make_agent(workload: Workload) -> Agent:
+    """The same network for all contenders: the Nature CNN for pixels, two layers for vectors."""
+    torch.manual_seed(0)
+    env = workload.factories(1)[0]()
+    shape = env.observation_space.shape
+    assert shape is not None
+    agent = Agent(env) if len(shape) == 3 else Agent(env, TwoLayers(shape[0]), 64)
+    env.close()
+    return agent
+
+
+def make_policy(workload: Workload, training: Training) -> TensorDictSequential:
+    """What collectors act with; actors give the values that PPO's advantages are made of."""
+    agent = make_agent(workload)
+    return policy_of(agent, training)
+
+
+def policy_of(agent: Agent, training: Training) -> TensorDictSequential:
+    """The part of an agent that acts."""
+    return agent.actor_critic if training.algorithm is PPO else agent.policy
+
+
+Learn = Callable[[TensorDictBase], None]
+
+
+def make_learn(
+    agent: Agent, training: Training, num_envs: int, lag: int | None, *, stock: bool = False
+) -> Learn | None:
+    """What is done with each batch ``[N, T]``; None if it is only collected.
+
+    Args:
+        lag: of the delayed update; None for an update without.
+        stock: leave it to A2CLoss and GAE to run the shared trunk, as often as they do.
+    """
+    if training.algorithm is None:
+        return None
+    never = 2**31  # the learning rate stays what it is
+    if training.algorithm is PPO:
+        batch_size = num_envs * training.sync_interval
+        ppo = PPO(agent, PPOOptions(epochs=4, minibatch_size=batch_size // 4), never)
+        model: nn.Module = ppo.model
+
+        def update(batch: TensorDictBase) -> None:
+            for _ in ppo.learn(batch):
+                pass
+
+    elif stock:
+        model, update = _stock_a2c(agent)
+    else:
+        a2c = A2C(agent, A2COptions(), never)
+        model = a2c.model
+
+        def update(batch: TensorDictBase) -> None:
+            a2c.learn(batch)
+
+    if lag is None:
+        return update
+    delayed = DelayedGradient(model, lag=lag)
+
+    def delayed_update(batch: TensorDictBase) -> None:
+        with delayed(batch):
+            update(batch)
+
+    return delayed_update
+
+
+def _stock_a2c(agent: Agent) -> tuple[nn.Module, Learn]:
+    """A2C as TorchRL's loss and estimator do it by themselves with a shared trunk."""
+    options = A2COptions()
+    actor = ProbabilisticActor(
+        TensorDictSequential(agent.trunk, agent.logits),
+        in_keys=["logits"],
+        distribution_class=torch.distributions.Categorical,
+        return_log_prob=True,
+    )
+    critic = TensorDictSequential(agent.trunk, agent.critic_head)
+    advantage = GAE(gamma=options.gamma, lmbda=options.gae_lambda, value_network=critic)
+    loss_module = A2CLoss(
+        actor,
+        critic,
+        entropy_coeff=options.entropy_coefficient,
+        critic_coeff=options.critic_coefficient,
+        loss_critic_type="l2",
+    )
+    optimizer = torch.optim.RMSprop(
+        loss_module.parameters(), lr=options.learning_rate, alpha=0.99, eps=1e-5
+    )
+
+    def update(batch: TensorDictBase) -> None:
+        with torch.no_grad():
+            advantage(batch)
+        losses = loss_module(batch.reshape(-1))
+        loss: Tensor = losses["loss_objective"] + losses["loss_critic"] + losses["loss_entropy"]
+        loss.backward()
+        nn.utils.clip_grad_norm_(loss_module.parameters(), options.max_grad_norm)
+        optimizer.step()
+        optimizer.zero_grad()
+
+    return loss_module, update
