@@ -335,7 +335,7 @@ def draw(algorithm: str, panels: dict[Panel, dict[str, list[dict[str, Any]]]], f
             if len(curves) > 1:
                 error = curves.std(0, ddof=1) / len(curves) ** 0.5
                 axes.fill_between(
-                    steps, mean - error, mean + error, color=variant.color, alpha=0.15
+                    steps, mean - error, mean + error, color=variant.color, alpha=0.1, linewidth=0
                 )
         counts = sorted({len(each) for each in cells.values()})
         seeds = " to ".join(str(count) for count in dict.fromkeys((counts[0], counts[-1])))
@@ -400,7 +400,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
                     pass
     results = load(directory)
     for algorithm, panels in results.items():
-        draw(algorithm, panels, directory / f"{algorithm}.png")
+        draw(algorithm, panels, directory / f"{algorithm}.svg")
     print(table(results))
     return 0
 
