@@ -47,10 +47,10 @@ def the_events(tmp_path: Path, **kwargs: Any) -> Timeline:
 def test_recording_changes_no_bit() -> None:
     """I7."""
     batches = []
-    for timeline_events in (0, 3, 1000):
+    for timeline_events in (0, 3):
         with collector(timeline_events=timeline_events) as data:
             batches.append([digest(batch) for batch in data])
-    assert batches[0] == batches[1] == batches[2]
+    assert batches[0] == batches[1]
 
 
 @pytest.mark.parametrize("lag", [0, 1, 2])

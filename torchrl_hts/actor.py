@@ -139,6 +139,7 @@ def _serve(
     clock = time.perf_counter_ns
     schedule, owner = actor.schedule, actor.job.owner
     served_ns = 0
+    used_before = time.process_time_ns() - counters[Counter.CPU_NS]
     while True:
         asleep = clock()
         words = source.take(_PATIENCE * served_ns)
@@ -178,6 +179,7 @@ def _serve(
                 counters[Counter.PADDED_ROWS] += padded
         served_ns = clock() - awake
         counters[Counter.BUSY_NS] += served_ns
+        counters[Counter.CPU_NS] = time.process_time_ns() - used_before
 
 
 class _Actor:

@@ -344,13 +344,19 @@ class HTSCollector(BaseCollector):  # type: ignore[misc]  # torchrl has no types
         self._learner.rest()
         return seed if static_seed else seed + self.num_envs
 
-    def statistics(self) -> Statistics:
-        """A snapshot of what has been counted; cheap, and valid after the end too."""
+    def statistics(self, *, memory: bool = False) -> Statistics:
+        """A snapshot of what has been counted; cheap, and valid after the end too.
+
+        Args:
+            memory: read how much memory each worker has to itself, too; that takes the system some
+                milliseconds for each actor.
+        """
         learner = self._learner
         now = time.monotonic() if self._crew.closed_at is None else self._crew.closed_at
         return summarise(
-            self._memory.counters,
+            self._memory,
             len(self._crew.executor_inboxes),
+            self.worker_pids() if memory and not self._crew.is_closed() else {},
             frames=self._frames,
             frames_loaded=self._frames_loaded,
             rounds=self._iter + 1,

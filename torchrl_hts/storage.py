@@ -49,7 +49,7 @@ class Counter(IntEnum):
     BUSY_NS = 3  # executor: stepping and resetting; actor: gathering, inferring, scattering
     WAITING_NS = 4  # asleep; of an executor: while an action was to come
     RESETS = 5  # executor: episodes begun
-    CPU_NS = 6  # executor: processor time used, by all of its threads
+    CPU_NS = 6  # processor time used since the first run began, by all of its threads
     ROUND_WAITING_NS = 7  # executor: asleep while no round was open for any of its environments
 
 
