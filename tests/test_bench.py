@@ -50,9 +50,13 @@ def test_cores_are_a_limit() -> None:
     found = forecast(COMPUTES, Setting(16, 20))
     assert (found.limit, COMPUTES.num_executors(16)) == ("cores", 2)
     assert found.steps_per_second == pytest.approx(2000, rel=0.01)
-    learning = replace(COMPUTES, learner_step_s=1e-3)
-    assert forecast(learning, Setting(16, 20)).steps_per_second == pytest.approx(1000, rel=0.01)
-    assert forecast(learning, Setting(16, 20)).limit == "cores"
+    both = forecast(replace(COMPUTES, learner_step_s=0.5e-3), Setting(16, 20))
+    assert (both.limit, both.steps_per_second) == ("cores", pytest.approx(2 / 1.5e-3, rel=0.01))
+
+
+def test_the_learner_is_a_limit() -> None:
+    found = forecast(replace(SLEEPS, learner_step_s=2e-3), Setting(16, 20))
+    assert (found.limit, found.steps_per_second) == ("learner", pytest.approx(500, rel=0.03))
 
 
 def test_inference_is_a_limit() -> None:

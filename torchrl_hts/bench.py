@@ -200,8 +200,8 @@ def print_forecasts(costs: Costs, settings: argparse.Namespace) -> list[Forecast
     heads = [f"lag {lag}" for lag in lags]
     print(
         f"\nSteps per second to expect on {costs.cores} cores while the learner learns, limited by "
-        "(s)chedule, (i)nference or (c)ores;\nand the theory: the share of the speed of executors "
-        "that never wait that the schedule alone allows.\n"
+        "(s)chedule, (i)nference,\n(l)earner or (c)ores; and the theory: the share of the speed of "
+        "executors that never wait that the\nschedule and the learner alone allow.\n"
     )
     line = f"{'envs':>5}{'actors':>7}{'alpha':>6}"
     print(line + "".join(f"{head:>19}" for head in heads) + f"{'lag 1, barrier':>19}{'Claim 1':>9}")

@@ -185,7 +185,7 @@ def measure_passes(
     rows: Sequence[int],
     seconds: float,
 ) -> tuple[float, ...]:
-    """Time of a forward pass for each number of rows, as actors run it, on one thread.
+    """Processor time of a forward pass of each number of rows, as actors run it, on one thread.
 
     Args:
         make_env: says what observations look like.
@@ -214,7 +214,7 @@ def measure_passes(
 def measure_learning(
     make_env: Callable[[], gym.Env[Any, Any]], policy: TensorDictModuleBase, seconds: float
 ) -> float:
-    """Time of one pass forward and back for each row, in batches of 256 on one thread.
+    """Processor time of a pass forward and back for each row, in batches of 256 on one thread.
 
     0.0 if the policy's outputs have no gradient.
     """
@@ -253,14 +253,15 @@ def _examples(
 
 
 def _median_time(function: Callable[[], object], seconds: float) -> float:
+    """Processor time of a call: what others do on the machine meanwhile doesn't count."""
     for _ in range(3):
         function()
     times: list[float] = []
     end = time.perf_counter() + seconds
     while len(times) < 5 or time.perf_counter() < end:
-        began = time.perf_counter()
+        began = time.process_time()
         function()
-        times.append(time.perf_counter() - began)
+        times.append(time.process_time() - began)
     return float(np.median(times))
 
 

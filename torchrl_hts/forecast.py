@@ -2,7 +2,7 @@
 
 Three limits are put together:
 
-- the *schedule*: the recursion of ``theory.py`` with step times drawn from the measured ones, each
+- the *schedule*, with the learner: the recursion of ``theory.py`` with step times drawn from the measured ones, each
   longer by the time that an environment waits for its action;
 - *inference*: passes that take whatever became ready during the last one, so that an action takes
   a pass and, while actors are busy, half of another;
@@ -35,6 +35,9 @@ _DRAWS = 300_000  # of step times
 _ROUNDS = (20, 300)  # simulated, at least and at most
 _ITERATIONS = 200
 _NEAR_BEST = 0.95
+_FULLY = 0.95  # who is so busy is what limits the others
+
+Limit = Literal["schedule", "inference", "learner", "cores"]
 
 
 @dataclass(frozen=True)
@@ -46,7 +49,7 @@ class Costs:
         step_cpu_share: the part of a step during which it used a core.
         executor_cpu_s: processor time of an executor for each step, beside the environment's.
         pass_rows: numbers of rows, ascending from 1.
-        pass_times: of a forward pass of so many rows on one thread.
+        pass_times: of a forward pass of so many rows on one thread that has a core to itself.
         actor_cpu_s: processor time of an actor for each pass, beside the policy's.
         learner_step_s: of learning, on a core of its own, for each environment step.
         cores: that the collector may use.
@@ -97,13 +100,14 @@ class Forecast:
         steps_per_second: of all environments together.
         schedule_share: what the schedule alone leaves of the speed of executors that never wait:
             the recursion with the measured step times and learner, everything else for nothing.
-        limit: what keeps it from being more: the schedule's waiting, inference, or the cores.
+        limit: what keeps it from being more: waiting for each other, inference, learning, or the
+            number of cores.
     """
 
     setting: Setting
     steps_per_second: float
     schedule_share: float
-    limit: Literal["schedule", "inference", "cores"]
+    limit: Limit
 
 
 def forecast(
@@ -149,10 +153,12 @@ def forecast(
     # While every core is busy an actor waits for more rows; about half of them come.
     by_cores = costs.cores / (core_s + costs.pass_time(max(rows, n / 2)) / max(rows, n / 2))
     speed = min(by_schedule, by_cores)
-    limit: Literal["schedule", "inference", "cores"] = "schedule"
+    limit: Limit = "schedule"
     if by_cores <= 1.001 * by_schedule:  # executors that never rest on cores that never rest
         limit = "cores"
-    elif busy > 0.95:
+    elif speed * costs.learner_step_s > _FULLY:
+        limit = "learner"
+    elif busy > _FULLY:
         limit = "inference"
     return Forecast(setting, speed, schedule_share, limit)
 
