@@ -2,8 +2,8 @@
 
 Three limits are put together:
 
-- the *schedule*, with the learner: the recursion of ``theory.py`` with step times drawn from the measured ones, each
-  longer by the time that an environment waits for its action;
+- the *schedule*, with the learner: the recursion of ``theory.py`` with step times drawn from the
+  measured ones, each longer by the time that an environment waits for its action;
 - *inference*: passes that take whatever became ready during the last one, so that an action takes
   a pass and, while actors are busy, half of another;
 - the *cores*: a step can't be had for less processor time than stepping, inferring and learning it
