@@ -109,22 +109,22 @@ def test_a_barrier_at_each_step_waits_for_the_slowest_of_each() -> None:
 
 
 TABLE = {  # docs/theory.md: alpha to the share at lag 0, lag 1 with barrier, lag 1, lag 2
-    5: (0.45, 0.52, 0.75, 0.84),
-    20: (0.58, 0.70, 0.91, 0.96),
-    128: (0.68, 0.86, 0.98, 0.99),
+    5: (0.447, 0.517, 0.747, 0.849),
+    20: (0.577, 0.698, 0.907, 0.954),
+    128: (0.684, 0.860, 0.982, 0.992),
 }
 
 
 @pytest.mark.parametrize("alpha", TABLE)
 def test_the_shares_of_the_table(alpha: int) -> None:
-    """16 environments, exponential times, learner 0.3 alpha; 2,000 rounds are good to 0.005."""
+    """16 environments, exponential times, learner 0.3 alpha; from 20,000 rounds, here 2,000."""
     sums = np.random.default_rng(0).gamma(alpha, size=(2_000, 16))
     settings_ = [(0, None), (1, "round"), (1, None), (2, None)]
     found = [
         timetable(sums, lag=lag, learner_time=0.3 * alpha, barrier=barrier).share_of_ideal
         for lag, barrier in settings_
     ]
-    assert found == pytest.approx(TABLE[alpha], abs=0.005 + 0.005)  # noise, and two digits
+    assert found == pytest.approx(TABLE[alpha], abs=0.006)
 
 
 def test_waiting_at_each_step_gives_a_third() -> None:
