@@ -142,7 +142,10 @@ def test_pictures(tmp_path: Path) -> None:
 
 
 def test_what_a_picture_hatches() -> None:
-    """Environment 0 is done with round 1 at 40; round 2 opens at 50. Environment 1 never waits."""
+    """Environment 0 is done with round 1 at 40; round 2 opens at 50. Environment 1 never waits.
+
+    Round 3 opens at 90, but nobody begins it: it may be after the last.
+    """
 
     def events(*records: tuple[int, int, int, Activity, int]) -> Any:
         return np.array([(*record, 0, 0) for record in records], RECORD)
@@ -150,7 +153,7 @@ def test_what_a_picture_hatches() -> None:
     step, learn = Activity.STEP, Activity.LEARN
     timeline = Timeline(
         {
-            "learner": events((25, 50, 0, learn, 0)),
+            "learner": events((25, 50, 0, learn, 0), (70, 90, 1, learn, 0)),
             "executor 0": events((0, 10, 0, step, 0), (20, 40, 1, step, 0), (60, 70, 2, step, 0)),
             "executor 1": events((0, 25, 0, step, 1), (25, 55, 1, step, 1), (60, 70, 2, step, 1)),
         },
