@@ -83,6 +83,21 @@ def test_a_plain_loop_yields_what_a_collector_does(training: str) -> None:
     torch.testing.assert_close(batch["action_log_prob"], log_prob)
 
 
+def test_theory_goes_on_with_what_is_missing(tmp_path: Path) -> None:
+    known = {"num_envs": 2, "alpha": 2, "lag": 0, "num_executors": 2, "steps_per_second": 123.0}
+    known |= {"measured": 0.5, "recorded": 0.6, "iid": 0.6, "barrier": 0.7}
+    file = tmp_path / "theory.json"
+    file.write_text(json.dumps({"env_id": "sleep", "points": [known]}))
+    flags = "--num-envs 2 --alpha 2 --lag 0 1 --mean-ms 1 --seconds 0 --rounds 3 --output-dir"
+    printed = run("theory_check.py", *flags.split(), str(tmp_path))
+    assert "| 2 | 2 | 0 | 0.500 | 0.600 | 0.600 | 0.700 | 123 |" in printed
+    first, second = json.loads(file.read_text())["points"]
+    assert first == known
+    assert (second["lag"], second["rounds"]) == (1, 3)
+    assert 0 < second["measured"] <= second["recorded"] * 1.001, "nobody is faster than the rules"
+    assert (tmp_path / "theory.png").read_bytes().startswith(b"\x89PNG")
+
+
 def test_games_go_on_with_what_is_missing(tmp_path: Path) -> None:
     known = {"step_ms": 1.0, "step_std_ms": 0.5, "speeds": {"hts": [300.0], "multi-sync": [200.0]}}
     file = tmp_path / "games.json"

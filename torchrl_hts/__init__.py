@@ -21,7 +21,8 @@ if TYPE_CHECKING:
         WorkerError,
     )
     from torchrl_hts.evaluation import Evaluation, Evaluator
-    from torchrl_hts.statistics import Statistics
+    from torchrl_hts.statistics import Statistics, WorkerStatistics
+    from torchrl_hts.timeline import Timeline
     from torchrl_hts.workers import keep_servers
 
 __version__ = "0.1.0"
@@ -37,7 +38,9 @@ _MODULE_OF = {
     "PolicyError": "errors",
     "ProtocolError": "errors",
     "Statistics": "statistics",
+    "Timeline": "timeline",
     "WorkerError": "errors",
+    "WorkerStatistics": "statistics",
     "keep_servers": "workers",
 }
 
@@ -52,7 +55,9 @@ __all__ = [
     "PolicyError",
     "ProtocolError",
     "Statistics",
+    "Timeline",
     "WorkerError",
+    "WorkerStatistics",
     "__version__",
     "keep_servers",
 ]

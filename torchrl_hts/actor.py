@@ -35,6 +35,7 @@ from torchrl_hts.invariance import (
     mixing_modules,
 )
 from torchrl_hts.messages import receive_object, send_object
+from torchrl_hts.recording import Activity, Record, recorder
 from torchrl_hts.sampling import CounterPolicy
 from torchrl_hts.slots import Slots, bind_parameters
 from torchrl_hts.storage import Array, Counter, Key, Layout, SharedMemory
@@ -105,10 +106,13 @@ def run_actor(control: Connection, fds: list[int]) -> None:
             return
         actor.sizes = receive_object(control)
         source = Gatherer(actor.schedule, inbox, job.owner, memory.counters, job.cores)
+        counters = memory.counters[job.worker].data
+        histogram = memory.histograms[job.worker].data
+        record = recorder(memory, job.worker)
         while True:
             actor.start(receive_object(control))
             try:
-                _serve(actor, source, executors, memory.counters[job.worker].data)
+                _serve(actor, source, executors, counters, histogram, record)
             except _InferenceError as error:
                 send_object(control, ("inference", error.traceback, error.where))
                 return
@@ -124,17 +128,25 @@ class _InferenceError(Exception):
 
 
 def _serve(
-    actor: _Actor, source: Gatherer, executors: Sequence[Inbox], counters: memoryview[int]
+    actor: _Actor,
+    source: Gatherer,
+    executors: Sequence[Inbox],
+    counters: memoryview[int],
+    histogram: memoryview[int],
+    record: Record | None,
 ) -> None:
     """Answer observations until told to stop."""
     clock = time.perf_counter_ns
     schedule, owner = actor.schedule, actor.job.owner
     served_ns = 0
+    used_before = time.process_time_ns() - counters[Counter.CPU_NS]
     while True:
         asleep = clock()
         words = source.take(_PATIENCE * served_ns)
-        awake = clock()
+        awake = before = clock()
         counters[Counter.WAITING_NS] += awake - asleep
+        if record is not None:
+            record(Activity.OBSERVATION_WAIT, asleep, awake)
         stops = words.count(STOP)
         if stops:
             if stops > 1:  # the others' share
@@ -152,6 +164,10 @@ def _serve(
                 except Exception as error:
                     raise _InferenceError((round_, tuple(batch))) from error
                 schedule.answer(batch)
+                if record is not None:  # before anybody can act on the answers
+                    now = clock()
+                    record(Activity.INFER, before, now, round_, 0, len(batch), padded)
+                    before = now
                 answers: dict[int, list[int]] = {}
                 for env in batch:
                     answers.setdefault(owner[env], []).append(env)
@@ -159,9 +175,11 @@ def _serve(
                     executors[executor].post(answered)
                 counters[Counter.EVENTS] += 1
                 counters[Counter.ROWS] += len(batch)
+                histogram[len(batch)] += 1
                 counters[Counter.PADDED_ROWS] += padded
         served_ns = clock() - awake
         counters[Counter.BUSY_NS] += served_ns
+        counters[Counter.CPU_NS] = time.process_time_ns() - used_before
 
 
 class _Actor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import pickle
 import time
 import warnings
@@ -37,9 +38,11 @@ from torchrl_hts.arguments import (
 from torchrl_hts.batch_plan import plan_batch
 from torchrl_hts.crew import Crew
 from torchrl_hts.learner import LearnerSide
+from torchrl_hts.recording import recorder
 from torchrl_hts.slots import Slots, field_of, policy_tensors
 from torchrl_hts.statistics import Statistics, summarise
 from torchrl_hts.storage import Layout
+from torchrl_hts.timeline import Timeline, check_path, read_timeline
 from torchrl_hts.weights import WeightSource
 
 __all__ = ["HTSCollector"]
@@ -102,6 +105,8 @@ class HTSCollector(BaseCollector):  # type: ignore[misc]  # torchrl has no types
             resumed.
         track_policy_version: accepted for compatibility; batches always carry the version.
         actor_threads: torch's intra-op threads in each actor.
+        timeline_events: so many of the newest events of each worker are kept for `timeline`, in 32
+            bytes each; 0: none, and `timeline` has nothing to show.
         pre_collect_hook: called before each batch is waited for.
         post_collect_hook: called with each batch.
 
@@ -154,6 +159,7 @@ class HTSCollector(BaseCollector):  # type: ignore[misc]  # torchrl has no types
         return_same_td: bool = False,
         track_policy_version: bool = True,
         actor_threads: int = 1,
+        timeline_events: int = 0,
         pre_collect_hook: Callable[[], None] | None = None,
         post_collect_hook: Callable[[TensorDictBase], None] | None = None,
         **unsupported: Any,
@@ -177,6 +183,7 @@ class HTSCollector(BaseCollector):  # type: ignore[misc]  # torchrl has no types
         self.lag = check_integer("lag", lag, least=0)
         check_integer("num_actors", num_actors)
         check_integer("actor_threads", actor_threads)
+        check_integer("timeline_events", timeline_events, least=0)
         cores = available_cores()
         if num_executors is None:
             num_executors = cores
@@ -229,13 +236,15 @@ class HTSCollector(BaseCollector):  # type: ignore[misc]  # torchrl has no types
                 num_executors + num_actors,
                 plan.fields,
                 tuple(field_of((n,), t, 0) for n, t in policy_tensors(self.policy)),
+                timeline_events,
             )
             memory, schedule = self._crew.share(layout, self._last_round, plan.options)
-            self._counters = memory.counters
+            self._memory = memory
             slots = Slots(memory)
             for slot in range(self.lag + 1):
                 slots.stage(slot, self._weights.generic())  # to calibrate with
-            self._learner = LearnerSide(self._crew, schedule, slots, self._weights, seed)
+            record = recorder(memory, layout.num_workers)
+            self._learner = LearnerSide(self._crew, schedule, slots, self._weights, seed, record)
             self._invariant_sizes = self._crew.start_actors(
                 lambda worker: ActorJob(
                     policy=policy_bytes,
@@ -335,13 +344,19 @@ class HTSCollector(BaseCollector):  # type: ignore[misc]  # torchrl has no types
         self._learner.rest()
         return seed if static_seed else seed + self.num_envs
 
-    def statistics(self) -> Statistics:
-        """A snapshot of what has been counted; cheap, and valid after the end too."""
+    def statistics(self, *, memory: bool = False) -> Statistics:
+        """A snapshot of what has been counted; cheap, and valid after the end too.
+
+        Args:
+            memory: read how much memory each worker has to itself, too; that takes the system some
+                milliseconds for each actor.
+        """
         learner = self._learner
         now = time.monotonic() if self._crew.closed_at is None else self._crew.closed_at
         return summarise(
-            self._counters,
+            self._memory,
             len(self._crew.executor_inboxes),
+            self.worker_pids() if memory and not self._crew.is_closed() else {},
             frames=self._frames,
             frames_loaded=self._frames_loaded,
             rounds=self._iter + 1,
@@ -349,6 +364,36 @@ class HTSCollector(BaseCollector):  # type: ignore[misc]  # torchrl has no types
             learner_waiting_s=learner.waited_s,
             invariant_sizes=self._invariant_sizes,
         )
+
+    def timeline(self, path: str | os.PathLike[str], num_rounds: int | None = None) -> Timeline:
+        """Write down when executors stepped and waited, actors inferred, and the learner learned.
+
+        May be called at any time, after the end too. What is kept are the newest events of each
+        worker, as many as ``timeline_events``.
+
+        Args:
+            path: a file that ends in .json or .json.gz becomes a trace for ui.perfetto.dev or
+                chrome://tracing; one in .png, .svg or .pdf a picture (needs matplotlib).
+            num_rounds: only the last so many rounds that the learner has been handed; by default
+                all that are known in a trace, and 4 in a picture.
+
+        Returns:
+            What was written, as arrays.
+
+        Raises:
+            RuntimeError: if the collector was made without ``timeline_events``.
+            ValueError: for a file name of another ending.
+        """
+        file = check_path(path)
+        if not self._memory.layout.timeline_events:
+            raise RuntimeError(
+                "nothing was recorded: make the collector with timeline_events=100_000, so many "
+                "events of each worker, to have a timeline of them"
+            )
+        num_executors = len(self._crew.executor_inboxes)
+        found = read_timeline(self._memory, num_executors)
+        found.write(file, num_rounds)
+        return found
 
     def worker_pids(self) -> dict[str, int]:
         """Process ids by name, such as ``"executor 0"`` and ``"actor 0"``."""

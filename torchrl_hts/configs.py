@@ -80,6 +80,7 @@ class HTSCollectorConfig:
     return_same_td: bool = False
     track_policy_version: bool = True
     actor_threads: int = 1
+    timeline_events: int = 0
     pre_collect_hook: Any = None
     post_collect_hook: Any = None
 

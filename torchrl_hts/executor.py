@@ -19,6 +19,7 @@ from torchrl_hts.errors import CannotSaveError
 from torchrl_hts.exchange import SAVE, STOP, WAKE, ExecutorPort, Inbox
 from torchrl_hts.gym_env import GymEnvironment, RowOptions
 from torchrl_hts.messages import receive_object, send_object
+from torchrl_hts.recording import Activity, Record, recorder
 from torchrl_hts.storage import Counter, Layout, SharedMemory
 
 if TYPE_CHECKING:
@@ -105,8 +106,10 @@ def run_executor(control: Connection, fds: list[int]) -> None:
                 memory.schedule(plan.last_round), Inbox(-1, actors), Inbox(-1, learner)
             )
             counters = memory.counters[plan.worker].data
+            histogram = memory.histograms[plan.worker].data
+            record = recorder(memory, plan.worker)
             try:
-                run = _Run(environments, port, inbox, counters, control)
+                run = _Run(environments, port, inbox, counters, histogram, record, control)
                 run.start(starts, first_round)
                 run.serve()
             except _EnvironmentError as error:
@@ -162,6 +165,8 @@ class _Run:
         port: ExecutorPort,
         inbox: Inbox,
         counters: memoryview[int],
+        histogram: memoryview[int],
+        record: Record | None,
         control: Connection,
     ) -> None:
         self.environments = environments
@@ -169,12 +174,15 @@ class _Run:
         self.schedule = port.schedule
         self.inbox = inbox
         self.counters = counters
+        self.histogram = histogram
+        self.record = record
         self.control = control
 
     def start(self, starts: dict[int, int | bytes], first_round: int) -> None:
         """Reset every environment with its seed, or put it into its saved state."""
         for env, environment in self.environments.items():
             start = starts[env]
+            began = time.perf_counter_ns()
             try:
                 if isinstance(start, bytes):
                     environment.restore(start)
@@ -185,24 +193,37 @@ class _Run:
             if self.port.start(env):
                 self._offer(env)
             self.port.flush()
+            if self.record is not None:
+                self.record(Activity.RESET, began, time.perf_counter_ns(), first_round, env)
 
     def serve(self) -> None:
         """Step until told to stop."""
         clock = time.perf_counter_ns
-        counters = self.counters
+        counters, histogram, record = self.counters, self.histogram, self.record
+        steps = self.schedule.steps
         used_before = time.process_time_ns() - counters[Counter.CPU_NS]
         stop = False
         while not stop:
             all_parked = len(self.port.parked) == len(self.environments)
             asleep = clock()
             words = self.inbox.take()
-            awake = flushed = clock()
+            awake = flushed = before = clock()
             waiting = Counter.ROUND_WAITING_NS if all_parked else Counter.WAITING_NS
             counters[waiting] += awake - asleep
+            if record is not None:
+                if all_parked:
+                    round_, _ = self.schedule.position(next(iter(self.environments)))
+                    record(Activity.ROUND_WAIT, asleep, awake, round_)
+                else:
+                    record(Activity.ACTION_WAIT, asleep, awake)
             for word in words:
                 if word < SAVE:
                     self._step(word)
                     now = clock()
+                    histogram[(now - before).bit_length()] += 1
+                    if record is not None:
+                        record(Activity.STEP, before, now, steps[word] - 1, word)
+                    before = now
                     if now - flushed > _FLUSH_NS:
                         self.port.flush()
                         flushed = now

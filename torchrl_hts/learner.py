@@ -15,6 +15,7 @@ from tensordict import TensorDict
 from torch import Tensor
 
 from torchrl_hts.crew import Crew
+from torchrl_hts.recording import Activity, Record
 from torchrl_hts.schedule import Schedule
 from torchrl_hts.slots import Slots, policy_tensors
 from torchrl_hts.storage import Key
@@ -49,6 +50,7 @@ class LearnerSide:
         slots: the slots, over shared memory.
         weights: the newest parameters.
         seed: of environments and noise.
+        record: takes down when it learned and waited; None: nobody asks.
 
     Attributes:
         round: the round that is lent next.
@@ -58,7 +60,13 @@ class LearnerSide:
     """
 
     def __init__(
-        self, crew: Crew, schedule: Schedule, slots: Slots, weights: WeightSource, seed: int
+        self,
+        crew: Crew,
+        schedule: Schedule,
+        slots: Slots,
+        weights: WeightSource,
+        seed: int,
+        record: Record | None = None,
     ) -> None:
         self._crew = crew
         self._schedule = schedule
@@ -70,6 +78,8 @@ class LearnerSide:
         self.lent = False
         self.waited_s = 0.0
         self.began = 0.0
+        self._record = record
+        self._lent_at = 0  # in nanoseconds of the clock of records
         self._running = False
         self._beginning = _Beginning()
         # What the slots are to hold when the workers are set to work: the parameters by round, the
@@ -96,10 +106,16 @@ class LearnerSide:
                 # I2, I3: this slot is closed; its parameters become theta_{j+lag+1}.
                 self._slots.stage(self._schedule.slot(self.round - 1), self._weights.take())
                 self.lent = False
+                if self._record is not None:  # before anybody can act on it
+                    now = time.perf_counter_ns()
+                    self._record(Activity.LEARN, self._lent_at, now, self.round - 1)
                 self._crew.release()
-            asleep = time.monotonic()
+            asleep = time.perf_counter_ns()
             self._crew.wait_full(self.round)
-            self.waited_s += time.monotonic() - asleep
+            self._lent_at = time.perf_counter_ns()
+            self.waited_s += (self._lent_at - asleep) / 1e9
+            if self._record is not None:
+                self._record(Activity.BATCH_WAIT, asleep, self._lent_at, self.round)
             round_ = self._crew.port.lend()
         except BaseException as error:  # a worker has failed, or Ctrl-C: the run can't go on
             if self._crew.is_closed() and isinstance(error, Exception):  # by another thread

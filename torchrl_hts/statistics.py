@@ -2,15 +2,41 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 
 from torchrl_hts.invariance import InvariantSizes
-from torchrl_hts.storage import Counter
+from torchrl_hts.storage import Counter, SharedMemory
 
-__all__ = ["Statistics", "summarise"]
+__all__ = ["Statistics", "WorkerStatistics", "summarise"]
+
+
+@dataclass(frozen=True)
+class WorkerStatistics:
+    """Where the time of one worker went, in seconds, and what memory it has to itself.
+
+    Attributes:
+        busy_s: an executor stepped and reset environments; an actor gathered, inferred, scattered.
+        action_waiting_s: an executor had nothing to do until an action came.
+        round_waiting_s: an executor had nothing to do until a round opened.
+        observation_waiting_s: an actor had nothing to do, or waited for a larger batch.
+        cpu_s: processor time that it used, of all its threads, since the first run began.
+        events: steps of an executor, forward passes of an actor.
+        private_bytes: memory that no other process shares; None if it wasn't asked for, the worker
+            has ended, or the system doesn't tell (it takes Linux's /proc).
+    """
+
+    busy_s: float
+    action_waiting_s: float
+    round_waiting_s: float
+    observation_waiting_s: float
+    cpu_s: float
+    events: int
+    private_bytes: int | None
 
 
 @dataclass(frozen=True)
@@ -36,6 +62,11 @@ class Statistics:
         padding_share: share of the rows run that were padding.
         episodes: episodes that ended.
         invariant_sizes: the batch sizes that were measured to agree bitwise on this machine.
+        batch_sizes: number of forward passes by their rows, padding left out.
+        step_times: number of environment steps by their time: of those under a key's seconds, and
+            not under half as many. A step that ends an episode includes the reset.
+        workers: by name, ``"executor 0"``, ..., ``"actor 0"``, ...
+        shared_bytes: size of the memory that all processes share: slots, parameters and counters.
     """
 
     frames: int
@@ -53,11 +84,16 @@ class Statistics:
     padding_share: float
     episodes: int
     invariant_sizes: InvariantSizes
+    batch_sizes: Mapping[int, int]
+    step_times: Mapping[float, int]
+    workers: Mapping[str, WorkerStatistics]
+    shared_bytes: int
 
 
 def summarise(
-    counters: npt.NDArray[np.int64],
+    memory: SharedMemory,
     num_executors: int,
+    pids: Mapping[str, int],
     *,
     frames: int,
     frames_loaded: int,
@@ -66,7 +102,16 @@ def summarise(
     learner_waiting_s: float,
     invariant_sizes: InvariantSizes,
 ) -> Statistics:
-    """Make a snapshot of the workers' counters: one row per executor, then one per actor."""
+    """Make a snapshot of the workers' counters: one row per executor, then one per actor.
+
+    Args:
+        memory: the shared memory.
+        num_executors: so many of its rows are executors'.
+        pids: of the workers, by name, whose memory is asked for.
+        frames, frames_loaded, rounds, elapsed_s, learner_waiting_s, invariant_sizes: what the
+            learner's side knows.
+    """
+    counters = memory.counters
     executors = counters[:num_executors].sum(0)
     actors = counters[num_executors:].sum(0)
     batches, rows = int(actors[Counter.EVENTS]), int(actors[Counter.ROWS])
@@ -86,7 +131,53 @@ def summarise(
         padding_share=1 - rows / int(actors[Counter.PADDED_ROWS]) if rows else 0.0,
         episodes=int(executors[Counter.RESETS]),
         invariant_sizes=invariant_sizes,
+        batch_sizes=_counts(memory.histograms[num_executors:]),
+        step_times={2**b / 1e9: n for b, n in _counts(memory.histograms[:num_executors]).items()},
+        workers=_workers(counters, num_executors, pids),
+        shared_bytes=memory.layout.num_bytes,
     )
+
+
+def _counts(histograms: npt.NDArray[np.int64]) -> dict[int, int]:
+    """How many are in each bucket that is not empty, all workers together."""
+    total = histograms.sum(0)
+    return {bucket: int(total[bucket]) for bucket in np.flatnonzero(total).tolist()}
+
+
+def _workers(
+    counters: npt.NDArray[np.int64], num_executors: int, pids: Mapping[str, int]
+) -> dict[str, WorkerStatistics]:
+    found = {}
+    for row, words in enumerate(counters):
+        steps = row < num_executors
+        name = f"executor {row}" if steps else f"actor {row - num_executors}"
+        waiting_s = words[Counter.WAITING_NS] / 1e9
+        found[name] = WorkerStatistics(
+            busy_s=float(words[Counter.BUSY_NS] / 1e9),
+            action_waiting_s=float(waiting_s) if steps else 0.0,
+            round_waiting_s=float(words[Counter.ROUND_WAITING_NS] / 1e9),
+            observation_waiting_s=0.0 if steps else float(waiting_s),
+            cpu_s=float(words[Counter.CPU_NS] / 1e9),
+            events=int(words[Counter.EVENTS]),
+            private_bytes=private_bytes(pids[name]) if name in pids else None,
+        )
+    return found
+
+
+def private_bytes(pid: int) -> int | None:
+    """Memory that a process shares with no other; None where the system doesn't tell.
+
+    Example:
+        >>> import os
+        >>> own = private_bytes(os.getpid())
+        >>> own is None or own > 1_000_000
+        True
+    """
+    try:
+        lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
+    except OSError:  # not Linux, or the process has ended
+        return None
+    return sum(int(line.split()[1]) * 1024 for line in lines if line.startswith("Private_"))
 
 
 def _share(words: npt.NDArray[np.int64], part: Counter) -> float:

@@ -2,7 +2,8 @@
 
 One anonymous block of memory, known by a file descriptor alone, holds
 
-- the words of the schedule (``schedule.py``) and the counters of the workers (``Counter``);
+- the words of the schedule (``schedule.py``), the counters of the workers (``Counter``) and their
+  histograms, and, if a timeline is asked for, a ring of records for each (``recording.py``);
 - ``lag + 1`` slots, each an array ``[num_envs, sync_interval, *shape]`` per field, and the bytes
   of the behaviour parameters that fill it.
 
@@ -29,11 +30,13 @@ import numpy.typing as npt
 
 from torchrl_hts.schedule import Schedule
 
-__all__ = ["Array", "Counter", "Field", "Key", "Layout", "SharedMemory"]
+__all__ = ["RECORD_BYTES", "Array", "Counter", "Field", "Key", "Layout", "SharedMemory"]
 
 Key = tuple[str, ...]
 Array = npt.NDArray[Any]
 
+RECORD_BYTES = 32  # of a timeline
+_DURATIONS = 64  # buckets of a histogram of times: a time has so many bits, in nanoseconds
 _ALIGNMENT = 64  # of every array: results may depend on the alignment of what they are made from
 
 
@@ -46,7 +49,7 @@ class Counter(IntEnum):
     BUSY_NS = 3  # executor: stepping and resetting; actor: gathering, inferring, scattering
     WAITING_NS = 4  # asleep; of an executor: while an action was to come
     RESETS = 5  # executor: episodes begun
-    CPU_NS = 6  # executor: processor time used, by all of its threads
+    CPU_NS = 6  # processor time used since the first run began, by all of its threads
     ROUND_WAITING_NS = 7  # executor: asleep while no round was open for any of its environments
 
 
@@ -86,6 +89,7 @@ class Layout:
         num_workers: rows of counters.
         fields: the arrays of a slot.
         parameters: shape-and-dtype of each behaviour parameter and buffer, as fields.
+        timeline_events: records that the ring of each worker and of the learner holds.
     """
 
     num_envs: int
@@ -94,6 +98,7 @@ class Layout:
     num_workers: int
     fields: tuple[Field, ...]
     parameters: tuple[Field, ...]
+    timeline_events: int = 0
 
     @property
     def num_slots(self) -> int:
@@ -101,8 +106,30 @@ class Layout:
         return self.lag + 1
 
     def _header(self) -> list[int]:
-        """Bytes of: the learner's words, steps, phases, counters."""
-        return [2 * 8, self.num_envs * 8, self.num_envs, self.num_workers * len(Counter) * 8]
+        """Bytes of: the learner's words, steps, phases, counters, histograms, rings."""
+        return [
+            2 * 8,
+            self.num_envs * 8,
+            self.num_envs,
+            self.num_workers * len(Counter) * 8,
+            self.num_workers * self.num_buckets * 8,
+            (self.num_workers + 1) * self.ring_bytes,
+        ]
+
+    @property
+    def num_buckets(self) -> int:
+        """Of a histogram: of times by their bits, or of batch sizes."""
+        return max(_DURATIONS, self.num_envs + 1)
+
+    @property
+    def ring_bytes(self) -> int:
+        """Size of one ring: how many records were written so far, and one more than it holds.
+
+        That one is under way while the others are read.
+        """
+        if not self.timeline_events:
+            return 0
+        return _ALIGNMENT + (self.timeline_events + 1) * RECORD_BYTES
 
     def _slot(self) -> list[int]:
         transitions = self.num_envs * self.sync_interval
@@ -141,12 +168,16 @@ class SharedMemory:
             os.truncate(fd, layout.num_bytes)
         self.buffer = mmap.mmap(fd, layout.num_bytes)
         n = layout.num_envs
-        learner, steps, phase, counters, _ = layout.header_offsets
+        learner, steps, phase, counters, histograms, self._rings, _ = layout.header_offsets
         self.learner: npt.NDArray[np.int64] = self._array(learner, (2,), np.dtype(np.int64))
         self.steps: npt.NDArray[np.int64] = self._array(steps, (n,), np.dtype(np.int64))
         self.phase: npt.NDArray[np.uint8] = self._array(phase, (n,), np.dtype(np.uint8))
         self.counters: npt.NDArray[np.int64] = self._array(
             counters, (layout.num_workers, len(Counter)), np.dtype(np.int64)
+        )
+        # Executors: steps by the bits of their time in ns; actors: batches by their rows.
+        self.histograms: npt.NDArray[np.int64] = self._array(
+            histograms, (layout.num_workers, layout.num_buckets), np.dtype(np.int64)
         )
 
     @staticmethod
@@ -171,6 +202,12 @@ class SharedMemory:
             phase=self.phase.data,
             learner=self.learner.data,
         )
+
+    def ring(self, worker: int) -> tuple[memoryview[int], memoryview[int]]:
+        """The count and the records of a worker's ring; the learner's is after all workers'."""
+        start = self._rings + worker * self.layout.ring_bytes
+        view = memoryview(self.buffer)[start : start + self.layout.ring_bytes]
+        return view[:8].cast("q"), view[_ALIGNMENT:]
 
     def fields(self, slot: int) -> dict[Key, Array]:
         """The arrays ``[N, T, *shape]`` of a slot."""

@@ -1,0 +1,247 @@
+"""What the theory predicts against what the collector does, for short and long rounds.
+
+    python benchmarks/theory_check.py --output-dir runs/theory
+    python benchmarks/theory_check.py --env-id my_module:make_env --output-dir runs/theory_mine
+
+runs `HTSCollector` for each number of environments, alpha and lag with an update that takes 0.3
+alpha mean steps (it sleeps), and takes the time of every step and update from the collector's
+timeline. Compared are, as shares of the throughput of executors that never wait:
+
+    measured  what it did
+    recorded  the recursion (torchrl_hts.theory.timetable) with the very times of the run, in their
+              order: what is missing is waiting for actions and for a core
+    i.i.d.    the recursion with the same times in random order, as if steps depended on nothing:
+              where it differs from `recorded`, that assumption fails
+
+Writes theory.json after each point, so that a run that was stopped goes on where it was, and
+theory.png. By default environments sleep, for 10 ms on average, exponentially; others are named as
+for `python -m torchrl_hts.bench`. Wants a quiet machine.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).resolve().parent
+sys.path[:0] = [str(HERE.parent), str(HERE)]
+
+import numpy as np  # noqa: E402
+import torch  # noqa: E402
+from _environments import SleepEnv  # noqa: E402
+from _measuring import machine  # noqa: E402
+from matplotlib.figure import Figure  # noqa: E402
+
+from torchrl_hts import HTSCollector, Timeline, keep_servers  # noqa: E402
+from torchrl_hts.bench import find_environment  # noqa: E402
+from torchrl_hts.costs import default_policy, measure_environment  # noqa: E402
+from torchrl_hts.recording import Activity  # noqa: E402
+from torchrl_hts.theory import rollout_time, timetable  # noqa: E402
+
+SLEEP = "sleep"
+LEARNER = 0.3  # of the mean time of a round's steps
+SHUFFLES = 20
+COLOURS = {0: "#c0392b", 1: "#2471a3", 2: "#1e8449"}
+Array = np.ndarray[Any, Any]
+
+
+def work_of(timeline: Timeline, owner: Array, rounds: int) -> Array:
+    """``[rounds, executors, steps]``: the time of each step, in the order they were made."""
+    steps = timeline.of(Activity.STEP)
+    of_round = timeline.rounds(steps)
+    each = [
+        [
+            (steps["ended"] - steps["began"])[
+                (of_round == round_) & np.isin(steps["env"], np.flatnonzero(owner == executor))
+            ]
+            for executor in range(owner.max() + 1)
+        ]
+        for round_ in range(rounds)
+    ]
+    longest = max(len(times) for row in each for times in row)
+    padded = np.zeros((rounds, owner.max() + 1, longest))
+    for round_, row in enumerate(each):
+        for executor, times in enumerate(row):
+            padded[round_, executor, : len(times)] = times
+    return padded / 1e9
+
+
+def measure(
+    options: argparse.Namespace, n: int, alpha: int, lag: int, mean_s: float
+) -> dict[str, Any]:
+    """One point."""
+    if options.env_id == SLEEP:
+        factories = [partial(SleepEnv, env, options.mean_ms / 1e3) for env in range(n)]
+    else:
+        factories = [find_environment(options.env_id)] * n
+    executors = min(n, options.num_executors or n)
+    rounds = max(options.rounds, round(options.seconds / (alpha * mean_s)))
+    env = factories[0]()
+    torch.manual_seed(0)
+    policy = default_policy(env)
+    env.close()
+    with HTSCollector(
+        factories,
+        policy,
+        frames_per_batch=n * alpha,
+        total_frames=n * alpha * (rounds + 1),  # the last update is done when one more is asked for
+        num_executors=executors,
+        lag=lag,
+        seed=0,
+        timeline_events=3 * (rounds + 1) * alpha * -(-n // executors) + 1000,
+    ) as collector:
+        for batch in collector:
+            if batch["policy_version"][0, 0] < rounds:
+                time.sleep(LEARNER * alpha * mean_s)
+        timeline = collector.timeline(options.output_dir / "last.json")
+    owner = np.arange(n) * executors // n
+    work = work_of(timeline, owner, rounds)
+    learned = timeline.of(Activity.LEARN)[:rounds]
+    learner = (learned["ended"] - learned["began"]) / 1e9
+    steps = timeline.of(Activity.STEP)
+    duration_s = (learned["ended"][-1] - steps["began"].min()) / 1e9
+    made = work > 0
+    random, shuffled = np.random.default_rng(0), []
+    for _ in range(SHUFFLES):
+        mixed = work.copy()
+        mixed[made] = random.permutation(work[made])
+        shuffled.append(timetable(mixed, lag=lag, learner_time=learner).share_of_ideal)
+    with_barrier = timetable(work, lag=1, learner_time=learner, barrier="round")
+    return {
+        "num_envs": n,
+        "alpha": alpha,
+        "lag": lag,
+        "num_executors": executors,
+        "rounds": rounds,
+        "mean_step_s": float(work[made].mean()),
+        "step_cv": float(work[made].std() / work[made].mean()),
+        "steps_per_second": n * alpha * rounds / duration_s,
+        "measured": float(work.sum(2).mean(1).sum() / duration_s),
+        "recorded": timetable(work, lag=lag, learner_time=learner).share_of_ideal,
+        "iid": float(np.mean(shuffled)),
+        "barrier": with_barrier.share_of_ideal,
+    }
+
+
+def print_table(points: list[dict[str, Any]]) -> None:
+    """All points, and how far off the predictions are."""
+    print("| environments | alpha | lag | measured | recorded | i.i.d. | barrier | steps/s |")
+    print("| --- | --- | --- | --- | --- | --- | --- | --- |")
+    for each in points:
+        shares = " | ".join(f"{each[k]:.3f}" for k in ("measured", "recorded", "iid", "barrier"))
+        print(
+            f"| {each['num_envs']} | {each['alpha']} | {each['lag']} | {shares} | "
+            f"{each['steps_per_second']:,.0f} |"
+        )
+    for one, other in (("measured", "recorded"), ("recorded", "iid")):
+        off = [each[one] / each[other] - 1 for each in points]
+        spread = f"{min(off):+.1%} to {max(off):+.1%}"
+        print(f"{one} over {other}: {np.median(off):+.1%} (median), {spread}")
+
+
+def draw(points: list[dict[str, Any]], title: str, file: Path) -> None:
+    """Share against alpha for each number of environments; measured against predicted."""
+    sizes = sorted({each["num_envs"] for each in points})
+    figure = Figure(figsize=(4 * len(sizes) + 4, 4.2), layout="constrained")
+    figure.suptitle(title, fontsize=10)
+    axes = figure.subplots(1, len(sizes) + 1, squeeze=False)[0]
+    for panel, n in zip(axes, sizes, strict=False):
+        for lag in sorted({each["lag"] for each in points}):
+            own = [each for each in points if (each["num_envs"], each["lag"]) == (n, lag)]
+            own.sort(key=lambda each: each["alpha"])
+            alphas = [each["alpha"] for each in own]
+            colour = COLOURS.get(lag, "#7d3c98")
+            panel.plot(alphas, [e["measured"] for e in own], "o", color=colour, label=f"lag {lag}")
+            panel.plot(alphas, [e["recorded"] for e in own], "-", color=colour, lw=1)
+            panel.plot(alphas, [e["iid"] for e in own], ":", color=colour, lw=1.5)
+            if lag == 1:
+                panel.plot(alphas, [e["barrier"] for e in own], "--", color="#808b96", lw=1)
+                executors = own[0]["num_executors"]
+                steps = [alpha * n // executors for alpha in alphas]
+                claim = [s / rollout_time(executors * s, executors, s) for s in steps]
+                panel.plot(alphas, claim, "-.", color="#b7950b", lw=1)
+        panel.set_xscale("log", base=2)
+        panel.set_xticks(alphas, list(map(str, alphas)))
+        panel.set_ylim(0, 1.05)
+        panel.set_title(f"{n} environments", fontsize=9)
+        panel.set_xlabel("alpha")
+        panel.grid(alpha=0.3)
+    axes[0].set_ylabel("share of executors that never wait")
+    for style, colour, label in (
+        ("k-", None, "predicted, recorded times"),
+        ("k:", None, "predicted, i.i.d."),
+        ("--", "#808b96", "predicted, lag 1 with barrier"),
+        ("-.", "#b7950b", "Claim 1 (exponential, no learner)"),
+    ):
+        axes[0].plot([], [], style, label=label, **({"color": colour} if colour else {}))
+    axes[0].legend(fontsize=7, loc="lower right")
+    last = axes[-1]
+    for each in points:
+        colour = COLOURS.get(each["lag"], "#7d3c98")
+        last.plot(each["recorded"], each["measured"], "o", color=colour, ms=4)
+    last.plot([0, 1], [0, 1], "k-", lw=0.7)
+    last.set_xlabel("predicted from the recorded times")
+    last.set_ylabel("measured")
+    last.grid(alpha=0.3)
+    figure.savefig(file, dpi=150)
+
+
+def main() -> None:
+    """Parses the flags, measures what is missing, and draws all."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--output-dir", type=Path, required=True)
+    parser.add_argument("--env-id", default=SLEEP, help="by default an environment that sleeps")
+    parser.add_argument("--num-envs", type=int, nargs="+", default=[4, 16, 64])
+    parser.add_argument("--alpha", type=int, nargs="+", default=[1, 4, 16, 64, 256])
+    parser.add_argument("--lag", type=int, nargs="+", default=[0, 1, 2])
+    parser.add_argument("--num-executors", type=int, help="by default one per environment")
+    parser.add_argument("--mean-ms", type=float, default=10.0, help="of the sleeping steps (10)")
+    parser.add_argument("--seconds", type=float, default=15.0, help="of each point, about (15)")
+    parser.add_argument("--rounds", type=int, default=20, help="of each point, at least (20)")
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    options.output_dir.mkdir(parents=True, exist_ok=True)
+    file = options.output_dir / "theory.json"
+    report = json.loads(file.read_text()) if file.exists() else {"env_id": options.env_id}
+    if report["env_id"] != options.env_id:
+        parser.error(f"{file} is of {report['env_id']}: choose another --output-dir")
+    report["machine"] = machine()
+    points: list[dict[str, Any]] = report.setdefault("points", [])
+    known = {(each["num_envs"], each["alpha"], each["lag"]) for each in points}
+    if options.env_id == SLEEP:
+        mean_s = options.mean_ms / 1e3
+    else:
+        mean_s = float(measure_environment(find_environment(options.env_id), 2.0).steps.mean())
+    wanted = [(n, a, lag) for n in options.num_envs for a in options.alpha for lag in options.lag]
+    with keep_servers():
+        for number, point in enumerate(wanted, 1):
+            if point in known:
+                continue
+            n, alpha, lag = point
+            print(
+                f"[{number}/{len(wanted)}] {n} environments, alpha {alpha}, lag {lag}",
+                file=sys.stderr,
+                flush=True,
+            )
+            points.append(measure(options, n, alpha, lag, mean_s))
+            points.sort(key=lambda each: (each["num_envs"], each["alpha"], each["lag"]))
+            written = file.with_suffix(".tmp")
+            written.write_text(json.dumps(report, indent=2) + "\n")
+            written.replace(file)
+    print_table(points)
+    draw(
+        points,
+        f"{options.env_id}: an update takes {LEARNER} alpha mean steps",
+        file.with_suffix(".png"),
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,166 @@
+"""Forecasts behave as what they are made of, and the command line says what is wrong."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import gymnasium as gym
+import numpy as np
+import pytest
+import torch
+from environments import EchoEnv, OddEnv
+from policies import categorical
+
+from torchrl_hts.bench import main
+from torchrl_hts.costs import default_policy, measure_environment, measure_learning
+from torchrl_hts.forecast import Costs, Setting, forecast, recommend
+from torchrl_hts.theory import timetable
+
+SLEEPS = Costs(
+    step_times=np.random.default_rng(0).exponential(0.01, 20_000),
+    step_cpu_share=0.0,
+    executor_cpu_s=0.0,
+    pass_rows=(1, 16),
+    pass_times=(0.0, 0.0),
+    actor_cpu_s=0.0,
+    learner_step_s=0.3 * 0.01 / 16,
+    cores=2,
+)
+COMPUTES = replace(SLEEPS, step_times=np.full(100, 1e-3), step_cpu_share=1.0, learner_step_s=0.0)
+
+
+@pytest.mark.parametrize(("lag", "barrier", "share"), [(0, None, 0.58), (1, None, 0.91)])
+def test_with_nothing_but_the_schedule_it_is_the_recursion(
+    lag: int, barrier: None, share: float
+) -> None:
+    """The table's workload: exponential times, 16 environments, alpha 20, learner 0.3 alpha."""
+    found = forecast(SLEEPS, Setting(16, 20, lag), barrier=barrier)
+    assert found.schedule_share == pytest.approx(share, abs=0.02)
+    assert found.steps_per_second == pytest.approx(1600 * share, rel=0.03)
+    assert found.limit == "schedule"
+
+
+def test_the_barrier_costs_what_the_recursion_says() -> None:
+    found = forecast(SLEEPS, Setting(16, 20), barrier="round")
+    assert found.schedule_share == pytest.approx(0.70, abs=0.02)
+
+
+def test_cores_are_a_limit() -> None:
+    """Environments that compute for 1 ms: two cores make 2,000 steps/s, and not one more."""
+    found = forecast(COMPUTES, Setting(16, 20))
+    assert (found.limit, COMPUTES.num_executors(16)) == ("cores", 2)
+    assert found.steps_per_second == pytest.approx(2000, rel=0.01)
+    both = forecast(replace(COMPUTES, learner_step_s=0.5e-3), Setting(16, 20))
+    assert (both.limit, both.steps_per_second) == ("cores", pytest.approx(2 / 1.5e-3, rel=0.01))
+
+
+def test_the_learner_is_a_limit() -> None:
+    found = forecast(replace(SLEEPS, learner_step_s=2e-3), Setting(16, 20))
+    assert (found.limit, found.steps_per_second) == ("learner", pytest.approx(500, rel=0.03))
+
+
+def test_inference_is_a_limit() -> None:
+    """A pass of 20 ms, however many rows: at most 16 come at each; two actors halve the wait."""
+    slow = replace(SLEEPS, pass_times=(0.02, 0.02), learner_step_s=0.0, cores=64)
+    one, two = (forecast(slow, Setting(16, 20, num_actors=m)) for m in (1, 2))
+    assert one.limit == "inference"
+    assert one.steps_per_second < 16 / 0.02
+    assert one.steps_per_second < two.steps_per_second < 16 / 0.03
+    beyond = replace(slow, pass_rows=(1, 8))
+    assert beyond.pass_time(16) == 0.04, "twice the rows that were measured take twice the time"
+
+
+def test_recommended_is_the_least_of_the_nearly_best() -> None:
+    grid = [
+        forecast(SLEEPS, Setting(n, alpha, lag, actors))
+        for n in (4, 16)
+        for alpha in (5, 20, 128)
+        for lag in (0, 1, 2)
+        for actors in (1, 2)
+    ]
+    best = recommend(grid).setting
+    assert best == Setting(16, 128, 1, 1), "lag 0 is much slower, two actors are no faster"
+    with pytest.raises(ValueError, match="no forecast"):
+        recommend([])
+
+
+def test_environments_are_timed_with_resets_apart() -> None:
+    times = measure_environment(lambda: EchoEnv(lengths=(10,)), 0.0)
+    assert len(times.steps) == 200
+    assert len(times.resets) == 20  # the episode that the warm-up ended leaves none half done
+    total = times.with_resets().sum()
+    assert total == pytest.approx(times.steps.sum() + times.resets.sum())
+    assert 0 < times.cpu_share <= 1
+    timetable(times.with_resets()[:, None])
+
+
+@pytest.mark.parametrize(
+    ("observation", "action", "shape"),
+    [
+        (gym.spaces.Box(-1, 1, (3,)), gym.spaces.Discrete(5), ()),
+        (gym.spaces.Box(-1, 1, (2, 3)), gym.spaces.Box(-1, 1, (2,)), (2,)),
+        (gym.spaces.Box(0, 255, (4, 84, 84), np.uint8), gym.spaces.Discrete(5), ()),
+        (gym.spaces.Box(0, 255, (72, 96, 3), np.uint8), gym.spaces.Discrete(5), ()),
+    ],
+)
+def test_default_policies(
+    observation: gym.Space, action: gym.Space, shape: tuple[int, ...]
+) -> None:
+    env = OddEnv("observation_space", observation)
+    env.action_space = action
+    policy = default_policy(env)
+    observations = torch.from_numpy(np.stack([observation.sample()] * 6))
+    written = policy(observation=observations)
+    assert written[-2].shape == (6, *shape) or written[0].shape == (6, *shape)
+    if len(observation.shape) < 3:  # the others are slow
+        assert measure_learning(lambda: env, policy, 0.0) > 0
+
+
+def make_policy() -> torch.nn.Module:
+    return categorical(num_inputs=4, num_actions=2)
+
+
+def test_the_users_own(capsys: pytest.CaptureFixture[str]) -> None:
+    """From start to end in seconds, with a factory and a policy by name."""
+    flags = "--seconds 0.1 --num-envs 2 4 --alpha 5 --lag 1 --actors 1"
+    named = "--env-id test_bench:EchoFactory --policy test_bench:make_echo_policy"
+    assert main([*flags.split(), *named.split()]) == 0
+    printed = capsys.readouterr()
+    assert "Recommended: " in printed.out
+    assert "steps/s measured" in printed.out
+    assert "[4/4]" in printed.err
+
+
+EchoFactory = EchoEnv
+
+
+def make_echo_policy() -> torch.nn.Module:
+    return categorical()
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        ("--env-id NoSuchEnv-v3", "NoSuchEnv"),
+        ("--env-id no_such_module:make", "No module named 'no_such_module'"),
+        ("--env-id environments:no_such_function", "no attribute 'no_such_function'"),
+        ("--env-id environments:DictEnv", "--policy module:function"),
+        ("--env-id environments:wrapped_in_disguise", "only gymnasium environments"),
+        ("--env-id CartPole-v1 --policy make_policy", "expected module:function"),
+        ("--env-id CartPole-v1 --policy policies:no_such_function", "no attribute"),
+        ("--env-id CartPole-v1 --policy environments:EchoEnv", "gave no policy"),
+    ],
+)
+def test_errors_say_what_is_wrong(
+    flags: str, message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(flags.split()) == 2
+    error = capsys.readouterr().err.splitlines()[-1]
+    assert error.startswith("error: ")
+    assert message in error
+
+
+def test_a_policy_that_does_not_fit_is_an_error(capsys: pytest.CaptureFixture[str]) -> None:
+    flags = "--env-id Pendulum-v1 --policy test_bench:make_policy --seconds 0 --num-envs 2"
+    assert main(flags.split()) == 2
+    assert "error: the policy failed in a trial run" in capsys.readouterr().err

@@ -1,0 +1,81 @@
+"""What a collector counts, against what it has done."""
+
+from __future__ import annotations
+
+import os
+import time
+from functools import partial
+from typing import Any
+
+import pytest
+from environments import EchoEnv
+from policies import marked
+
+from torchrl_hts import HTSCollector
+
+pytestmark = pytest.mark.usefixtures("nothing_left")
+
+N, ALPHA, ROUNDS = 4, 3, 5
+
+
+def test_counts_add_up() -> None:
+    """Each step is counted once by an executor and once by an actor."""
+    with HTSCollector(
+        [partial(EchoEnv, lengths=(5,))] * N,
+        marked(),
+        frames_per_batch=N * ALPHA,
+        total_frames=N * ALPHA * ROUNDS,
+        num_executors=2,
+        num_actors=2,
+    ) as collector:
+        for _ in collector:
+            pass
+        found = collector.statistics()
+    steps = N * ALPHA * ROUNDS
+    assert found.frames == steps
+    assert sum(found.step_times.values()) == steps
+    assert sum(rows * count for rows, count in found.batch_sizes.items()) == steps
+    assert sum(found.batch_sizes.values()) == found.actor_batches
+    assert min(found.batch_sizes) >= 1
+    assert max(found.batch_sizes) <= N
+    workers = found.workers
+    assert list(workers) == ["executor 0", "executor 1", "actor 0", "actor 1"]
+    assert [workers[f"executor {index}"].events for index in (0, 1)] == [steps // 2] * 2
+    passes = sum(workers[f"actor {index}"].events for index in (0, 1))
+    assert passes == found.actor_batches
+    for name, worker in workers.items():
+        assert worker.busy_s > 0
+        foreign = worker.action_waiting_s if "actor" in name else worker.observation_waiting_s
+        assert foreign == 0
+        assert worker.private_bytes is None, "nobody asked"
+    assert found.shared_bytes > 0
+
+
+class SlowStepEnv(EchoEnv):
+    """Takes 20 ms for its third step."""
+
+    def step(self, action: Any) -> Any:
+        if self.t == 2:
+            time.sleep(0.02)
+        return super().step(action)
+
+
+def test_a_slow_step_is_in_the_bucket_of_its_time() -> None:
+    with HTSCollector([SlowStepEnv], marked(), frames_per_batch=4, total_frames=4) as collector:
+        for _ in collector:
+            pass
+        found = collector.statistics()
+    assert any(seconds > 0.02 for seconds in found.step_times)
+    at_least_s = sum(seconds / 2 * count for seconds, count in found.step_times.items())
+    assert 0.01 < at_least_s <= found.workers["executor 0"].busy_s
+
+
+@pytest.mark.skipif(not os.path.exists("/proc/self/smaps_rollup"), reason="needs Linux's /proc")
+def test_memory_when_asked_for() -> None:
+    with HTSCollector([EchoEnv] * 2, marked(), frames_per_batch=4) as collector:
+        next(iter(collector))
+        for worker in collector.statistics(memory=True).workers.values():
+            assert worker.private_bytes is not None
+            assert 100_000 < worker.private_bytes < 1_000_000_000
+    after = collector.statistics(memory=True).workers.values()
+    assert {worker.private_bytes for worker in after} == {None}

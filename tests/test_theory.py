@@ -1,0 +1,235 @@
+"""The claims and the recursion, against slow references that look like the rules."""
+
+from __future__ import annotations
+
+import heapq
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as st_numpy
+
+from torchrl_hts.schedule import Schedule
+from torchrl_hts.theory import asynchronous_latency, rollout_time, timetable
+
+Array = np.ndarray[Any, Any]
+
+
+# The recursion.
+
+
+def simulate(times: Array, learner_times: Array, lag: int, barrier: bool) -> dict[str, Array]:
+    """One event after the other, by the rules of `Schedule` itself; times ``[R, N, T]``.
+
+    The schedule raises if an event comes that it does not allow, and says itself which rounds are
+    open and full: nothing here knows of the recursion.
+    """
+    rounds, n, alpha = times.shape
+    schedule = Schedule(n, alpha, lag, last_round=rounds)
+    found = {
+        "opened": np.zeros(rounds),
+        "started": np.full((rounds, n), np.nan),
+        "finished": np.full((rounds, n), np.nan),
+        "learned": np.full(rounds, np.nan),
+    }
+    events: list[tuple[float, int]] = []  # when, and which environment's step ends; -1: an update
+    idle, learning = set(range(n)), False
+
+    def arrived(round_: int) -> bool:
+        """With a barrier, whether everybody has finished the round before."""
+        return not barrier or round_ == 0 or schedule.is_full(round_ - 1)
+
+    def begin_all_that_may(now: float) -> None:
+        nonlocal learning
+        for env in sorted(idle):
+            round_, t = schedule.position(env)
+            if schedule.is_open(round_) and arrived(round_):  # I4
+                idle.remove(env)
+                schedule.offer(env)
+                schedule.take([env])
+                schedule.answer([env])
+                if t == 0:
+                    found["started"][round_, env] = now
+                heapq.heappush(events, (now + times[round_, env, t], env))
+        nxt = schedule.lent
+        if not learning and nxt < rounds and schedule.is_full(nxt):  # I3, I5
+            schedule.lend()
+            learning = True
+            heapq.heappush(events, (now + learner_times[nxt], -1))
+
+    begin_all_that_may(0.0)
+    while events:
+        now, env = heapq.heappop(events)
+        if env < 0:
+            learning = False
+            round_ = schedule.release()
+            found["learned"][round_] = now
+            if round_ + lag + 1 < rounds:
+                found["opened"][round_ + lag + 1] = now
+        else:
+            round_, _ = schedule.position(env)
+            if schedule.finish_step(env):  # I1
+                found["finished"][round_, env] = now
+            idle.add(env)
+        begin_all_that_may(now)
+    return found
+
+
+whole_times = st.integers(0, 9).map(float)  # sums of whole numbers are exact in any order
+
+
+@settings(max_examples=150, deadline=None)
+@given(data=st.data())
+def test_the_recursion_is_what_the_schedule_does(data: st.DataObject) -> None:
+    """I1, I3, I4, I5: event by event, with and without a barrier, for any times."""
+    shape = data.draw(st.tuples(st.integers(1, 6), st.integers(1, 4), st.integers(1, 3)))
+    times = data.draw(st_numpy.arrays(np.float64, shape, elements=whole_times))
+    learner = data.draw(st_numpy.arrays(np.float64, shape[0], elements=whole_times))
+    lag, barrier = data.draw(st.integers(0, 3)), data.draw(st.booleans())
+    expected = simulate(times, learner, lag, barrier)
+    found = timetable(times, lag=lag, learner_time=learner, barrier="round" if barrier else None)
+    for name, values in expected.items():
+        np.testing.assert_array_equal(getattr(found, name), values, err_msg=name)
+    sums = timetable(
+        times.sum(2), lag=lag, learner_time=learner, barrier="round" if barrier else None
+    )
+    np.testing.assert_array_equal(sums.learned, found.learned)
+
+
+def test_a_barrier_at_each_step_waits_for_the_slowest_of_each() -> None:
+    times = np.array([[[1.0, 2.0], [3.0, 1.0]], [[4.0, 1.0], [1.0, 1.0]]])  # [R, N, T]
+    found = timetable(times, lag=1, barrier="step")
+    assert found.finished.tolist() == [[5.0, 5.0], [10.0, 10.0]]
+    assert found.work.tolist() == [[3.0, 4.0], [5.0, 2.0]]
+    assert found.share_of_ideal == 7 / 10
+    assert found.steps_per_second(2) == 8 / 10
+
+
+TABLE = {  # docs/theory.md: alpha to the share at lag 0, lag 1 with barrier, lag 1, lag 2
+    5: (0.447, 0.517, 0.747, 0.849),
+    20: (0.577, 0.698, 0.907, 0.954),
+    128: (0.684, 0.860, 0.982, 0.992),
+}
+
+
+@pytest.mark.parametrize("alpha", TABLE)
+def test_the_shares_of_the_table(alpha: int) -> None:
+    """16 environments, exponential times, learner 0.3 alpha; from 20,000 rounds, here 2,000."""
+    sums = np.random.default_rng(0).gamma(alpha, size=(2_000, 16))
+    settings_ = [(0, None), (1, "round"), (1, None), (2, None)]
+    found = [
+        timetable(sums, lag=lag, learner_time=0.3 * alpha, barrier=barrier).share_of_ideal
+        for lag, barrier in settings_
+    ]
+    assert found == pytest.approx(TABLE[alpha], abs=0.006)
+
+
+def test_waiting_at_each_step_gives_a_third() -> None:
+    """The mean of the largest of n exponential times is the n-th harmonic number."""
+    times = np.random.default_rng(0).exponential(size=(2_000, 16, 5))
+    expected = 1 / sum(1 / k for k in range(1, 17))
+    assert timetable(times, barrier="step").share_of_ideal == pytest.approx(expected, rel=0.01)
+
+
+@pytest.mark.parametrize(
+    ("step_times", "options", "message"),
+    [
+        (np.ones(3), {}, "shape"),
+        (np.ones((0, 2)), {}, "none of them 0"),
+        (np.ones((2, 2)), {"barrier": "step"}, "time of each step"),
+        (np.ones((2, 2)), {"barrier": "epoch"}, "'round'"),
+        (np.ones((2, 2)), {"lag": -1}, "lag"),
+        (np.ones((2, 2)), {"learner_time": np.ones(3)}, "learner_time"),
+        (-np.ones((2, 2)), {}, "negative"),
+        (np.ones((2, 2)), {"learner_time": math.nan}, "finite"),
+    ],
+)
+def test_what_is_no_schedule_is_refused(
+    step_times: Array, options: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ValueError, match=message):
+        timetable(step_times, **options)
+
+
+# Claim 1.
+
+
+def mean_of_the_largest(num_envs: int, alpha: int) -> float:
+    """The exact mean of the largest of n Gamma(alpha) times: the integral of 1 - F(x)^n."""
+    x = np.linspace(0, 10 * alpha + 60, 400_001)
+    term = np.exp(-x)
+    survival = term.copy()  # P(Poisson(x) < alpha), summed up as it is written
+    for k in range(1, alpha):
+        term = term * x / k
+        survival += term
+    return float(np.trapezoid(1 - (1 - survival) ** num_envs, x))
+
+
+@pytest.mark.parametrize(
+    ("num_envs", "alpha", "tolerance"),
+    [(16, 1, 0.010), (16, 4, 0.004), (16, 20, 0.004), (16, 128, 0.004), (64, 5, 0.004)],
+)
+def test_claim_1_against_the_exact_mean(num_envs: int, alpha: int, tolerance: float) -> None:
+    slowest = rollout_time(num_envs * alpha, num_envs, alpha)
+    assert slowest == pytest.approx(mean_of_the_largest(num_envs, alpha), rel=tolerance)
+
+
+def test_claim_1_check_values() -> None:
+    """Mean steps per step: by hand at alpha = 1; a factor of 2.9 from there to alpha = 128."""
+    per_step = {alpha: rollout_time(16 * 100, 16, alpha) / 100 for alpha in (1, 128)}
+    assert per_step[1] == pytest.approx(math.log(16) + np.euler_gamma, rel=1e-12)
+    assert per_step[128] == pytest.approx(1.162, rel=0.004)
+    assert per_step[1] / per_step[128] == pytest.approx(2.9, abs=0.05)
+    assert rollout_time(300, 1, 20, 0.5) == 150, "a lone environment waits for nobody"
+    assert rollout_time(1600, 16, 20, 0.01) == pytest.approx(rollout_time(1600, 16, 20) / 100)
+
+
+def test_claim_1_is_the_recursion_with_a_barrier() -> None:
+    """The same from both ends: waiting at the end of each round, a learner that costs nothing."""
+    sums = np.random.default_rng(0).gamma(20, size=(4_000, 16))
+    found = timetable(sums, lag=1, barrier="round").duration
+    assert found == pytest.approx(rollout_time(4_000 * 16 * 20, 16, 20), rel=0.005)
+
+
+# Claim 2.
+
+
+@pytest.mark.parametrize("load", [0.3, 0.8])
+def test_claim_2_against_a_queue(load: float) -> None:
+    """Batches of n environments queue for the learner: how many are ahead of one that comes."""
+    n, learner_rate, arrivals = 8, 5.0, 400_000
+    env_rate = load * learner_rate / n
+    random = np.random.default_rng(0)
+    came = np.sort(random.uniform(0, arrivals / (n * env_rate), arrivals))  # n Poisson sources
+    takes = random.exponential(1 / learner_rate, arrivals)
+    done = np.empty(arrivals)
+    free = 0.0
+    for batch in range(arrivals):
+        free = done[batch] = max(free, came[batch]) + takes[batch]
+    ahead = np.arange(arrivals) - np.searchsorted(done, came)
+    assert ahead.mean() == pytest.approx(asynchronous_latency(n, env_rate, learner_rate), rel=0.05)
+
+
+def test_claim_2_without_an_end() -> None:
+    assert asynchronous_latency(4, 1.0, 4.0) == math.inf
+    assert asynchronous_latency(5, 1.0, 4.0) == math.inf
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda: rollout_time(0, 16, 5),
+        lambda: rollout_time(100, 0, 5),
+        lambda: rollout_time(100, 16, 0),
+        lambda: rollout_time(100, 16, 5, -1.0),
+        lambda: asynchronous_latency(0, 1.0, 1.0),
+        lambda: asynchronous_latency(1, 0.0, 1.0),
+        lambda: asynchronous_latency(1, 1.0, math.nan),
+    ],
+)
+def test_claims_refuse_what_makes_no_sense(call: Any) -> None:
+    with pytest.raises(ValueError, match=r"must|got"):
+        call()
