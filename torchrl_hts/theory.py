@@ -203,10 +203,7 @@ def timetable(
     taken = np.broadcast_to(steps.max(1).sum(1)[:, None], work.shape) if barrier == "step" else work
     opened = np.zeros(rounds + lag + 1)
     started, finished, learned = np.empty((rounds, n)), np.empty((rounds, n)), np.empty(rounds)
-    free, updated = (
-        np.zeros(n),
-        0.0,
-    )  # when each environment, and the learner, is done with the last
+    free, updated = np.zeros(n), 0.0  # when environments, and the learner, are done with the last
     for j in range(rounds):
         started[j] = np.maximum(free.max() if barrier else free, opened[j])  # I4
         free = finished[j] = started[j] + taken[j]
