@@ -3,6 +3,7 @@
 # make check   format, lint, types, tests: run it before each commit; CI runs the same
 # make format  put the sources into the house format
 # make bench   steps per second against TorchRL's collectors
+# make football  the engine of Google Research Football, built once (docs/football.md)
 #
 # Each makes a virtual environment first, where it is missing or out of date.
 #   VENV=path       use this environment; an existing one keeps a torch that fits
@@ -22,7 +23,7 @@ RUN := $(VENV)/bin/python
 STAMP := $(VENV)/.torchrl_hts-installed
 CONSTRAINTS := requirements/constraints.txt
 
-.PHONY: train test check format-check lint types format bench venv
+.PHONY: train test check format-check lint types format bench football venv
 
 train: $(STAMP)
 	$(RUN) recipes/ppo_cartpole.py --require-return 475 $(ARGS)
@@ -48,6 +49,9 @@ format: $(STAMP)
 bench: $(STAMP)
 	$(RUN) benchmarks/throughput.py --json runs/throughput.json $(ARGS)
 
+football: $(STAMP)
+	requirements/football.sh $(RUN)
+
 venv: $(STAMP)
 
 # A torch of the caller's own choice must not meet the pin of the default one.
@@ -61,5 +65,5 @@ $(STAMP): pyproject.toml $(CONSTRAINTS)
 	@if [ "$(TORCH)" = torch ]; then cat $(CONSTRAINTS); \
 	    else grep -v '^torch==' $(CONSTRAINTS); fi >$(VENV)/constraints.txt
 	$(RUN) -m pip install --quiet --constraint $(VENV)/constraints.txt \
-	    '$(TORCH)' --editable '.[atari,hydra,minatar,recipes,tensorboard,video,wandb,dev]'
+	    '$(TORCH)' --editable '.[atari,envpool,hydra,minatar,recipes,tensorboard,video,wandb,dev]'
 	@touch $@

@@ -16,7 +16,7 @@ sys.path[:0] = [str(HERE.parent), str(HERE.parent / "recipes"), str(HERE)]
 
 import torch
 from _environments import OBSERVATION_SIZE, CostlessEnv, SleepEnv
-from support.atari import NatureCNN, encode
+from support.pixels import NatureCNN, encode
 from tensordict import TensorDictBase
 from tensordict.nn import TensorDictModule, TensorDictModuleBase, TensorDictSequential
 from torch import nn
@@ -87,7 +87,11 @@ class Model:
     def __init__(self, workload: str, env_id: str) -> None:
         torch.manual_seed(0)
         if workload.startswith("atari"):
-            trunk, width, num_actions = NatureCNN(4), 512, int(make_atari(env_id).action_space.n)
+            trunk, width, num_actions = (
+                NatureCNN((4, 84, 84)),
+                512,
+                int(make_atari(env_id).action_space.n),
+            )
         else:
             width, num_actions = 64, 4
             trunk = nn.Sequential(

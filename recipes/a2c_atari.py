@@ -14,17 +14,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
-from support.atari import (
-    VIDEO_FPS,
-    Agent,
-    AtariOptions,
-    encode,
-    eval_env,
-    make_collector,
-    train_env,
-)
+from support.atari import VIDEO_FPS, AtariOptions, eval_env, train_env
 from support.errors import exit_with
 from support.options import option, parse_options
+from support.pixels import Agent, encode, make_collector
 from support.run import Run
 from torch import nn
 from torchrl.objectives import A2CLoss
@@ -47,7 +40,8 @@ def train(options: Options) -> int:
     """Trains a policy; returns the exit code."""
     torch.manual_seed(options.seed)
     torch.set_num_threads(options.torch_threads)
-    agent = Agent(train_env(options)())
+    make_env = train_env(options)
+    agent = Agent(make_env())
 
     advantage = GAE(gamma=options.gamma, lmbda=options.gae_lambda, value_network=agent.critic_head)
     loss_module = A2CLoss(
@@ -63,7 +57,7 @@ def train(options: Options) -> int:
     )
     delayed = DelayedGradient(model, lag=options.lag)
 
-    with make_collector(options, agent.policy) as collector:
+    with make_collector(options, make_env, agent.policy) as collector:
         schedule = torch.optim.lr_scheduler.LinearLR(
             optimizer, 1.0, 0.0, total_iters=len(collector)
         )

@@ -14,9 +14,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
-from support.atari import VIDEO_FPS, Agent, AtariOptions, eval_env, make_collector, train_env
+from support.atari import VIDEO_FPS, AtariOptions, eval_env, train_env
 from support.errors import exit_with
 from support.options import option, parse_options
+from support.pixels import Agent, make_collector
 from support.run import Run
 from torch import nn
 from torchrl.objectives import ClipPPOLoss
@@ -42,7 +43,8 @@ def train(options: Options) -> int:
     """Trains a policy; returns the exit code."""
     torch.manual_seed(options.seed)
     torch.set_num_threads(options.torch_threads)
-    agent = Agent(train_env(options)())
+    make_env = train_env(options)
+    agent = Agent(make_env())
 
     advantage = GAE(gamma=options.gamma, lmbda=options.gae_lambda, value_network=None)
     loss_module = ClipPPOLoss(
@@ -59,7 +61,7 @@ def train(options: Options) -> int:
     optimizer = torch.optim.Adam(model.parameters(), lr=options.learning_rate, eps=1e-5)
     delayed = DelayedGradient(model, lag=options.lag)
 
-    with make_collector(options, agent.actor_critic) as collector:
+    with make_collector(options, make_env, agent.actor_critic) as collector:
         schedule = torch.optim.lr_scheduler.LinearLR(
             optimizer, 1.0, 0.0, total_iters=len(collector)
         )
