@@ -78,7 +78,7 @@ fi
 # Without their own requirements, which ask for a second OpenCV and for pygame.
 "$python" -m pip install --quiet --no-deps "$(cached_wheel)"
 "$python" -m pip install --quiet --no-deps --constraint "$here/constraints.txt" \
-    absl-py cloudpickle gym gym-notices six
+    absl-py cloudpickle gym six
 "$python" -m pip install --quiet --constraint "$here/constraints.txt" opencv-python-headless
 installed || fail "gfootball was installed and can't be imported:
 $("$python" -c 'import gfootball_engine' 2>&1 | tail -n 1)
