@@ -5,7 +5,7 @@
 
 For each scenario: how many steps differ in observation, score and end (none should), and in the
 reward for checkpoints, which the environment on EnvPool rebuilds from what it is told. Actions run
-to the right two times in five and are random otherwise, so that checkpoints come up. Prints a table.
+to the right two times in five and are random otherwise, so that checkpoints come up.
 """
 
 from __future__ import annotations

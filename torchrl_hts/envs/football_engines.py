@@ -95,7 +95,6 @@ class GFootballEngine:
             )
         self._game: Any = None  # made when it is needed: it takes 100 MB
         self._observations: list[dict[str, Any]] = []
-        self._draws = 0
         self.engine_seed = 0
         self.episode_number = 1
 

@@ -7,6 +7,7 @@ evaluations do, needs `PoolProcess`; whoever does so once takes `Pool`, which is
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 import signal
@@ -68,12 +69,14 @@ class PoolProcess:
         seed: from 0 to 2**31 - 1.
     """
 
+    _pid: int | None = None
+
     def __init__(self, scenario: str, seed: int) -> None:
         self._control, control = Pipe()
-        parent = os.getpid()
-        self._pid: int | None = os.fork()
+        self._parent = os.getpid()
+        self._pid = os.fork()
         if self._pid == 0:
-            _run(scenario, seed, control, parent)
+            _run(scenario, seed, control, self._parent)
         control.close()
 
     def reset(self) -> Shown:
@@ -98,10 +101,11 @@ class PoolProcess:
 
     def close(self) -> None:
         """End it."""
-        if self._pid is not None:
+        if self._pid is not None and os.getpid() == self._parent:  # not a fork of it
             self._control.close()
-            os.kill(self._pid, signal.SIGKILL)
-            os.waitpid(self._pid, 0)
+            with contextlib.suppress(ProcessLookupError, ChildProcessError):  # somebody reaped it
+                os.kill(self._pid, signal.SIGKILL)
+                os.waitpid(self._pid, 0)
             self._pid = None
 
     def __del__(self) -> None:
