@@ -125,11 +125,11 @@ class Referee:
     Example:
         >>> referee = Referee(SCENARIOS["academy_empty_goal"], num_players=1)
         >>> verdict = referee.judge(Moment((0, 0), 0, 0, 399, (0.1, 0.0), (True,)))
-        >>> verdict.rewards.round(3).tolist(), verdict.terminated
-        ([0.2], False)
+        >>> f"{verdict.rewards[0]:.1f}", verdict.terminated
+        ('0.2', False)
         >>> verdict = referee.judge(Moment((1, 0), 0, -1, 380, (1.0, 0.0), (False,)))
-        >>> verdict.rewards.round(3).tolist(), verdict.terminated
-        ([1.8], True)
+        >>> f"{verdict.rewards[0]:.1f}", verdict.terminated
+        ('1.8', True)
     """
 
     def __init__(self, scenario: Scenario, num_players: int) -> None:
