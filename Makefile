@@ -3,6 +3,7 @@
 # make check   format, lint, types, tests: run it before each commit; CI runs the same
 # make format  put the sources into the house format
 # make bench   steps per second against TorchRL's collectors
+# make football  install the engine of Google Research Football, built once (docs/football.md)
 #
 # Each makes a virtual environment first, where it is missing or out of date.
 #   VENV=path       use this environment; an existing one keeps a torch that fits
@@ -20,14 +21,15 @@ ARGS ?=
 
 RUN := $(VENV)/bin/python
 STAMP := $(VENV)/.torchrl_hts-installed
+TEST_STAMP := $(VENV)/.torchrl_hts-tests-installed
 CONSTRAINTS := requirements/constraints.txt
 
-.PHONY: train test check format-check lint types format bench venv
+.PHONY: train test check format-check lint types format bench football venv
 
 train: $(STAMP)
 	$(RUN) recipes/ppo_cartpole.py --require-return 475 $(ARGS)
 
-test: $(STAMP)
+test: $(TEST_STAMP)
 	$(RUN) -m pytest -n $(JOBS) $(ARGS)
 
 check: format-check lint types test
@@ -48,6 +50,9 @@ format: $(STAMP)
 bench: $(STAMP)
 	$(RUN) benchmarks/throughput.py $(ARGS)
 
+football: $(STAMP)
+	requirements/football.sh $(RUN)
+
 venv: $(STAMP)
 
 # A torch of the caller's own choice must not meet the pin of the default one.
@@ -62,4 +67,9 @@ $(STAMP): pyproject.toml $(CONSTRAINTS)
 	    else grep -v '^torch==' $(CONSTRAINTS); fi >$(VENV)/constraints.txt
 	$(RUN) -m pip install --quiet --constraint $(VENV)/constraints.txt \
 	    '$(TORCH)' --editable '.[atari,hydra,minatar,recipes,tensorboard,video,wandb,dev]'
+	@touch $@
+
+# What tests alone need: EnvPool, for football without building gfootball. It is large.
+$(TEST_STAMP): $(STAMP)
+	$(RUN) -m pip install --quiet --constraint $(VENV)/constraints.txt --editable '.[envpool]'
 	@touch $@

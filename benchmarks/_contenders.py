@@ -20,7 +20,7 @@ from _workloads import (
     make_policy,
     policy_of,
 )
-from support.atari import Agent
+from support.pixels import Agent
 from tensordict import TensorDictBase
 from torchrl.collectors import (
     AsyncBatchedCollector,

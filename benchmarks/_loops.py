@@ -13,7 +13,7 @@ import gymnasium as gym
 import numpy as np
 import torch
 from _workloads import CORES, TRAININGS, Training, Workload
-from support.atari import Agent
+from support.pixels import Agent
 from tensordict import TensorDict, TensorDictBase
 from torch import Tensor
 

@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 
 import torch
-from support.atari import NatureCNN
+from support.pixels import NatureCNN
 from tensordict.nn import TensorDictModule, TensorDictSequential
 from torchrl.modules import ProbabilisticActor
 
@@ -34,7 +34,7 @@ def cpu_seconds(pid):
     return (int(words[11]) + int(words[12])) / 100  # utime and stime, in ticks of 10 ms
 
 
-trunk = TensorDictModule(NatureCNN(4), ["observation"], ["hidden"])
+trunk = TensorDictModule(NatureCNN((4, 84, 84)), ["observation"], ["hidden"])
 head = ProbabilisticActor(
     TensorDictModule(torch.nn.Linear(512, 6), ["hidden"], ["logits"]),
     in_keys=["logits"],

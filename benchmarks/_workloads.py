@@ -20,9 +20,9 @@ from _environments import (
 )
 from a2c_atari import A2C
 from a2c_atari import Options as A2COptions
-from ppo_atari import PPO
 from ppo_atari import Options as PPOOptions
-from support.atari import Agent, orthogonal
+from support.pixels import Agent, orthogonal
+from support.ppo import PPO
 from tensordict import TensorDictBase
 from tensordict.nn import TensorDictSequential
 from torch import Tensor, nn

@@ -30,8 +30,10 @@ import torch
 from _contenders import serial, wrap
 from _workloads import CORES
 from matplotlib.figure import Figure
-from ppo_atari import PPO, Options
-from support.atari import Agent, make_collector, train_env
+from ppo_atari import Options
+from support.atari import train_env
+from support.pixels import Agent, make_collector
+from support.ppo import PPO
 from torchrl.collectors import Collector, MultiSyncCollector
 from torchrl.envs import ParallelEnv
 
@@ -49,7 +51,7 @@ COLUMNS = ["elapsed_s", "steps", "return_mean"]
 def make_contender(name: str, options: Options, agent: Agent) -> Any:
     """A collector of ``[num_envs, sync_interval]`` batches with the actors' values in them."""
     if name.startswith("hts"):
-        return make_collector(options, agent.actor_critic)
+        return make_collector(options, train_env(options), agent.actor_critic)
     factories = [train_env(options)] * options.num_envs
     frames_per_batch = options.num_envs * options.sync_interval
     sizes = {

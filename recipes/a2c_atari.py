@@ -14,17 +14,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
-from support.atari import (
-    VIDEO_FPS,
-    Agent,
-    AtariOptions,
-    encode,
-    eval_env,
-    make_collector,
-    train_env,
-)
+from support.atari import VIDEO_FPS, AtariOptions, eval_env, train_env
 from support.errors import exit_with
 from support.options import option, parse_options
+from support.pixels import Agent, encode, make_collector
 from support.run import Run
 from tensordict import TensorDictBase
 from torch import Tensor, nn
@@ -92,9 +85,10 @@ def train(options: Options) -> int:
     """Trains a policy; returns the exit code."""
     torch.manual_seed(options.seed)
     torch.set_num_threads(options.torch_threads)
-    agent = Agent(train_env(options)())
+    make_env = train_env(options)
+    agent = Agent(make_env())
 
-    with make_collector(options, agent.policy) as collector:
+    with make_collector(options, make_env, agent.policy) as collector:
         a2c = A2C(agent, options, num_rounds=len(collector))
         delayed = DelayedGradient(a2c.model, lag=options.lag)
         parts = {

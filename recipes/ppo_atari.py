@@ -11,91 +11,32 @@ Ctrl-C saves a checkpoint and ends the run; --resume OUTPUT_DIR goes on with it,
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
-from support.atari import VIDEO_FPS, Agent, AtariOptions, eval_env, make_collector, train_env
+from support.atari import VIDEO_FPS, AtariOptions, eval_env, train_env
 from support.errors import exit_with
-from support.options import option, parse_options
+from support.options import parse_options
+from support.pixels import Agent, make_collector
+from support.ppo import PPO, PPOOptions
 from support.run import Run
-from tensordict import TensorDictBase
-from torch import Tensor, nn
-from torchrl.objectives import ClipPPOLoss
-from torchrl.objectives.value import GAE
 
 from torchrl_hts import DelayedGradient
 
 
 @dataclass(frozen=True)
-class Options(AtariOptions):
-    """Options of PPO; the defaults are those of the literature (Schulman et al. 2017)."""
-
-    num_envs: int = option(8, "games played at the same time", least=1)
-    sync_interval: int = option(128, "steps per game and round (alpha)", least=1)
-    learning_rate: float = option(2.5e-4, "of Adam; decays linearly to 0", least=0)
-    gae_lambda: float = option(0.95, "lambda of the advantage estimator", least=0, most=1)
-    epochs: int = option(3, "passes over each batch", least=1)
-    minibatch_size: int = option(256, "steps per optimizer step", least=1)
-    clip_epsilon: float = option(0.1, "how far PPO's ratio, and the value, may move", least=0)
-
-
-class PPO:
-    """TorchRL's ClipPPOLoss, GAE and Adam, for one round's batch at a time.
-
-    Attributes:
-        model: all that is trained.
-        optimizer: Adam.
-        schedule: of its learning rate, for `num_rounds` rounds.
-    """
-
-    def __init__(self, agent: Agent, options: Options, num_rounds: int) -> None:
-        self._agent = agent
-        self._options = options
-        self._advantage = GAE(gamma=options.gamma, lmbda=options.gae_lambda, value_network=None)
-        self._loss_module = ClipPPOLoss(
-            agent.actor_head,
-            agent.critic_head,
-            clip_epsilon=options.clip_epsilon,
-            clip_value=options.clip_epsilon,
-            entropy_coeff=options.entropy_coefficient,
-            critic_coeff=options.critic_coefficient,
-            loss_critic_type="l2",
-            normalize_advantage=True,
-        )
-        self.model = nn.ModuleList([agent.trunk, self._loss_module])
-        self.optimizer = torch.optim.Adam(
-            self.model.parameters(), lr=options.learning_rate, eps=1e-5
-        )
-        self.schedule = torch.optim.lr_scheduler.LinearLR(
-            self.optimizer, 1.0, 0.0, total_iters=num_rounds
-        )
-
-    def learn(self, batch: TensorDictBase) -> Iterator[tuple[TensorDictBase, Tensor]]:
-        """Takes the optimizer's steps; yields the losses and the gradient's norm of each."""
-        self._agent.evaluate_next(batch)
-        self._advantage(batch)  # of the values that the actors have computed
-        steps = batch.exclude("next").reshape(-1)
-        for _ in range(self._options.epochs):
-            for indices in torch.randperm(len(steps)).split(self._options.minibatch_size):
-                losses = self._loss_module(self._agent.trunk(steps[indices]))
-                loss = losses["loss_objective"] + losses["loss_critic"] + losses["loss_entropy"]
-                loss.backward()
-                norm = nn.utils.clip_grad_norm_(
-                    self.model.parameters(), self._options.max_grad_norm
-                )
-                self.optimizer.step()
-                self.optimizer.zero_grad()
-                yield losses, norm
+class Options(AtariOptions, PPOOptions):
+    """What is trained on what."""
 
 
 def train(options: Options) -> int:
     """Trains a policy; returns the exit code."""
     torch.manual_seed(options.seed)
     torch.set_num_threads(options.torch_threads)
-    agent = Agent(train_env(options)())
+    make_env = train_env(options)
+    agent = Agent(make_env())
 
-    with make_collector(options, agent.actor_critic) as collector:
+    with make_collector(options, make_env, agent.actor_critic) as collector:
         ppo = PPO(agent, options, num_rounds=len(collector))
         delayed = DelayedGradient(ppo.model, lag=options.lag)
         parts = {

@@ -1,4 +1,4 @@
-"""The networks of the Atari recipes."""
+"""The networks of the recipes that learn from pictures."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torchrl.objectives import A2CLoss
 from torchrl.objectives.value import GAE
 
 pytest.importorskip("ale_py")
-from support import atari
+from support import pixels
 
 from torchrl_hts.envs import make_atari
 
@@ -50,14 +50,14 @@ def frames_batch(num_envs: int, num_steps: int) -> TensorDict:
 
 def test_one_pass_of_the_trunk_gives_the_losses_and_gradients_of_four() -> None:
     torch.manual_seed(0)
-    agent = atari.Agent(make_atari("ALE/Pong-v5"))
+    agent = pixels.Agent(make_atari("ALE/Pong-v5"))
     model = torch.nn.ModuleList([agent.trunk, agent.actor_head, agent.critic_head])
 
     def loss_and_gradients(encoded: bool) -> tuple[float, list[torch.Tensor]]:
         batch = frames_batch(3, 4)
         actor, critic = agent.actor_head, agent.critic_head
         if encoded:
-            atari.encode(agent.trunk, batch)
+            pixels.encode(agent.trunk, batch)
         else:
             critic = TensorDictSequential(agent.trunk, critic)
             actor = ProbabilisticActor(
@@ -82,7 +82,7 @@ def test_one_pass_of_the_trunk_gives_the_losses_and_gradients_of_four() -> None:
 
 def test_the_actors_values_give_the_advantages_of_the_critic() -> None:
     torch.manual_seed(0)
-    agent = atari.Agent(make_atari("ALE/Pong-v5"))
+    agent = pixels.Agent(make_atari("ALE/Pong-v5"))
     batch = frames_batch(3, 4)
     with torch.no_grad():
         batch["state_value"] = agent.actor_critic(batch.select("observation"))["state_value"]
@@ -96,7 +96,7 @@ def test_the_actors_values_give_the_advantages_of_the_critic() -> None:
 
 
 def test_layers_are_orthogonal() -> None:
-    trunk = atari.NatureCNN(4)
+    trunk = pixels.NatureCNN((4, 84, 84))
     weight = trunk.layers[7].weight.detach()
     torch.testing.assert_close(weight @ weight.T, 2 * torch.eye(512), rtol=0, atol=1e-4)
     assert not trunk.layers[7].bias.any()
@@ -104,6 +104,6 @@ def test_layers_are_orthogonal() -> None:
 
 def test_the_trunk_takes_any_batch_of_frames() -> None:
     frames = torch.randint(0, 256, (2, 3, 4, 84, 84), dtype=torch.uint8)
-    trunk = TensorDictModule(atari.NatureCNN(4), ["observation"], ["hidden"])
+    trunk = TensorDictModule(pixels.NatureCNN((4, 84, 84)), ["observation"], ["hidden"])
     out = trunk(TensorDict({"observation": frames}, [2, 3]))["hidden"]
     assert (out.shape, out.dtype) == ((2, 3, 512), torch.float32)

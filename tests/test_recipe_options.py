@@ -84,7 +84,7 @@ def test_a_resumed_run_may_be_told_what_it_has_anyway(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("flags", "message"),
-    [(["--steps", "10"], "--steps was 9 and is 10"), (["--env-id", "x"], "--env-id was  and is x")],
+    [(["--steps", "10"], "--steps was 9 and is 10"), (["--seed", "8"], "--seed was 0 and is 8")],
 )
 def test_a_resumed_run_keeps_its_options(tmp_path: Path, flags: list[str], message: str) -> None:
     with pytest.raises(RecipeError, match=f"{message}: leave them out, or start a new run"):

@@ -1,6 +1,4 @@
-"""What the Atari recipes share: options, environments and networks."""
-
-# Axes: N environments, T steps of one batch (alpha), C frames of one observation.
+"""What the Atari recipes share beside `support.pixels`: options and environments."""
 
 from __future__ import annotations
 
@@ -9,71 +7,28 @@ from dataclasses import dataclass
 from functools import partial
 
 import gymnasium as gym
-import torch
-from tensordict import TensorDictBase
-from tensordict.nn import TensorDictModule, TensorDictModuleBase, TensorDictSequential
-from torch import Tensor, nn
-from torchrl.modules import ProbabilisticActor, ValueOperator
 
-from support.options import RunOptions, option
-from torchrl_hts import HTSCollector
+from support.options import option
+from support.pixels import PixelOptions
 from torchrl_hts.envs import make_atari
 
-__all__ = [
-    "VIDEO_FPS",
-    "Agent",
-    "AtariOptions",
-    "NatureCNN",
-    "encode",
-    "eval_env",
-    "make_collector",
-    "train_env",
-]
+__all__ = ["VIDEO_FPS", "AtariOptions", "eval_env", "train_env"]
 
 VIDEO_FPS = 15  # of steps, each of 4 frames at 60 a second
 
 
 @dataclass(frozen=True)
-class AtariOptions(RunOptions):
+class AtariOptions(PixelOptions):
     """Options of the Atari recipes."""
 
     env_id: str = option("ALE/Pong-v5", "id of ale-py")
     total_frames: int = option(
         10_000_000, "environment steps in all, of 4 emulator frames each", least=1
     )
-    num_envs: int = option(16, "games played at the same time", least=1)
-    sync_interval: int = option(5, "steps per game and round (alpha)", least=1)
-    lag: int = option(
-        1, "updates that the behaviour parameters are behind; 0 is synchronous", least=0
-    )
-    num_actors: int = option(1, "processes that run the policy", may_change=True, least=1)
-    num_executors: int | None = option(
-        None, "processes that step games; by default one per core", may_change=True, least=1
-    )
     terminal_on_life_loss: bool = option(
         False, "in training each life is an episode, of its own return"
     )
     sticky_actions: bool = option(False, "repeat the last action with probability 0.25")
-    gamma: float = option(0.99, "discount", least=0, most=1)
-    entropy_coefficient: float = option(0.01, "weight of the entropy bonus", least=0)
-    critic_coefficient: float = option(0.5, "weight of the value loss", least=0)
-    max_grad_norm: float = option(0.5, "gradients are clipped to this norm", least=0)
-
-
-def make_collector(options: AtariOptions, policy: TensorDictModuleBase) -> HTSCollector:
-    """Gathers whole rounds, as many as it takes for ``total_frames``."""
-    frames_per_batch = options.num_envs * options.sync_interval
-    num_rounds = -(-options.total_frames // frames_per_batch)
-    return HTSCollector(
-        [train_env(options)] * options.num_envs,
-        policy,
-        frames_per_batch=frames_per_batch,
-        total_frames=num_rounds * frames_per_batch,
-        num_actors=options.num_actors,
-        num_executors=options.num_executors,
-        lag=options.lag,
-        seed=options.seed,
-    )
 
 
 def train_env(options: AtariOptions) -> Callable[..., gym.Env]:
@@ -89,118 +44,3 @@ def train_env(options: AtariOptions) -> Callable[..., gym.Env]:
 def eval_env(options: AtariOptions) -> Callable[..., gym.Env]:
     """Makes the game to evaluate on: from its start to its end, whatever training calls one."""
     return partial(make_atari, options.env_id, sticky_actions=options.sticky_actions)
-
-
-class NatureCNN(nn.Module):
-    """The trunk of Mnih et al. (2015): uint8 ``[..., C, 84, 84]`` to float32 ``[..., 512]``."""
-
-    def __init__(self, in_channels: int) -> None:
-        super().__init__()
-        self.layers = nn.Sequential(
-            nn.Conv2d(in_channels, 32, kernel_size=8, stride=4),
-            nn.ReLU(),
-            nn.Conv2d(32, 64, kernel_size=4, stride=2),
-            nn.ReLU(),
-            nn.Conv2d(64, 64, kernel_size=3),
-            nn.ReLU(),
-            nn.Flatten(),
-            nn.Linear(64 * 7 * 7, 512),
-            nn.ReLU(),
-        )
-        for layer in self.layers:
-            if isinstance(layer, nn.Conv2d | nn.Linear):
-                orthogonal(layer, 2**0.5)
-
-    def forward(self, frames: Tensor) -> Tensor:
-        pixels = frames.flatten(0, -4).float() / 255.0
-        if torch.is_grad_enabled():  # in this order the pass back takes a fifth less on a CPU
-            pixels = pixels.contiguous(memory_format=torch.channels_last)
-        return self.layers(pixels).unflatten(0, frames.shape[:-3])
-
-
-def orthogonal(layer: nn.Conv2d | nn.Linear, gain: float) -> nn.Conv2d | nn.Linear:
-    """Initialises a layer as the literature does, and returns it."""
-    nn.init.orthogonal_(layer.weight, gain)
-    nn.init.zeros_(layer.bias)
-    return layer
-
-
-class Agent:
-    """Actor and critic that share a trunk.
-
-    Args:
-        env: whose observations and discrete actions the agent has.
-        trunk: observations to float32 features ``[..., width]``; by default the Nature CNN.
-        width: number of features that it gives.
-
-    Attributes:
-        trunk: ``"observation"`` to ``"hidden"``.
-        logits: ``"hidden"`` to ``"logits"``.
-        actor_head: ``"hidden"`` to ``"logits"``, ``"action"`` and ``"action_log_prob"``.
-        critic_head: ``"hidden"`` to ``"state_value"``.
-        policy: trunk and actor's head.
-        actor_critic: the same with the critic's head, whose values then are in the batch.
-    """
-
-    def __init__(self, env: gym.Env, trunk: nn.Module | None = None, width: int = 512) -> None:
-        num_actions = int(env.action_space.n)
-        if trunk is None:
-            trunk = NatureCNN(env.observation_space.shape[0])
-        self.trunk = TensorDictModule(trunk, in_keys=["observation"], out_keys=["hidden"])
-        self.logits = TensorDictModule(
-            orthogonal(nn.Linear(width, num_actions), 0.01), ["hidden"], ["logits"]
-        )
-        self.actor_head = ProbabilisticActor(
-            self.logits,
-            in_keys=["logits"],
-            distribution_class=torch.distributions.Categorical,
-            return_log_prob=True,
-        )
-        self.critic_head = ValueOperator(orthogonal(nn.Linear(width, 1), 1.0), in_keys=["hidden"])
-        self.policy = TensorDictSequential(self.trunk, self.actor_head).select_out_keys(
-            "action", "action_log_prob"
-        )
-        self.actor_critic = TensorDictSequential(
-            self.trunk, self.actor_head, self.critic_head
-        ).select_out_keys("action", "action_log_prob", "state_value")
-
-    def evaluate_next(self, batch: TensorDictBase) -> None:
-        """Writes ``("next", "state_value")``, out of the values that the actors have computed.
-
-        They computed them with the parameters that are live inside of ``with delayed(batch)``.
-        """
-        batch["next", "state_value"] = _of_next(
-            batch,
-            batch["state_value"],
-            lambda frames: self.critic_head.module(self.trunk.module(frames)),
-        )
-
-
-def encode(trunk: TensorDictModule, batch: TensorDictBase) -> None:
-    """Writes ``"hidden"`` and ``("next", "hidden")``, each frame through the trunk once.
-
-    Losses and GAE read those instead of the frames, where each would run the shared trunk for
-    itself: four times forward and twice back.
-    """
-    trunk(batch)  # with gradients if they are enabled
-    batch["next", "hidden"] = _of_next(batch, batch["hidden"].detach(), trunk.module)
-
-
-@torch.no_grad()
-def _of_next(batch: TensorDictBase, values: Tensor, function: Callable[[Tensor], Tensor]) -> Tensor:
-    """What a function gives for each next observation, where its values for all others are known.
-
-    A step's next observation is the observation of the step after it, so only the last step of
-    each row, and steps that were cut off before their end, have a next observation to run. Where
-    an episode has ended by itself GAE makes no use of the value of what follows.
-
-    Args:
-        batch: ``[N, T]``.
-        values: ``[N, T, ...]``, of the observations.
-        function: of frames ``[M, C, 84, 84]``.
-    """
-    shifted = values.roll(-1, dims=1)
-    missing = batch["next", "truncated"].squeeze(-1).clone()  # [N, T]
-    missing[:, -1] = True
-    shifted[missing] = function(batch["next", "observation"][missing])
-    return shifted

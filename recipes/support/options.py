@@ -50,7 +50,6 @@ def option(
 class RunOptions:
     """Options of every recipe."""
 
-    env_id: str = option("", "id of the environment")
     seed: int = option(0, "seed of everything random", least=0)
     total_frames: int = option(1_000_000, "environment steps in all", least=1)
     torch_threads: int = option(
@@ -88,6 +87,11 @@ class RunOptions:
     ignore_versions: bool = option(
         False, "resume with other versions of the packages, not bit for bit", may_change=True
     )
+
+    @property
+    def task(self) -> str:
+        """What is learned: by default ``env_id``, which the options of a recipe then have."""
+        return self.env_id
 
     def __post_init__(self) -> None:
         """Refuse values that make no sense."""

@@ -45,7 +45,10 @@ from torchrl_hts import EpisodeReturns, Evaluation, Evaluator, HTSCollector, Wor
 __all__ = ["Run"]
 
 _FORMAT = 1  # of checkpoints
-_PACKAGES = ("torchrl_hts", "torch", "torchrl", "tensordict", "gymnasium", "numpy", "ale-py")
+_PACKAGES = (
+    *("torchrl_hts", "torch", "torchrl", "tensordict", "gymnasium", "numpy"),
+    *("ale-py", "envpool", "gfootball"),
+)
 
 
 class Stateful(Protocol):
@@ -88,14 +91,14 @@ class Run:
         *,
         video_fps: float | None = None,
     ) -> None:
-        name = options.env_id.rpartition("/")[2]
+        name = options.task.rpartition("/")[2]
         started = f"{datetime.now():%Y%m%d-%H%M%S}-{os.getpid()}"
         self.options = options
         self.output_dir = (
             options.resume or options.output_dir or Path("runs", recipe, f"{name}-{started}")
         )
         self.exit_code = 0
-        self._title = f"{recipe} on {options.env_id}"
+        self._title = f"{recipe} on {options.task}"
         self._recipe = recipe
         self._collector = collector
         self._claim_output_dir()
@@ -401,9 +404,9 @@ class Run:
             )
         now = _versions()
         other = [
-            f"{name} was {state['versions'].get(name)} and is {now.get(name)}"
+            f"{name} was {state['versions'][name]} and is {now.get(name)}"
             for name in _PACKAGES
-            if state["versions"].get(name) != now.get(name)
+            if name in state["versions"] and state["versions"][name] != now.get(name)
         ]
         if other and not self.options.ignore_versions:
             raise RecipeError(

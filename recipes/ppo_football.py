@@ -1,0 +1,90 @@
+"""PPO on Google Research Football with HTSCollector and DelayedGradient, as in the HTS-RL paper.
+
+Games run in executors and an actor runs the policy while this process learns from the round
+before. Actor and critic share the Nature CNN on stacked minimaps. Training rewards goals and
+checkpoints; evaluations reward goals alone, so that their returns are the score, goals for less
+goals against.
+
+    python recipes/ppo_football.py --scenario academy_3_vs_1_with_keeper
+
+Ctrl-C saves a checkpoint and ends the run; --resume OUTPUT_DIR goes on with it, bit for bit with
+the engine gfootball (EnvPool's games can't be saved: they begin anew).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+from typing import Literal
+
+import torch
+from support.errors import exit_with
+from support.options import option, parse_options
+from support.pixels import Agent, make_collector
+from support.ppo import PPO, PPOOptions
+from support.run import Run
+
+from torchrl_hts import DelayedGradient
+from torchrl_hts.envs import make_football
+
+
+@dataclass(frozen=True)
+class Options(PPOOptions):
+    """What is trained on what; the defaults are those of Liu, Yeh and Schwing (2020)."""
+
+    scenario: str = option("academy_empty_goal_close", "what is played, as gfootball names it")
+    engine: Literal["gfootball", "envpool"] = option("gfootball", "which package plays it")
+    checkpoint_rewards: bool = option(
+        True, "training also rewards bringing the ball near the goal, not goals alone"
+    )
+    total_frames: int = option(5_000_000, "environment steps in all", least=1)
+    num_envs: int = option(16, "games played at the same time", least=1)
+    learning_rate: float = option(3.43e-4, "of Adam; decays linearly to 0", least=0)
+    gamma: float = option(0.993, "discount", least=0, most=1)
+    epochs: int = option(2, "passes over each batch", least=1)
+    clip_epsilon: float = option(0.08, "how far PPO's ratio, and the value, may move", least=0)
+    entropy_coefficient: float = option(0.003, "weight of the entropy bonus", least=0)
+    critic_coefficient: float = option(
+        0.25, "weight of the value loss (the paper's 0.5 is of half the squared error)", least=0
+    )
+    max_grad_norm: float = option(0.64, "gradients are clipped to this norm", least=0)
+
+    @property
+    def task(self) -> str:
+        """What is learned."""
+        return self.scenario
+
+
+def train(options: Options) -> int:
+    """Trains a policy; returns the exit code."""
+    torch.manual_seed(options.seed)
+    torch.set_num_threads(options.torch_threads)
+    make_eval_env = partial(
+        make_football, options.scenario, engine=options.engine, rewards="scoring"
+    )
+    rewards = "scoring,checkpoints" if options.checkpoint_rewards else "scoring"
+    make_env = partial(make_eval_env, rewards=rewards)
+    agent = Agent(make_env())
+
+    with make_collector(options, make_env, agent.actor_critic) as collector:
+        ppo = PPO(agent, options, num_rounds=len(collector))
+        delayed = DelayedGradient(ppo.model, lag=options.lag)
+        parts = {
+            "model": ppo.model,
+            "optimizer": ppo.optimizer,
+            "schedule": ppo.schedule,
+            "delayed": delayed,
+        }
+        with Run("ppo_football", options, collector, make_eval_env, parts) as run:
+            for batch in run:  # the next round is already running
+                learning_rate = ppo.schedule.get_last_lr()[0]
+                with delayed(batch):  # parameters are the ones that gathered this batch
+                    for losses, norm in ppo.learn(batch):
+                        run.record(losses, norm, learning_rate)
+                ppo.schedule.step()
+                collector.update_policy_weights_()  # the next round that opens acts with these
+    return run.exit_code
+
+
+if __name__ == "__main__":
+    exit_with(lambda: train(parse_options(Options, __doc__)))

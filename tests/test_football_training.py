@@ -1,0 +1,120 @@
+"""Football in the collector and in its recipe: the same bits, for any workers and after a kill."""
+
+from __future__ import annotations
+
+import subprocess
+from functools import partial
+from pathlib import Path
+
+import pytest
+import torch
+from football_engines import ENGINES, need
+from recipe_runs import assert_equal_runs, rows, run, start
+from tensordict.nn import TensorDictModule
+from torch import nn
+from torchrl.modules import ActorValueOperator, ConvNet, ProbabilisticActor, ValueOperator
+
+from torchrl_hts.envs import make_football
+from torchrl_hts.testing import Task, train
+
+pytestmark = pytest.mark.usefixtures("nothing_left")
+
+SMALL = "ppo_football.py --num-envs 2 --sync-interval 16 --minibatch-size 16 --log-interval 32"
+
+
+class Pixels(nn.Module):
+    """To [0, 1]."""
+
+    def forward(self, planes: torch.Tensor) -> torch.Tensor:
+        return planes.float() / 255
+
+
+def small_networks(front: nn.Module) -> tuple[nn.Module, nn.Module]:
+    """An actor and a critic that share a small CNN."""
+    conv = ConvNet(in_features=16, num_cells=[8, 16], kernel_sizes=[8, 4], strides=[8, 4])
+    model = ActorValueOperator(
+        TensorDictModule(nn.Sequential(front, Pixels(), conv), ["observation"], ["features"]),
+        ProbabilisticActor(
+            TensorDictModule(nn.Linear(16 * 2 * 3, 19), ["features"], ["logits"]),
+            in_keys=["logits"],
+            distribution_class=torch.distributions.Categorical,
+            return_log_prob=True,
+        ),
+        ValueOperator(nn.Linear(16 * 2 * 3, 1), in_keys=["features"]),
+    )
+    return model.get_policy_operator(), model.get_value_operator()
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_i7_batches_and_parameters_are_equal_bit_for_bit(engine: str) -> None:
+    need(engine)
+    make_env = partial(make_football, "academy_empty_goal_close", engine=engine)
+    task = Task(make_env, small_networks, sync_interval=12)
+    runs = [
+        train(task, num_actors=actors, num_executors=executors, delays=delays, rounds=3)
+        for actors, executors, delays in ((1, 2, False), (3, 8, True))
+    ]
+    assert runs[0] == runs[1]
+    other = train(task, num_actors=1, num_executors=1, delays=False, rounds=3, seed=1)
+    assert not set(other) & set(runs[0]), "another seed must differ in everything"
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_the_recipe_trains_and_evaluates(engine: str, tmp_path: Path) -> None:
+    need(engine)
+    flags = f"{SMALL} --engine {engine} --total-frames 64 --eval-interval 64 --eval-episodes 1"
+    output = run(f"{flags} --record-video", "--output-dir", str(tmp_path))
+    assert [row["step"] for row in rows(tmp_path / "metrics.csv")] == ["32", "64"]
+    (evaluation,) = rows(tmp_path / "evaluations.csv")
+    assert float(evaluation["evaluation/return_mean"]) in (-1, 0, 1)  # the score
+    assert (tmp_path / "best.mp4").exists()
+    assert ("begins new episodes" in output) == (engine == "envpool")
+    policy = torch.load(tmp_path / "policy.pt")
+    assert any(value.shape == (19, 512) for value in policy.values())
+
+
+def test_i7_a_killed_run_goes_on_bit_for_bit(tmp_path: Path) -> None:
+    need("gfootball")
+    flags = f"{SMALL} --total-frames 192 --eval-interval 0"
+    whole, killed = tmp_path / "whole", tmp_path / "killed"
+    run(flags, "--output-dir", str(whole), "--checkpoint-interval", "0")
+    process = start(
+        flags, "--output-dir", str(killed), "--checkpoint-interval", "64", unbuffered=True
+    )
+    for line in process.stdout:
+        if "steps (" in line and (killed / "checkpoints").exists():
+            break
+    process.kill()
+    process.communicate()
+    assert len(rows(killed / "metrics.csv")) < len(rows(whole / "metrics.csv"))
+    run("ppo_football.py", "--resume", str(killed))
+    assert_equal_runs(whole, killed)
+
+
+def test_an_unknown_scenario_is_one_clear_message(tmp_path: Path) -> None:
+    output = run(
+        "ppo_football.py --scenario academy_goal", "--output-dir", str(tmp_path / "run"), code=1
+    )
+    assert output.startswith("error: scenario is 'academy_goal'; expected one of")
+
+
+def test_what_the_build_lacks_is_named(tmp_path: Path) -> None:
+    """In one message, as the line that installs it."""
+    for tool in ("bash", "sed", "find", "head", "tr", "dirname"):
+        target = subprocess.run(["which", tool], capture_output=True, text=True, check=True).stdout
+        (tmp_path / tool).symlink_to(target.strip())
+    python = tmp_path / "python"  # of an environment without gfootball
+    python.write_text(
+        "#!/bin/bash\n[[ $2 == *gfootball* ]] && exit 1\n[[ $2 == *cp* ]] && echo cp311\nexit 0\n"
+    )
+    python.chmod(0o755)
+    script = Path(__file__).parents[1] / "requirements" / "football.sh"
+    done = subprocess.run(
+        [str(script), str(python)],
+        env={"PATH": str(tmp_path), "HOME": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 1
+    assert "apt-get install --no-install-recommends cmake build-essential\n" in done.stderr
