@@ -14,10 +14,11 @@ PACKAGE = ROOT / "torchrl_hts"
 
 # From the bottom up: a module may import only from those before it.
 ORDER = [
-    "errors", "schedule", "exchange", "storage", "messages", "worker_server", "workers",
-    "ale_state", "env_state", "gym_env", "executor", "slots", "torchrl_env", "invariance",
-    "draws", "short_cut", "sampling", "gathering", "actor", "statistics", "weights", "batch_plan",
-    "arguments", "crew", "learner", "collector", "delayed_gradient", "episodes", "video",
+    "errors", "schedule", "exchange", "storage", "messages", "worker_output", "worker_server",
+    "workers", "ale_state", "env_state", "gym_env", "executor", "slots", "torchrl_env",
+    "invariance", "draws", "short_cut", "sampling", "gathering", "actor", "statistics", "weights",
+    "batch_plan", "restarts", "pickling", "limits", "arguments", "progress", "failures", "roster",
+    "crew", "learner", "collector", "delayed_gradient", "episodes", "video",
     "playing", "evaluation", "configs", "from_config", "testing",
 ]  # fmt: skip
 TORCH_FREE = ORDER[: ORDER.index("executor") + 1]

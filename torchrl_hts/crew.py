@@ -5,21 +5,26 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-import select
 import threading
 import time
-from collections.abc import Callable, Sequence
+import warnings
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from torchrl_hts.actor import ActorJob
-from torchrl_hts.errors import HTSError, PolicyError, WorkerError
+from torchrl_hts.errors import WorkerError
 from torchrl_hts.exchange import SAVE, STOP, Inbox, LearnerPort
 from torchrl_hts.executor import ExecutorJob, ExecutorPlan
+from torchrl_hts.failures import Site
 from torchrl_hts.gym_env import GymDescription, RowOptions
 from torchrl_hts.invariance import InvariantSizes
-from torchrl_hts.messages import receive_object, send_object
+from torchrl_hts.limits import check_descriptors, check_storage
+from torchrl_hts.progress import at_work
+from torchrl_hts.restarts import Restarts
+from torchrl_hts.roster import Roster
 from torchrl_hts.schedule import Schedule
-from torchrl_hts.storage import Layout, SharedMemory
+from torchrl_hts.storage import Counter, Key, Layout, SharedMemory
 from torchrl_hts.torchrl_env import TorchRLDescription
 from torchrl_hts.workers import (
     TORCH_FREE,
@@ -46,28 +51,44 @@ class Crew:
         num_envs: number of environments.
         num_executors: processes that they are spread over, in blocks of neighbours.
         num_actors: processes that run the policy.
+        restarts: whether workers that fail are replaced.
+        timeouts_s: how long a worker may make no progress, by kind; see `ProgressWatch`.
+        storage_dir: a directory for the slots; None for memory.
 
     After the constructor: `start_executors`, `share`, `start_actors`, then `run` and, any number
-    of times, `stop` and `run`. Every method but `shutdown` raises `WorkerError` if a worker fails.
+    of times, `stop` and `run`. Every method but `shutdown` raises `WorkerError` if a worker fails
+    that is not replaced.
     """
 
-    def __init__(self, num_envs: int, num_executors: int, num_actors: int) -> None:
+    def __init__(
+        self,
+        num_envs: int,
+        num_executors: int,
+        num_actors: int,
+        *,
+        restarts: Restarts | None = None,
+        timeouts_s: Mapping[str, float] | None = None,
+        storage_dir: str | None = None,
+    ) -> None:
+        check_descriptors(num_executors, num_actors)
         self.owner = tuple(env * num_executors // num_envs for env in range(num_envs))
         self.num_actors = num_actors
+        self.restarts = restarts or Restarts()
         self.executors: list[WorkerProcess] = []
         self.actors: list[WorkerProcess] = []
+        self._shared = False
         self._servers: list[WorkerServer] = []
+        self._torch_free_server: WorkerServer | None = None
+        self._with_torch = False  # whether the executors' server is the one that has it
         self._lock = threading.Lock()
         self.closed_at: float | None = None  # by the monotonic clock
         self._owner_pid = os.getpid()
-        self._control_poll = select.poll()  # every worker's connection
-        self._poll = select.poll()  # the same and the learner's inbox
-        self._by_fd: dict[int, WorkerProcess] = {}
-        self.memory_fd = SharedMemory.create_fd()
+        self._storage_dir = storage_dir
+        self.memory_fd = SharedMemory.create_fd(storage_dir)
         self.executor_inboxes = [Inbox.create() for _ in range(num_executors)]
         self.actor_inbox = Inbox.create()
         self.learner_inbox = Inbox.create()
-        self._poll.register(self.learner_inbox.read_fd, select.POLLIN)
+        self._roster = Roster(self.learner_inbox.read_fd, timeouts_s or {}, self._site)
         # Importing torch in a server takes seconds: it begins now, while environments are made.
         try:
             self._torch_server = self._acquire(WITH_TORCH)
@@ -90,6 +111,8 @@ class Crew:
 
     # Starting.
 
+    # Starting.
+
     def start_executors(
         self, factories: Sequence[bytes], env_options: dict[str, Any]
     ) -> list[Description]:
@@ -102,20 +125,19 @@ class Crew:
             factories: a pickled environment factory per environment.
             env_options: keyword arguments of `TorchRLEnvironment`.
         """
-        with_torch = any(_TORCHRL.search(factory) for factory in set(factories))
-        server = self._torch_server if with_torch else self._acquire(TORCH_FREE)
-        first = self._spawn_executor(0, server, factories, env_options)
-        kind, described, modules = self._receive(first)
+        self._factories, self._env_options = factories, env_options
+        self._with_torch = any(_TORCHRL.search(factory) for factory in set(factories))
+        server = self._executor_server()
+        first = self._spawn_executor(0)
+        kind, described, modules = self._receive_all([first])[0]
         if kind == "torchrl":
-            self._forget(first)
+            self._roster.dismiss(first)
+            self._with_torch = True
             server = self._torch_server
-            first = self._spawn_executor(0, server, factories, env_options)
-            _, described, modules = self._receive(first)
+            first = self._spawn_executor(0)
+            _, described, modules = self._receive_all([first])[0]
         server.preload([name for name in modules if name != "__main__"])
-        others = [
-            self._spawn_executor(index, server, factories, env_options)
-            for index in range(1, len(self.executor_inboxes))
-        ]
+        others = [self._spawn_executor(i) for i in range(1, len(self.executor_inboxes))]
         descriptions: list[Description] = described
         for kind, described, _ in self._receive_all(others):
             if kind == "torchrl":
@@ -124,77 +146,89 @@ class Crew:
                     "gymnasium one; all environments of a collector must be of one kind"
                 )
             descriptions += described
-        for inbox in self.executor_inboxes:
-            os.close(inbox.read_fd)
-            inbox.read_fd = -1
-        os.close(self.learner_inbox.write_fd)
-        self.learner_inbox.write_fd = -1
         return descriptions
 
-    def _spawn_executor(
-        self,
-        index: int,
-        server: WorkerServer,
-        factories: Sequence[bytes],
-        env_options: dict[str, Any],
-    ) -> WorkerProcess:
+    def _spawn_executor(self, index: int) -> WorkerProcess:
+        """Start an executor, in the place of the one that was there, and let it make its envs."""
         fds = [
             self.memory_fd,
             self.executor_inboxes[index].read_fd,
             self.actor_inbox.write_fd,
             self.learner_inbox.write_fd,
         ]
-        worker = server.spawn(f"executor {index}", "torchrl_hts.executor:run_executor", fds)
-        self.executors.append(worker)
-        envs = self.environments(index)
-        job = ExecutorJob(
-            factories=tuple(factories[env] for env in envs),
-            env_indices=envs,
-            torch_allowed=server is self._torch_server,
-            env_options=env_options,
+        worker = self._executor_server().spawn(
+            f"executor {index}", "torchrl_hts.executor:run_executor", fds
         )
-        self._watch(worker)
-        self._send(worker, job)
+        self.executors[index : index + 1] = [worker]
+        self._roster.add(worker)
+        envs = self.environments(index)
+        self._roster.made.difference_update(envs)
+        job = ExecutorJob(
+            factories=tuple(self._factories[env] for env in envs),
+            env_indices=envs,
+            torch_allowed=self._with_torch,
+            env_options=self._env_options,
+        )
+        self._roster.send(worker, job)
         return worker
 
     def share(
-        self, layout: Layout, last_round: int | None, options: RowOptions
+        self,
+        layout: Layout,
+        last_round: int | None,
+        options: RowOptions,
+        truncated_keys: tuple[Key, ...] = (),
     ) -> tuple[SharedMemory, Schedule]:
-        """Allocate the shared memory and let the executors map it."""
+        """Allocate the shared memory and let the executors map it.
+
+        Args:
+            truncated_keys: of the flags that tell of an episode that was cut off.
+        """
+        self._truncated_keys = truncated_keys
+        check_storage(layout.num_bytes, self._storage_dir)
         self.memory = SharedMemory(self.memory_fd, layout)
         self.schedule = self.memory.schedule(last_round)
+        self._shared = True
         self.port = LearnerPort(
             self.schedule, self.learner_inbox, self.executor_inboxes, self.owner
         )
+        self._plan = ExecutorPlan(layout, last_round, 0, options)
         for index, executor in enumerate(self.executors):
-            self._send(executor, ExecutorPlan(layout, last_round, index, options))
+            self._roster.send(executor, replace(self._plan, worker=index))
         return self.memory, self.schedule
 
-    def start_actors(self, job: Callable[[int], ActorJob]) -> InvariantSizes:
+    def start_actors(self, job: ActorJob) -> InvariantSizes:
         """Start the actors and let them calibrate; returns the batch sizes that all agree on.
 
         Args:
-            job: makes the job of the worker with a given row of counters.
+            job: of every actor; which row of counters is its own is filled in here.
         """
+        self._actor_job = job
+        for index in range(self.num_actors):
+            self._spawn_actor(index)
+        for actor in self.actors:
+            self._roster.send(actor, replace(job, worker=self._row(actor)))
+        found: list[InvariantSizes] = [m[1] for m in self._receive_all(self.actors)]
+        sizes = found[0]
+        for other in found[1:]:
+            sizes = sizes.intersect(other)
+        for actor in self.actors:
+            self._roster.send(actor, sizes)
+        self._actor_job = replace(job, sizes=sizes)
+        return sizes
+
+    def _spawn_actor(self, index: int) -> WorkerProcess:
         fds = [
             self.memory_fd,
             self.actor_inbox.read_fd,
             self.actor_inbox.write_fd,
             *(inbox.write_fd for inbox in self.executor_inboxes),
         ]
-        for index in range(self.num_actors):
-            actor = self._torch_server.spawn(f"actor {index}", "torchrl_hts.actor:run_actor", fds)
-            self.actors.append(actor)
-            self._watch(actor)
-        for index, actor in enumerate(self.actors):
-            self._send(actor, job(len(self.executors) + index))
-        found: list[InvariantSizes] = [m[1] for m in self._receive_all(self.actors)]
-        sizes = found[0]
-        for other in found[1:]:
-            sizes = sizes.intersect(other)
-        for actor in self.actors:
-            self._send(actor, sizes)
-        return sizes
+        server = self._alive(self._torch_server, WITH_TORCH)
+        worker = server.spawn(f"actor {index}", "torchrl_hts.actor:run_actor", fds)
+        self.actors[index : index + 1] = [worker]
+        self._roster.add(worker)
+        return worker
 
     # Running.
 
@@ -206,6 +240,7 @@ class Crew:
         *,
         lent: bool,
         ahead: int,
+        seed_of: Callable[[int, int, int], int],
     ) -> None:
         """Reset every environment, or put it into a saved state, and set everybody to work.
 
@@ -215,51 +250,181 @@ class Crew:
             first_round: the round that is to be lent next.
             lent: whether the learner still holds the batch of the round before.
             ahead: rounds from the first one on that are in their slots already.
+            seed_of: the seed of an environment that is reset after a failure, from its index, the
+                round, and how often its executor has been replaced.
         """
+        self._noise_seed, self._seed_of = noise_seed, seed_of
         self.schedule.restart(first_round, lent=lent, ahead=ahead)
-        self.actor_inbox.take_ready()
-        self.learner_inbox.take_ready()
+        for inbox in (self.actor_inbox, self.learner_inbox, *self.executor_inboxes):
+            inbox.take_ready()
         self.port.restart(ahead)
-        for actor in self.actors:
-            self._send(actor, noise_seed)
-        for index, executor in enumerate(self.executors):
-            own = {env: starts[env] for env in self.environments(index)}
-            self._send(executor, (own, first_round + ahead))
+        self._go(dict(enumerate(starts)))
+
+    def _go(self, starts: Mapping[int, int | bytes]) -> None:
+        """Let everybody work; environments that are in ``starts`` begin anew."""
+        self._roster.forget()
+        failures: list[WorkerError] = []
+        for worker in [*self.actors, *self.executors]:
+            message: object = self._noise_seed
+            if worker in self.executors:
+                own = self._environments_of(worker)
+                message = {env: starts[env] for env in own if env in starts}
+            try:
+                self._roster.send(worker, message)
+            except WorkerError as failure:
+                failures.append(failure)
+        if failures:
+            self.recover(failures[0])
 
     def stop(self) -> None:
         """Bring everybody to rest: executors after the step they are at, then the actors."""
-        for inbox in self.executor_inboxes:
-            with contextlib.suppress(BrokenPipeError):  # it is gone: said by what follows
-                inbox.post([STOP])
-        self._receive_all(self.executors)
-        self.actor_inbox.post([STOP] * self.num_actors)
-        self._receive_all(self.actors)
+        self._refill(self._bring_to_rest({}))
 
     def save(self) -> list[bytes] | str:
         """The state of each environment, all of them parked; or why they can't be saved."""
-        for inbox in self.executor_inboxes:
-            with contextlib.suppress(BrokenPipeError):  # it is gone: said by what follows
+        while True:
+            for inbox in self.executor_inboxes:
                 inbox.post([SAVE])
+            try:
+                messages = self._receive_all(self.executors)
+                break
+            except WorkerError as failure:
+                self.recover(failure)
         states: dict[int, bytes] = {}
-        for kind, content, _ in self._receive_all(self.executors):
+        for kind, content, _ in messages:
             if kind == "unsaved":
                 return str(content)
             states.update(content)
         return [states[env] for env in sorted(states)]
 
     def wait_full(self, round_: int) -> None:
-        """Sleep until a round is full, or a worker has failed."""
+        """Sleep until a round is full, or a worker has failed that is not replaced."""
+        self._roster.forget()
         self.port.take_ready()
         while not self.port.is_full(round_):
-            for fd, _ in self._poll.poll():
-                if fd in self._by_fd:
-                    self._read(self._by_fd[fd])
+            try:
+                self._roster.wait(self._owing)
+            except WorkerError as failure:
+                self.recover(failure)
             self.port.take_ready()
 
     def release(self) -> None:
         """Open the next round: its slot holds the new parameters."""
-        with contextlib.suppress(BrokenPipeError):  # an executor is gone: `wait_full` says which
-            self.port.release()
+        self.port.release()
+
+    # Going on after a failure.
+
+    def recover(self, failure: WorkerError) -> None:
+        """Replace a worker that has failed, and those that fail meanwhile; or raise the failure.
+
+        The environments of a failed executor begin new episodes at the transition that they were
+        at; the last one that was finished is marked as truncated. What actors had in hand is
+        computed again. Nobody else notices anything but the pause.
+        """
+        lost = self._bring_to_rest({failure.worker: failure})
+        self._refill(lost)
+        broken = [env for env, owner in enumerate(self.owner) if f"executor {owner}" in lost]
+        self.port.recover(broken, self.actor_inbox)
+        starts: dict[int, int | bytes] = {}
+        for env in broken:
+            self._truncate(env)
+            round_, _ = self.schedule.position(env)
+            starts[env] = self._seed_of(env, round_, self.restarts.by_env[env])
+        self._go(starts)
+
+    def _bring_to_rest(self, lost: dict[str, WorkerError]) -> dict[str, WorkerError]:
+        """Wait until everybody has stopped or is lost; returns who is, with their failures."""
+        for failure in list(lost.values()):
+            self._lose(failure)
+        # Executors first: then what is ready for the actors is all that there will be.
+        for team, stop in (
+            (self.executors, self._stop_executors),
+            (self.actors, self._stop_actors),
+        ):
+            waiting = {worker.name for worker in team} - lost.keys()
+            stop()
+            while waiting:
+                try:
+                    self._wait_for_rest(waiting)
+                except WorkerError as failure:
+                    lost[failure.worker] = failure
+                    self._lose(failure)
+                    waiting.discard(failure.worker)
+                    stop()  # it may have taken along what was for another actor
+        return lost
+
+    def _stop_executors(self) -> None:
+        for inbox in self.executor_inboxes:
+            inbox.post([STOP])
+
+    def _stop_actors(self) -> None:
+        self.actor_inbox.post([STOP] * self.num_actors)
+
+    def _wait_for_rest(self, waiting: set[str]) -> None:
+        """Return when everybody in ``waiting``, which is emptied, has said that it has stopped."""
+        for worker, (kind, _, _) in self._roster.messages(
+            lambda: dict.fromkeys(waiting, self._progress())
+        ):
+            if kind == "stopped":
+                waiting.discard(worker.name)
+            if not waiting:
+                return
+
+    def _lose(self, failure: WorkerError) -> None:
+        """Give a failed worker up; raises its failure if it is not to be replaced."""
+        if not self.restarts.allows(time.monotonic()):
+            if self.restarts.enabled:
+                why = f"{self.restarts.most} had been within {self.restarts.window_s:g} s"
+                failure.args = (f"{failure}\n\nIt was not replaced: {why}",)
+            raise failure
+        (worker,) = (w for w in self.workers if w.name == failure.worker)
+        self._roster.dismiss(worker)
+        self.restarts.count(failure.worker_kind, self._environments_of(worker))
+        self.memory.counters[self._row(worker), Counter.AT] = 0
+        warnings.warn(f"a worker is replaced: {failure}", RuntimeWarning, stacklevel=2)
+
+    def _refill(self, lost: dict[str, WorkerError]) -> None:
+        """Start a new worker for each that is lost, and bring it to where the others rest."""
+        missing = list(lost)
+        while missing:
+            name = missing[0]
+            try:
+                self._replace(name)
+                missing.remove(name)
+            except WorkerError as failure:
+                lost[failure.worker] = failure
+                self._lose(failure)
+                if failure.worker not in missing:
+                    missing.append(failure.worker)
+
+    def _replace(self, name: str) -> None:
+        kind, index = name.split()
+        (worker,) = (w for w in self.workers if w.name == name)
+        self._roster.dismiss(worker)  # one that was interrupted while it was made
+        if kind == "executor":
+            worker = self._spawn_executor(int(index))
+            self._receive_all([worker])
+            self._roster.send(worker, replace(self._plan, worker=self._row(worker)))
+        else:
+            worker = self._spawn_actor(int(index))
+            self._roster.send(worker, replace(self._actor_job, worker=self._row(worker)))
+            self._receive_all([worker])
+            self._roster.send(worker, self._actor_job.sizes)
+
+    def _truncate(self, env: int) -> None:
+        """Cut the trajectory of an environment off after its last transition.
+
+        If the learner has that transition, it is the last of its batch: nothing follows it there.
+        """
+        layout = self.memory.layout
+        round_, step = divmod(self.schedule.steps[env] - 1, layout.sync_interval)
+        if round_ < self.schedule.lent:
+            return
+        fields = self.memory.fields(self.schedule.slot(round_))
+        for key in self._truncated_keys:
+            truncated, done = fields[key], fields[(*key[:-1], "done")]
+            if not done[env, step].all():
+                truncated[env, step] = done[env, step] = True
 
     # Ending.
 
@@ -295,94 +460,54 @@ class Crew:
                 inbox.close()
             os.close(self.memory_fd)
 
-    # Messages.
+    # Who and where.
 
     def _acquire(self, preload: tuple[str, ...]) -> WorkerServer:
         server = acquire_server(preload)
         self._servers.append(server)
         return server
 
-    def _watch(self, worker: WorkerProcess) -> None:
-        for fd in worker.fds:
-            self._by_fd[fd] = worker
-            for poll in (self._poll, self._control_poll):
-                poll.register(fd, select.POLLIN)
+    def _alive(self, server: WorkerServer, preload: tuple[str, ...]) -> WorkerServer:
+        """A server, or a new one of its kind if it has ended."""
+        return self._acquire(preload) if server.has_ended() else server
 
-    def _forget(self, worker: WorkerProcess) -> None:
-        for fd in worker.fds:
-            del self._by_fd[fd]
-            for poll in (self._poll, self._control_poll):
-                poll.unregister(fd)
-        worker.hang_up()
-        worker.close()
-        self.executors.remove(worker)
-
-    def _send(self, worker: WorkerProcess, message: object) -> None:
-        try:
-            send_object(worker.control, message)
-        except OSError:
-            self._read(worker)
-            raise
-
-    def _receive(self, worker: WorkerProcess) -> Any:
-        return self._receive_all([worker])[0]
+    def _executor_server(self) -> WorkerServer:
+        if self._with_torch:
+            self._torch_server = self._alive(self._torch_server, WITH_TORCH)
+            return self._torch_server
+        if self._torch_free_server is None:
+            self._torch_free_server = self._acquire(TORCH_FREE)
+        self._torch_free_server = self._alive(self._torch_free_server, TORCH_FREE)
+        return self._torch_free_server
 
     def _receive_all(self, workers: Sequence[WorkerProcess]) -> list[Any]:
-        """A message from each worker, in their order."""
-        messages: dict[int, Any] = {}
-        while any(worker.pid not in messages for worker in workers):
-            for fd, _ in self._control_poll.poll():
-                worker = self._by_fd[fd]
-                messages[worker.pid] = self._read(worker)
-        return [messages[worker.pid] for worker in workers]
+        return self._roster.receive_all(workers, self._progress)
 
-    def _read(self, worker: WorkerProcess) -> Any:
-        """The next message of a worker; raises if it is a failure or the worker is gone."""
-        try:
-            if worker.has_ended() and not worker.control.poll(0):
-                raise EOFError
-            message = receive_object(worker.control)
-        except (EOFError, OSError) as error:
-            raise self._death(worker) from error
-        kind, text, where = message
-        if kind == "policy":
-            raise PolicyError(text)
-        if kind == "error":
-            raise self._failure(worker, text, where)
-        if kind == "inference":
-            round_, envs = where
-            raise WorkerError(
-                f"the policy failed in round {round_}, for environment(s) "
-                f"{', '.join(map(str, envs))}, in {worker.name} (pid {worker.pid}):",
-                worker=worker.name,
-                env_indices=envs,
-                remote_traceback=text,
-            )
-        return message
+    def _progress(self) -> Hashable:
+        """What changes as long as anybody gets on."""
+        steps = self.memory.steps.tobytes() if self._shared else b""
+        return len(self._roster.made), steps
 
-    def _failure(
-        self, worker: WorkerProcess, text: str, where: tuple[int, int | None, int | None] | None
-    ) -> HTSError:
-        if where is None:
-            envs = self._environments_of(worker)
-            message = f"{worker.name} (pid {worker.pid}) failed; its traceback:"
-        else:
-            env, round_, step = where
-            envs = (env,)
-            at = "while it was made" if round_ is None else f"in round {round_}, step {step}"
-            message = f"environment {env} failed {at}, in {worker.name} (pid {worker.pid}):"
-        return WorkerError(message, worker=worker.name, env_indices=envs, remote_traceback=text)
+    def _owing(self) -> Mapping[str, Hashable]:
+        return at_work(self.schedule, self.memory.counters, self.owner)
 
-    def _death(self, worker: WorkerProcess) -> WorkerError:
-        envs = self._environments_of(worker)
-        serving = f", which steps environment(s) {', '.join(map(str, envs))}," if envs else ""
-        return WorkerError(
-            f"{worker.name} (pid {worker.pid}){serving} {worker.describe_end()}",
-            worker=worker.name,
-            env_indices=envs,
-        )
+    def _row(self, worker: WorkerProcess) -> int:
+        """Its row of counters."""
+        return self.workers.index(worker)
 
     def _environments_of(self, worker: WorkerProcess) -> tuple[int, ...]:
         if worker in self.executors:
             return self.environments(self.executors.index(worker))
         return ()
+
+    def _site(self, worker: WorkerProcess) -> Site:
+        if worker in self.executors:
+            return Site.of_executor(
+                self._environments_of(worker),
+                self.schedule if self._shared else None,
+                self.memory if self._shared else None,
+                self._row(worker),
+                self._roster.made,
+            )
+        started = self._actor_job.sizes is not None
+        return Site.of_actor(self.schedule, self.memory, self._row(worker), started=started)

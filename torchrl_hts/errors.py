@@ -23,6 +23,7 @@ __all__ = [
     "ProtocolError",
     "ResourceError",
     "WorkerError",
+    "failure_of",
 ]
 
 
@@ -60,6 +61,23 @@ class Failure(Enum):
     KILLED = "killed"  # its process was ended by SIGKILL: by hand, or for want of memory
     EXITED = "exited"  # its process ended by itself
     HUNG = "hung"  # it made no progress for as long as `timeout_s` says
+
+
+def failure_of(error: BaseException) -> Failure:
+    """How code failed that raised an exception.
+
+    Example:
+        >>> failure_of(MemoryError()).name, failure_of(KeyError("wings")).name
+        ('OUT_OF_MEMORY', 'RAISED')
+    """
+    # Torch's own error of a device, and what its allocator says on the CPU.
+    if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
+        return Failure.OUT_OF_MEMORY
+    if isinstance(error, RuntimeError) and "can't allocate memory" in str(error):
+        return Failure.OUT_OF_MEMORY
+    if isinstance(error, InvalidValueError | PolicyError):
+        return Failure.INVALID
+    return Failure.RAISED
 
 
 class WorkerError(HTSError, RuntimeError):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -35,6 +36,8 @@ class Statistics:
         mean_actor_batch_size: rows per forward pass, padding left out.
         padding_share: share of the rows run that were padding.
         episodes: episodes that ended.
+        executor_restarts: executors that failed and were replaced.
+        actor_restarts: actors, likewise.
         invariant_sizes: the batch sizes that were measured to agree bitwise on this machine.
     """
 
@@ -52,6 +55,8 @@ class Statistics:
     mean_actor_batch_size: float
     padding_share: float
     episodes: int
+    executor_restarts: int
+    actor_restarts: int
     invariant_sizes: InvariantSizes
 
 
@@ -64,9 +69,14 @@ def summarise(
     rounds: int,
     elapsed_s: float,
     learner_waiting_s: float,
+    restarts: Mapping[str, int],
     invariant_sizes: InvariantSizes,
 ) -> Statistics:
-    """Make a snapshot of the workers' counters: one row per executor, then one per actor."""
+    """Make a snapshot of the workers' counters: one row per executor, then one per actor.
+
+    Args:
+        restarts: workers that were replaced, by kind.
+    """
     executors = counters[:num_executors].sum(0)
     actors = counters[num_executors:].sum(0)
     batches, rows = int(actors[Counter.EVENTS]), int(actors[Counter.ROWS])
@@ -85,6 +95,8 @@ def summarise(
         mean_actor_batch_size=rows / batches if batches else 0.0,
         padding_share=1 - rows / int(actors[Counter.PADDED_ROWS]) if rows else 0.0,
         episodes=int(executors[Counter.RESETS]),
+        executor_restarts=restarts.get("executor", 0),
+        actor_restarts=restarts.get("actor", 0),
         invariant_sizes=invariant_sizes,
     )
 

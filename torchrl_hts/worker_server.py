@@ -123,9 +123,7 @@ def _last_lines(output: WorkerOutput | None) -> str:
     return output.tail()
 
 
-def _run_worker(
-    target: str, fds: list[int], output: WorkerOutput, server_fds: list[int]
-) -> None:
+def _run_worker(target: str, fds: list[int], output: WorkerOutput, server_fds: list[int]) -> None:
     """Run a target in a freshly forked worker; never returns."""
     code = 1
     try:

@@ -195,6 +195,10 @@ class WorkerServer:
         """Process id of the server itself."""
         return self._process.pid
 
+    def has_ended(self) -> bool:
+        """Whether the server has ended; does not wait."""
+        return self._process.poll() is not None
+
     def preload(self, modules: Sequence[str]) -> None:
         """Import modules in the server, so that later workers share them; does not wait.
 
@@ -311,7 +315,7 @@ class _ServerPool:
             if self._pid != os.getpid():  # forked: those servers belong to our parent
                 self._servers, self._users, self._pid = {}, {}, os.getpid()
             server = self._servers.get(preload)
-            if server is None or server._process.poll() is not None:
+            if server is None or server.has_ended():
                 server = self._servers[preload] = WorkerServer(preload)
             self._users[server] = self._users.get(server, 0) + 1
             return server
