@@ -18,7 +18,7 @@ ORDER = [
     "workers", "ale_state", "env_state", "gym_env", "executor", "slots", "torchrl_env",
     "invariance", "draws", "short_cut", "sampling", "gathering", "actor", "statistics", "weights",
     "batch_plan", "restarts", "pickling", "limits", "arguments", "progress", "failures", "roster",
-    "crew", "learner", "collector", "delayed_gradient", "episodes", "video",
+    "staff", "crew", "learner", "collector", "delayed_gradient", "episodes", "video",
     "playing", "evaluation", "configs", "from_config", "testing",
 ]  # fmt: skip
 TORCH_FREE = ORDER[: ORDER.index("executor") + 1]

@@ -64,14 +64,15 @@ class Site:
 
     @classmethod
     def of_actor(cls, schedule: Schedule, memory: SharedMemory, row: int, *, started: bool) -> Site:
-        """Where an actor is: with one actor, what is taken is in its hands."""
+        """Where an actor is; what several actors have taken is not told apart."""
         if not started:
             return cls((), " while it calibrated")
         round_ = int(memory.counters[row, Counter.AT]) - 1
         if round_ < 0:
             return cls((), " between two batches")
         envs = tuple(e for e in range(schedule.num_envs) if schedule.phase[e] == Phase.TAKEN)
-        return cls(envs, f" in round {round_}, for environment(s) {_listed(envs)}", round_)
+        rows = f", for environment(s) {_listed(envs)}" if envs else ""
+        return cls(envs, f" in round {round_}{rows}", round_)
 
 
 def failed(
