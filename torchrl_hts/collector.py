@@ -111,9 +111,9 @@ class HTSCollector(BaseCollector):  # type: ignore[misc]  # torchrl has no types
             replaced too, without effect on any result. A policy that raises is never tried again.
         max_restarts: so many workers are replaced
         restart_window_s: within so many seconds; the failure that follows is raised.
-        timeout_s: how long a worker that has work may make no progress, start-up included, before
-            it counts as hung; a number, or a dict with ``"executor"`` and ``"actor"``. Off by
-            default.
+        timeout_s: how long a worker that has work may make no progress before it counts as hung,
+            while environments are made too; a number, or a dict with ``"executor"`` and
+            ``"actor"``. Off by default.
         storage_dir: a directory, for rounds that don't fit into memory: they lie in a file there,
             which has no name and so never stays behind.
         pre_collect_hook: called before each batch is waited for.

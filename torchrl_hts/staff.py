@@ -200,7 +200,7 @@ class Staff:
             self._spawn_actor(index)
         for actor in self.actors:
             self._roster.send(actor, replace(job, worker=self._row(actor)))
-        found: list[InvariantSizes] = [m[1] for m in self._receive_all(self.actors)]
+        found: list[InvariantSizes] = [m[1] for m in self._calibrated(self.actors)]
         sizes = found[0]
         for other in found[1:]:
             sizes = sizes.intersect(other)
@@ -233,7 +233,7 @@ class Staff:
         else:
             worker = self._spawn_actor(int(index))
             self._roster.send(worker, replace(self._actor_job, worker=self._row(worker)))
-            self._receive_all([worker])
+            self._calibrated([worker])
             self._roster.send(worker, self._actor_job.sizes)
 
     # Ending.
@@ -292,6 +292,10 @@ class Staff:
 
     def _receive_all(self, workers: Sequence[WorkerProcess]) -> list[Any]:
         return self._roster.receive_all(workers, self._progress)
+
+    def _calibrated(self, actors: Sequence[WorkerProcess]) -> list[Any]:
+        # No time-out: what calibrates makes no progress that could be seen, and may take long.
+        return self._roster.receive_all(actors, time.monotonic)
 
     def _progress(self) -> Hashable:
         """What changes as long as anybody gets on."""
