@@ -7,7 +7,7 @@ import warnings
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any
 
-from torchrl_hts.errors import WorkerError
+from torchrl_hts.errors import Failure, WorkerError
 from torchrl_hts.exchange import SAVE, STOP
 from torchrl_hts.progress import at_work
 from torchrl_hts.restarts import Restarts
@@ -15,6 +15,8 @@ from torchrl_hts.staff import Staff
 from torchrl_hts.storage import Counter
 
 __all__ = ["Crew"]
+
+_OF_A_POLICY = (Failure.RAISED, Failure.INVALID, Failure.OUT_OF_MEMORY)
 
 
 class Crew(Staff):
@@ -174,6 +176,9 @@ class Crew(Staff):
 
     def _lose(self, failure: WorkerError) -> None:
         """Give a failed worker up; raises its failure if it is not to be replaced."""
+        # A policy that raises does so again: what it computes depends on its rows alone (I6).
+        if failure.worker_kind == "actor" and failure.failure in _OF_A_POLICY:
+            raise failure
         if not self.restarts.allows(time.monotonic()):
             if self.restarts.enabled:
                 why = f"{self.restarts.most} had been within {self.restarts.window_s:g} s"

@@ -177,8 +177,9 @@ class GymEnvironment:
         observation, reward, terminated, truncated, _ = self.env.step(self._action(slot, t))
         self._check(observation)
         try:
-            self._reward[slot][t] = reward
-            is_number = bool(reward == reward)  # which NaN is not
+            rewards = self._reward[slot]
+            rewards[t] = reward
+            is_number = not isnan(rewards[t, 0])  # which None becomes too
         except (TypeError, ValueError):
             is_number = False
         if not is_number:

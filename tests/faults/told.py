@@ -6,6 +6,7 @@ import ctypes
 import os
 import signal
 import sys
+import threading
 from typing import Any
 
 import numpy as np
@@ -58,9 +59,10 @@ class ToldEnv(EchoEnv):
     """
 
     def __init__(self, fault: str, at: str | int, marker: str) -> None:
-        super().__init__((7,))
+        super().__init__((5,))
         self.fault, self.at, self.marker = fault, at, marker
         self.steps = 0
+        self.engine = threading.Lock()  # which can't be pickled: its state is what it says it is
         self._meet("make")
 
     def _meet(self, moment: str | int) -> bool:
