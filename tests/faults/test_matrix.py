@@ -44,7 +44,7 @@ def run(
     **kwargs: Any,
 ) -> HTSCollector:
     """Collect all rounds, with an update after each; what came goes into ``received``."""
-    kwargs = {"num_executors": N, "num_actors": 2, "seed": 3, "lag": LAG} | kwargs
+    kwargs = {"num_executors": N, "num_actors": 1, "seed": 3, "lag": LAG} | kwargs
     with HTSCollector(
         envs, policy, frames_per_batch=N * T, total_frames=N * T * ROUNDS, **kwargs
     ) as collector:
@@ -213,7 +213,8 @@ def test_policy(fault: str, mode: str, tmp_path: Path, record_property: Record) 
     failure, said = POLICY_FAULTS[fault]
     policy = told_policy(fault, 2, str(tmp_path / "struck"))
     envs, received = environments("none", -1, tmp_path), []  # type: ignore[var-annotated]
-    options = {"on_executor_failure": mode, "timeout_s": timeouts_s("actor", fault)}
+    options: dict[str, Any] = {"num_actors": 2}
+    options |= {"on_executor_failure": mode, "timeout_s": timeouts_s("actor", fault)}
     record_property("fault", ("actor", fault, "mid-round", mode))
     if mode == "restart" and failure not in (
         Failure.RAISED, Failure.INVALID, Failure.OUT_OF_MEMORY,
@@ -377,9 +378,7 @@ def test_during_shutdown(fault: str, tmp_path: Path, record_property: Record) ->
     received: list[TensorDictBase] = []
     envs = environments(fault, "close", tmp_path / "struck")
     policy = told_policy()
-    collector = HTSCollector(
-        envs, policy, frames_per_batch=N * T, num_executors=N, num_actors=2, seed=3, lag=LAG
-    )
+    collector = HTSCollector(envs, policy, frames_per_batch=N * T, num_executors=N, seed=3, lag=LAG)
     for batch in collector:
         received.append(batch.clone())
         learn(policy)
@@ -420,6 +419,7 @@ def test_several_at_once(tmp_path: Path, record_property: Record) -> None:
             received,
             body,
             on_executor_failure="restart",
+            num_actors=2,
         )
     statistics = collector.statistics()
     assert (statistics.executor_restarts, statistics.actor_restarts) == (1, 2)
