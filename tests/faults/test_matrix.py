@@ -12,6 +12,7 @@ import re
 import signal
 import warnings
 from collections.abc import Callable
+from copy import deepcopy
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
@@ -338,7 +339,7 @@ def test_while_a_checkpoint_is_written(fault: str, tmp_path: Path, record_proper
 
     def body(collector: HTSCollector, round_: int) -> None:
         if round_ == 2:
-            states.append(collector.state_dict())
+            states.append(deepcopy(collector.state_dict()))
 
     received: list[TensorDictBase] = []
     with pytest.raises(WorkerError, match=r"executor 1 .* was killed by SIG(KILL|SEGV)"):
