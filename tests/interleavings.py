@@ -69,12 +69,15 @@ class Machine:
         self.pipes = {name: list(values) for name, values in state.pipes}
         self.log = list(log)
         self.notes: list[str] = []
+        self.dies_after: int | None = None  # so many operations; None: it lives on
         self._next = 0
         self._end = len(log) + 1
         self._sizes = sizes
 
     def operate(self, action: Callable[[], Any], pipe: str | None = None) -> Any:
-        """One operation; asleep while ``pipe`` is empty."""
+        """One operation; asleep while ``pipe`` is empty, or for ever once it is dead."""
+        if self._next == self.dies_after:
+            raise _Pause
         if self._next == len(self.log):
             if self._next == self._end or (pipe is not None and not self.pipes[pipe]):
                 raise _Pause
@@ -143,6 +146,16 @@ class SharedInbox(Inbox):
         words = tuple(self._machine.pipes[self._name])
         self._machine.pipes[self._name].clear()
         return words
+
+
+def mortal(program: Program, operations: int) -> Program:
+    """A program that dies after so many operations."""
+
+    def run(machine: Machine) -> None:
+        machine.dies_after = operations
+        program(machine)
+
+    return run
 
 
 def explore(

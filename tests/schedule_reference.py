@@ -20,7 +20,7 @@ from torchrl_hts.errors import ProtocolError
 from torchrl_hts.schedule import Schedule
 
 # ("offer", env), ("take", actor, envs), ("answer", envs), ("finish_step", env), ("lend",),
-# ("release",)
+# ("release",), ("recover", envs)
 Event = tuple[Any, ...]
 Parameters = tuple[int, int]  # version and value
 Transition = tuple[int, int, int, int]  # environment, its ordinal there, parameters taken with
@@ -104,6 +104,7 @@ class World:
         self.updates = 0
         self.newest = 1  # the value of theta_{updates + lag}
         self.trace: list[tuple[Transition, ...]] = [()] * self.num_envs
+        self.failures = 0  # how often workers have failed
         # The storage.
         num_slots = self.lag + 1
         self.parameters: list[Parameters] = [(version, 1) for version in range(num_slots)]
@@ -135,6 +136,7 @@ class World:
             tuple(self.reading),
             tuple(self.trace),
             (self.lent, self.updates, self.newest),
+            self.failures,
         )
 
     def round(self, env: int) -> int:
@@ -160,6 +162,8 @@ class World:
             return self.lent is None and full
         if kind == "release":
             return self.lent is not None
+        if kind == "recover":
+            return True
         envs = args[-1]
         if len(set(envs)) < len(envs):
             return False
@@ -288,6 +292,22 @@ class World:
         self.round_of[slot] = lent + self.lag + 1
         assert self.schedule.release() == lent, "I3: another round was released"
         self.updates += 1
+
+    def _recover(self, lost: tuple[int, ...]) -> None:
+        """The executors of some environments have failed, and the actors that hold anything."""
+        before = tuple(self.schedule.steps)
+        self.schedule.recover(lost)
+        assert tuple(self.schedule.steps) == before, "I1: what was finished stays"
+        for env in range(self.num_envs):
+            if env in lost and self.holder[env] != "executor":
+                _, row = self._place(env)
+                self.rows[row] = None  # a new observation comes
+                self.holder[env] = "executor"
+            elif type(self.holder[env]) is int:
+                self.holder[env] = "ready"
+            if self.holder[env] in ("executor", "ready"):
+                self.reading[env] = None
+        self.failures += 1
 
     def check(self) -> None:
         """What holds in every state."""

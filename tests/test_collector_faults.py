@@ -425,7 +425,7 @@ class TestTheLoop:
 
 # One interpreter imports torch and then forks: each child is a script with an end of its own.
 SCRIPT = """
-import json, os, signal, sys
+import json, multiprocessing, os, signal, sys
 from contextlib import nullcontext
 from functools import partial
 from environments import EchoEnv
@@ -445,13 +445,15 @@ else:
         print(json.dumps([pid, os.waitstatus_to_exitcode(status)]), flush=True)
     sys.exit()
 
+main = os.getpid()
+
 def say(*collectors):
     pids = {
         pid
         for collector in collectors
         for pid in [*collector.worker_pids().values(), *(s.pid for s in collector._crew._servers)]
     }
-    print(json.dumps([name, os.getpid(), sorted(pids)]), flush=True)
+    print(json.dumps([name, main, sorted(pids)]), flush=True)
 
 make = partial(HTSCollector, [EchoEnv] * 2, categorical())
 if name == "leaves":
@@ -464,6 +466,15 @@ if name == "leaves":
     say(dropped, other)
     for _ in other:
         raise ArithmeticError("the loss went up")
+elif name == "nested":
+    def work():  # a daemon of multiprocessing, which ends without running any exit handler
+        collector = make(frames_per_batch=8)
+        next(iter(collector))
+        say(collector)
+    process = multiprocessing.get_context("fork").Process(target=work, daemon=True)
+    process.start()
+    process.join()
+    sys.exit(process.exitcode)
 else:
     collector = make(frames_per_batch=2 * 10**6)  # a round that takes minutes
     say(collector)
@@ -479,15 +490,15 @@ def test_the_end_of_a_script(tmp_path: Path) -> None:
     for theirs.
     """
     path, segments = tmp_path / "script.py", shared_memory_segments()
-    with Script(path, SCRIPT, *SIGNALS, "leaves") as script:
+    with Script(path, SCRIPT, *SIGNALS, "leaves", "nested") as script:
         names, workers = {}, set()
         statuses: dict[str, int] = {}
-        while len(statuses) < 4:
+        while len(statuses) < 5:
             match script.receive():
                 case [name, main, pids]:
                     names[main] = name
                     workers |= {*pids}
-                    assert len(pids) == (5 if name in SIGNALS else 8), "two servers, and workers"
+                    assert len(pids) == (8 if name == "leaves" else 5), "two servers, and workers"
                     if name in SIGNALS:
                         assert all(map(alive, pids))
                         os.killpg(main, getattr(signal, name))
@@ -500,8 +511,9 @@ def test_the_end_of_a_script(tmp_path: Path) -> None:
     assert statuses["SIGKILL"] == -signal.SIGKILL
     assert statuses["SIGINT"] in (-signal.SIGINT, 128 + signal.SIGINT)
     assert statuses["leaves"] == 1
+    assert statuses["nested"] == 0
     said = {name: Path(f"{path}.{name}").read_text().rstrip() for name in statuses}
-    assert said["SIGTERM"] == said["SIGKILL"] == ""
+    assert said["SIGTERM"] == said["SIGKILL"] == said["nested"] == ""
     assert said["SIGINT"].endswith("KeyboardInterrupt")
     assert said["leaves"].endswith("ArithmeticError: the loss went up")
     for name in ("SIGINT", "leaves"):

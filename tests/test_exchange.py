@@ -10,12 +10,13 @@ import threading
 import time
 from array import array
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 
 import pytest
-from interleavings import End, Machine, Program, explore
+from interleavings import End, Machine, Program, explore, mortal
+from schedule_reference import words
 
 from torchrl_hts.errors import ProtocolError
 from torchrl_hts.exchange import MAX_ENVS, STOP, WAKE, ExecutorPort, Inbox, LearnerPort
@@ -553,6 +554,73 @@ def test_whole_runs(num_actors: int, alpha: int, lag: int, lent: bool, at_least:
         assert end.returned[-1], "the learner sleeps for ever"
     notes = {note for end in ends for note in end.notes[0]}
     assert notes == {"goes on", "parks", "is woken", "is woken for nothing"}
+
+
+# Failures at any operation.
+
+
+class ListInbox(Inbox):
+    """An inbox in a list, for what happens while everybody is at rest."""
+
+    def __init__(self, words: Sequence[int]) -> None:
+        super().__init__(-1, -1)
+        self.words = list(words)
+
+    def post(self, words: Iterable[int]) -> None:
+        self.words += words
+
+    def take_ready(self) -> array[int]:
+        taken, self.words = array("H", self.words), []
+        return taken
+
+
+@pytest.mark.parametrize(("lag", "lent"), [(0, False), (1, True)])
+@pytest.mark.parametrize("victim", ["executor", "actor"])
+def test_a_failure_at_any_operation_is_recovered_from(victim: str, lag: int, lent: bool) -> None:
+    """I1, I4: after each operation of a worker, in each interleaving, it dies; the rest follows
+    from the words, whatever it has read and not said: two rounds are finished all the same."""
+    owner, last_round = (0, 1), 1 + lag
+    begin = Schedule(2, 1, lag, last_round=last_round)
+    begin.restart(int(lent), lent=lent)
+    deaths, broken_at, seen = 0, set(), set()
+    for operations in range(24):
+        workers = [executor_program(0, starts=[0]), actor_program(owner)]
+        dying = 0 if victim == "executor" else 1
+        dies = mortal(workers[dying], operations)
+        workers[dying] = dies
+        programs = [*workers, executor_program(1, starts=[1])]
+        ends, _ = explore(programs, begin, pipes_of(owner))
+        for end in ends:
+            deaths += end.ways
+            schedule = Schedule(2, 1, lag, last_round=last_round, **end.words)
+            broken_at.add(Phase(schedule.phase[0]))
+            pipes = {name: ListInbox(said) for name, said in end.pipes.items()}
+            executors = [pipes["executor 0"], pipes["executor 1"]]
+            port = LearnerPort(schedule, pipes["learner"], executors, owner)
+            port.recover([0] if victim == "executor" else [], pipes["actors"])
+            for round_ in range(last_round):
+                assert port.is_full(round_) == schedule.is_full(round_)
+            # What the learner has counted, told anew to the one of the second exploration.
+            counted = [
+                env for env in (0, 1) for _ in range(schedule.position(env)[0] - schedule.lent)
+            ]
+            after = {name: inbox.words for name, inbox in pipes.items()} | {"learner": counted}
+            if words(schedule) in seen:  # all that follows, follows from the words
+                continue
+            seen.add(words(schedule))
+            idle = [env for env in (0, 1) if schedule.phase[env] == Phase.IDLE]
+            again = [
+                *(executor_program(i, starts=[i] if i in idle else []) for i in (0, 1)),
+                actor_program(owner),
+                learner_program(owner, lent=lent, updates=1),
+            ]
+            finishes, _ = explore(again, schedule, after)
+            for finish in finishes:
+                assert finish.words["steps"] == [last_round] * 2
+                assert finish.pipes["actors"] == []
+                assert finish.returned[-1], "the learner sleeps for ever"
+    assert deaths > 100
+    assert broken_at >= {Phase.IDLE, Phase.READY}
 
 
 # Many threads, by counting.

@@ -355,6 +355,24 @@ def test_more_full_rounds_than_slots_are_refused(lent: bool, ahead: int) -> None
     assert words(schedule) == before
 
 
+# Failures.
+
+
+@pytest.mark.parametrize("phase", Phase)
+def test_recover(phase: Phase) -> None:
+    """I1: an executor's environments begin their transition anew; actors give back what they took.
+
+    What has been offered or answered for the others stays.
+    """
+    schedule = Schedule(2, 2, 0)
+    for env in (0, 1):
+        step(schedule, env)
+        to_phase(schedule, env, phase)
+    schedule.recover([1])
+    kept = Phase.READY if phase == Phase.TAKEN else phase
+    assert words(schedule) == ((1, 1), (kept, Phase.IDLE), (0, 0))
+
+
 # Any order of events.
 
 
@@ -421,6 +439,11 @@ class ScheduleMachine(RuleBasedStateMachine):
     def restart(self) -> None:
         """All workers come to rest and go on where the learner is."""
         self.world.restart()
+
+    @rule(lost=st.frozensets(st.integers(0, 3)))
+    def fail(self, lost: frozenset[int]) -> None:
+        """Any executors fail, and the actors that hold something; then they are replaced."""
+        self.world.apply(("recover", tuple(env for env in lost if env < self.world.num_envs)))
 
     @rule()
     def resume(self) -> None:

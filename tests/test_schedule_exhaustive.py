@@ -8,7 +8,7 @@ which parameters, so that two ways meet only if they have the same past result.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 import pytest
@@ -17,6 +17,7 @@ from schedule_reference import World, arbitrary_events, expected_batch, expected
 from torchrl_hts.schedule import Phase, Schedule
 
 NUM_ENVS, ALPHA = 2, 2
+LOST = [(), (0,), (1,), (0, 1)]  # environments of the executors that fail
 
 
 @dataclass
@@ -39,14 +40,19 @@ class Explored:
 
 
 def progress(world: World) -> int:
-    """Grows with every event."""
+    """Grows with every event; a failure counts for more than all it may undo."""
     schedule = world.schedule
     turns = sum(4 * schedule.steps[i] + schedule.phase[i] for i in range(world.num_envs))
-    return turns + schedule.lent + schedule.released
+    return turns + schedule.lent + schedule.released + 1000 * world.failures
 
 
-def explore(begin: World) -> Explored:
-    """Visit every state; `World` checks I1 to I5 in each."""
+def explore(begin: World, failures: int = 0) -> Explored:
+    """Visit every state; `World` checks I1 to I5 in each.
+
+    Args:
+        failures: how often, at most, workers fail: in any state, any executors and all actors that
+            hold something.
+    """
     explored = Explored()
     everything = list(arbitrary_events(begin.num_envs, begin.num_actors))
     level: defaultdict[int, dict[object, tuple[World, int]]] = defaultdict(dict)
@@ -65,6 +71,8 @@ def explore(begin: World) -> Explored:
             if not events:
                 explored.interleavings += ways
                 explored.ends.append(world)
+            if world.failures < failures:
+                events += [("recover", lost) for lost in LOST]
             for event in events:
                 after = world.clone()
                 after.apply(event)
@@ -113,6 +121,30 @@ def test_every_interleaving(
     for env, trace in enumerate(end.trace):
         assert trace == sum((batch[env] for batch in batches), ())
     assert end.newest == values[-1]
+
+
+@pytest.mark.parametrize(
+    ("lag", "num_actors", "rounds", "failures", "at_least"),
+    [(0, 1, 2, 2, 400), (0, 2, 2, 1, 300), (1, 1, 3, 1, 1000), (1, 2, 2, 2, 1000)],
+)
+def test_every_interleaving_with_failures(
+    lag: int, num_actors: int, rounds: int, failures: int, at_least: int
+) -> None:
+    """I1 to I5 whenever and whoever fails; the learner gets as many transitions, in order.
+
+    What an environment observes after its executor was replaced is not part of this model; all
+    that is (whose transition it is, its place, the parameters it was taken with) is as without.
+    """
+    schedule = Schedule(NUM_ENVS, ALPHA, lag, last_round=rounds)
+    explored = explore(World(schedule, num_actors), failures)
+    assert explored.states >= at_least
+    assert {world.failures for world in explored.ends} == set(range(failures + 1))
+    values = expected_values(NUM_ENVS, ALPHA, lag, rounds)
+    batches = [expected_batch(NUM_ENVS, ALPHA, j, values[j]) for j in range(rounds)]
+    for end in explored.ends:
+        assert end.all_learned()
+        assert end.newest == values[-1]
+        assert end.trace == [sum((b[env] for b in batches), ()) for env in range(NUM_ENVS)]
 
 
 class FirstRoundTooLong(Schedule):
@@ -179,6 +211,47 @@ class EndsEarly(Schedule):
 
     def is_open(self, round_: int) -> bool:
         return super().is_open(round_ + 1) if round_ == 3 else super().is_open(round_)
+
+
+class KeepsWhatWasTaken(Schedule):
+    """What a failed actor held stays taken."""
+
+    def recover(self, lost: Iterable[int]) -> None:
+        taken = [env for env in range(self.num_envs) if self.phase[env] == Phase.TAKEN]
+        super().recover(lost)
+        for env in taken:
+            self.phase[env] = Phase.TAKEN
+
+
+class GoesOnWithTheOldAction(Schedule):
+    """The action for the observation of the executor that failed is kept for the new one."""
+
+    def recover(self, lost: Iterable[int]) -> None:
+        lost = set(lost)
+        super().recover(env for env in lost if self.phase[env] != Phase.ANSWERED)
+
+
+class CountsTheHalfStep(Schedule):
+    """The transition that an executor failed in counts as finished."""
+
+    def recover(self, lost: Iterable[int]) -> None:
+        lost = set(lost)
+        for env in lost:
+            self.steps[env] += self.phase[env] == Phase.ANSWERED
+        super().recover(lost)
+
+
+@pytest.mark.parametrize(
+    ("broken", "found"),
+    [
+        (KeepsWhatWasTaken, "I4|was allowed"),
+        (GoesOnWithTheOldAction, "was allowed"),
+        (CountsTheHalfStep, "I1"),
+    ],
+)
+def test_the_exploration_finds_a_broken_recovery(broken: type[Schedule], found: str) -> None:
+    with pytest.raises(AssertionError, match=found):
+        explore(World(broken(NUM_ENVS, ALPHA, 0, last_round=2)), failures=1)
 
 
 @pytest.mark.parametrize(

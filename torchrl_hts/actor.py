@@ -26,7 +26,7 @@ from torch import Tensor, nn
 from torchrl.envs.utils import ExplorationType, set_exploration_type
 
 from torchrl_hts.draws import CounterNoise
-from torchrl_hts.errors import PolicyError
+from torchrl_hts.errors import Failure, PolicyError, failure_of
 from torchrl_hts.exchange import STOP, Inbox
 from torchrl_hts.gathering import Gatherer
 from torchrl_hts.invariance import (
@@ -66,6 +66,7 @@ class ActorJob:
         num_threads: torch's intra-op threads.
         owner: for each environment, the index of its executor.
         cores: the number of cores to keep busy; None where other actors read the same inbox.
+        sizes: the batch sizes that agree; None if the actor is to find out.
     """
 
     policy: bytes
@@ -79,6 +80,7 @@ class ActorJob:
     num_threads: int
     owner: tuple[int, ...]
     cores: int | None
+    sizes: InvariantSizes | None = None
 
 
 def run_actor(control: Connection, fds: list[int]) -> None:
@@ -100,7 +102,7 @@ def run_actor(control: Connection, fds: list[int]) -> None:
     ):
         try:
             actor = _Actor(job, memory)
-            send_object(control, ("calibrated", actor.calibrate(), None))
+            send_object(control, ("calibrated", job.sizes or actor.calibrate(), None))
         except PolicyError as error:
             send_object(control, ("policy", str(error), None))
             return
@@ -114,17 +116,17 @@ def run_actor(control: Connection, fds: list[int]) -> None:
             try:
                 _serve(actor, source, executors, counters, histogram, record)
             except _InferenceError as error:
-                send_object(control, ("inference", error.traceback, error.where))
+                send_object(control, ("failed", error.what, error.where))
                 return
             send_object(control, ("stopped", None, None))
 
 
 class _InferenceError(Exception):
-    """The policy failed: in which round, for which environments, and its traceback."""
+    """The policy failed: how, with its traceback; for which environments, in which round."""
 
-    def __init__(self, where: tuple[int, tuple[int, ...]]) -> None:
-        self.where = where
-        self.traceback = traceback.format_exc()
+    def __init__(self, envs: tuple[int, ...], round_: int, error: BaseException) -> None:
+        self.what: tuple[Failure, str] = (failure_of(error), traceback.format_exc())
+        self.where = (envs, round_, None)
 
 
 def _serve(
@@ -158,11 +160,12 @@ def _serve(
         for round_ in sorted(rounds):  # one forward pass never mixes two versions (I2)
             envs = sorted(rounds[round_])
             schedule.take(envs)
+            counters[Counter.AT] = round_ + 1
             for batch in actor.sizes.split(envs):
                 try:
                     padded = actor.infer(round_, batch)
                 except Exception as error:
-                    raise _InferenceError((round_, tuple(batch))) from error
+                    raise _InferenceError(tuple(batch), round_, error) from error
                 schedule.answer(batch)
                 if record is not None:  # before anybody can act on the answers
                     now = clock()
@@ -177,6 +180,7 @@ def _serve(
                 counters[Counter.ROWS] += len(batch)
                 histogram[len(batch)] += 1
                 counters[Counter.PADDED_ROWS] += padded
+            counters[Counter.AT] = 0
         served_ns = clock() - awake
         counters[Counter.BUSY_NS] += served_ns
         counters[Counter.CPU_NS] = time.process_time_ns() - used_before
@@ -276,19 +280,44 @@ class _Actor:
             else:
                 total = written.sum().item() if written.dtype == torch.bfloat16 else 0
             if isnan(total):
-                self._check_numbers(key, written[at], index)
+                self._check_numbers(key, written[at], slot, index, rows)
             target[rows] = value
         return size
 
-    def _check_numbers(self, key: str | Key, value: Tensor, envs: npt.NDArray[np.intp]) -> None:
-        """Raise PolicyError if a row is NaN; ``envs`` are the environments of the rows."""
+    def _check_numbers(
+        self,
+        key: str | Key,
+        value: Tensor,
+        slot: int,
+        envs: npt.NDArray[np.intp],
+        rows: npt.NDArray[np.intp],
+    ) -> None:
+        """Raise PolicyError if an output is NaN, and say what it comes from.
+
+        Args:
+            key: of the output, whose values for ``envs``, at ``rows`` of the slot, are ``value``.
+        """
         bad = value.isnan().reshape(len(envs), -1).any(1).cpu().numpy()
-        if bad.any():
-            raise PolicyError(
-                f"the policy returned NaN in {key!r} for environment(s) {envs[bad].tolist()}: its "
-                "parameters or the observations have become NaN or infinite; check the learning "
-                "rate and the environment"
-            )
+        if not bad.any():
+            return
+        parameters = [
+            name
+            for name, tensor in self.policies[slot].policy.named_parameters()
+            if not tensor.isfinite().all()
+        ]
+        inputs = [
+            ".".join(name)
+            for name, source in zip(self.inputs, self.input_rows[slot], strict=True)
+            if source.dtype.kind == "f" and not np.isfinite(source[rows[bad]]).all()
+        ]
+        cause = "its parameters and inputs are finite: check the learning rate and the policy"
+        if parameters:
+            cause = f"not finite are {', '.join(parameters[:3])}: check the learning rate"
+        elif inputs:
+            cause = f"not finite are its inputs {', '.join(inputs[:3])}: check the environment"
+        raise PolicyError(
+            f"the policy returned NaN in {key!r} for environment(s) {envs[bad].tolist()}; {cause}"
+        )
 
     def _run(self, policy: CounterPolicy, size: int) -> Mapping[Any, Tensor] | TensorDictBase:
         """Run a policy on the first ``size`` rows of the buffers."""

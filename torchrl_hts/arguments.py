@@ -7,10 +7,10 @@ import os
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from numbers import Integral
+from math import inf
+from numbers import Integral, Real
 from typing import Any
 
-import cloudpickle
 import gymnasium as gym
 import torch
 from tensordict.nn import TensorDictModule, TensorDictModuleBase
@@ -20,6 +20,7 @@ from torchrl.envs import EnvBase
 
 from torchrl_hts.exchange import MAX_ENVS
 from torchrl_hts.gym_env import GymDescription
+from torchrl_hts.restarts import Restarts
 from torchrl_hts.torchrl_env import TorchRLDescription
 
 __all__ = [
@@ -31,11 +32,12 @@ __all__ = [
     "check_factories",
     "check_frames",
     "check_integer",
+    "check_restarts",
     "check_seed",
+    "check_storage_dir",
+    "check_timeouts",
     "check_unsupported",
     "make_policy",
-    "pickle_factories",
-    "pickle_policy",
 ]
 
 Device = torch.device | str | int | None
@@ -86,6 +88,56 @@ def check_integer(name: str, value: Any, *, least: int = 1) -> int:
     if value < least:
         raise ValueError(f"{name} must be at least {least}, got {value}")
     return int(value)
+
+
+def check_seconds(name: str, value: Any) -> float:
+    """A positive number of seconds."""
+    if isinstance(value, bool) or not isinstance(value, Real):
+        raise TypeError(f"{name} must be a number of seconds, got {value!r}")
+    seconds = float(value)
+    if not 0 < seconds < inf:
+        raise ValueError(f"{name} must be more than 0 seconds, and finite, got {value}")
+    return seconds
+
+
+def check_timeouts(timeout_s: Any) -> dict[str, float]:
+    """Seconds by kind of worker, from a number, a dict or None."""
+    if timeout_s is None:
+        return {}
+    kinds = ("executor", "actor")
+    if not isinstance(timeout_s, Mapping):
+        return dict.fromkeys(kinds, check_seconds("timeout_s", timeout_s))
+    unknown = [kind for kind in timeout_s if kind not in kinds]
+    if unknown:
+        raise ValueError(f"timeout_s has the key {unknown[0]!r}; expected 'executor' or 'actor'")
+    return {
+        kind: check_seconds(f"timeout_s[{kind!r}]", value)
+        for kind, value in timeout_s.items()
+        if value is not None
+    }
+
+
+def check_restarts(on_failure: Any, max_restarts: Any, restart_window_s: Any) -> Restarts:
+    """What is done about failed workers."""
+    if on_failure not in ("raise", "restart"):
+        raise ValueError(f"on_executor_failure must be 'raise' or 'restart', got {on_failure!r}")
+    return Restarts(
+        enabled=on_failure == "restart",
+        most=check_integer("max_restarts", max_restarts),
+        window_s=check_seconds("restart_window_s", restart_window_s),
+    )
+
+
+def check_storage_dir(storage_dir: Any) -> str | None:
+    """An existing directory that may be written to, or None."""
+    if storage_dir is None:
+        return None
+    if not isinstance(storage_dir, str | os.PathLike):
+        raise TypeError(f"storage_dir must be a path or None, got {storage_dir!r}")
+    path = os.fsdecode(storage_dir)
+    if not os.path.isdir(path) or not os.access(path, os.W_OK):
+        raise ValueError(f"storage_dir={path!r} is not a directory that can be written to")
+    return path
 
 
 def check_devices(
@@ -181,22 +233,6 @@ def check_factories(
     return [partial(function, **own) for function, own in zip(functions, each, strict=True)]
 
 
-def pickle_factories(factories: Sequence[Callable[[], Any]]) -> list[bytes]:
-    """The factories as bytes, functions of the main script by value."""
-    known: dict[int, bytes] = {}
-    for index, factory in enumerate(factories):
-        if id(factory) not in known:
-            try:
-                known[id(factory)] = cloudpickle.dumps(factory)
-            except Exception as error:
-                raise TypeError(
-                    f"create_env_fn[{index}] can't be pickled, so it can't be sent to the process "
-                    f"that makes the environment: {error}. Make what it holds (locks, files, "
-                    "generators, environments) inside the callable instead"
-                ) from error
-    return [known[id(factory)] for factory in factories]
-
-
 def make_policy(
     policy: nn.Module | None, policy_factory: Callable[[], nn.Module] | None
 ) -> TensorDictModuleBase:
@@ -223,17 +259,6 @@ def make_policy(
     parameters = list(inspect.signature(policy.forward).parameters)
     in_keys = parameters if len(parameters) > 1 else ["observation"]
     return TensorDictModule(policy, in_keys=in_keys, out_keys=["action"])
-
-
-def pickle_policy(policy: nn.Module) -> bytes:
-    """The policy as bytes."""
-    try:
-        pickled: bytes = cloudpickle.dumps(policy)
-    except Exception as error:
-        raise TypeError(
-            f"the policy can't be pickled, so it can't be sent to the actors: {error}"
-        ) from error
-    return pickled
 
 
 def check_equal(descriptions: Sequence[GymDescription | TorchRLDescription]) -> None:

@@ -10,6 +10,7 @@ import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict
+from os import PathLike
 from typing import Any
 
 import torch
@@ -29,15 +30,17 @@ from torchrl_hts.arguments import (
     check_factories,
     check_frames,
     check_integer,
+    check_restarts,
     check_seed,
+    check_storage_dir,
+    check_timeouts,
     check_unsupported,
     make_policy,
-    pickle_factories,
-    pickle_policy,
 )
 from torchrl_hts.batch_plan import plan_batch
 from torchrl_hts.crew import Crew
 from torchrl_hts.learner import LearnerSide
+from torchrl_hts.pickling import pickle_factories, pickle_policy
 from torchrl_hts.recording import recorder
 from torchrl_hts.slots import Slots, field_of, policy_tensors
 from torchrl_hts.statistics import Statistics, summarise
@@ -105,6 +108,17 @@ class HTSCollector(BaseCollector):  # type: ignore[misc]  # torchrl has no types
             resumed.
         track_policy_version: accepted for compatibility; batches always carry the version.
         actor_threads: torch's intra-op threads in each actor.
+        on_executor_failure: what is done about an executor that dies, hangs, or whose environment
+            raises: ``"raise"`` a WorkerError; or ``"restart"``, which replaces it and resets its
+            environments, with a warning (docs/reliability.md). Actors that die or hang are then
+            replaced too, without effect on any result. A policy that raises is never tried again.
+        max_restarts: so many workers are replaced
+        restart_window_s: within so many seconds; the failure that follows is raised.
+        timeout_s: how long a worker that has work may make no progress before it counts as hung,
+            while environments are made too; a number, or a dict with ``"executor"`` and
+            ``"actor"``. Off by default.
+        storage_dir: a directory, for rounds that don't fit into memory: they lie in a file there,
+            which has no name and so never stays behind.
         timeline_events: so many of the newest events of each worker are kept for `timeline`, in 32
             bytes each; 0: none, and `timeline` has nothing to show.
         pre_collect_hook: called before each batch is waited for.
@@ -113,6 +127,7 @@ class HTSCollector(BaseCollector):  # type: ignore[misc]  # torchrl has no types
     Raises:
         TypeError, ValueError: for arguments that don't fit each other; the message says which.
         PolicyError: if the policy's rows can't be made independent of their batch-mates.
+        ResourceError: if there is too little memory, or too few file descriptors or processes.
         WorkerError: if an environment can't be made; later, from the iterator, if a worker fails.
 
     Example:
@@ -159,6 +174,11 @@ class HTSCollector(BaseCollector):  # type: ignore[misc]  # torchrl has no types
         return_same_td: bool = False,
         track_policy_version: bool = True,
         actor_threads: int = 1,
+        on_executor_failure: str = "raise",
+        max_restarts: int = 10,
+        restart_window_s: float = 600.0,
+        timeout_s: float | Mapping[str, float] | None = None,
+        storage_dir: str | PathLike[str] | None = None,
         timeline_events: int = 0,
         pre_collect_hook: Callable[[], None] | None = None,
         post_collect_hook: Callable[[TensorDictBase], None] | None = None,
@@ -183,6 +203,8 @@ class HTSCollector(BaseCollector):  # type: ignore[misc]  # torchrl has no types
         self.lag = check_integer("lag", lag, least=0)
         check_integer("num_actors", num_actors)
         check_integer("actor_threads", actor_threads)
+        restarts = check_restarts(on_executor_failure, max_restarts, restart_window_s)
+        timeouts_s = check_timeouts(timeout_s)
         check_integer("timeline_events", timeline_events, least=0)
         cores = available_cores()
         if num_executors is None:
@@ -209,7 +231,14 @@ class HTSCollector(BaseCollector):  # type: ignore[misc]  # torchrl has no types
         self._frames_loaded = 0  # of which so many were collected by an earlier collector
         self._iter = -1
 
-        self._crew = Crew(self.num_envs, num_executors, num_actors)
+        self._crew = Crew(
+            self.num_envs,
+            num_executors,
+            num_actors,
+            restarts=restarts,
+            timeouts_s=timeouts_s,
+            storage_dir=check_storage_dir(storage_dir),
+        )
         self._finalizer = weakref.finalize(self, self._crew.shutdown, 5.0)
         try:
             env_options = {"max_frames_per_traj": max_frames, "device": env_device}
@@ -223,11 +252,14 @@ class HTSCollector(BaseCollector):  # type: ignore[misc]  # torchrl has no types
                 max_frames_per_traj=max_frames,
                 compact_obs=compact_obs,
             )
-            if set_truncated and not plan.truncated_keys:
-                raise ValueError(
-                    "set_truncated=True needs a 'truncated' key in the environment; add one with "
-                    "env.add_truncated_keys()"
-                )
+            asked_for = {"set_truncated=True": set_truncated}
+            asked_for["on_executor_failure='restart'"] = restarts.enabled
+            for argument, asked in asked_for.items():
+                if asked and not plan.truncated_keys:
+                    raise ValueError(
+                        f"{argument} needs a 'truncated' key in the environment; add one with "
+                        "env.add_truncated_keys()"
+                    )
             self._truncated_keys = plan.truncated_keys if set_truncated else ()
             layout = Layout(
                 self.num_envs,
@@ -238,7 +270,9 @@ class HTSCollector(BaseCollector):  # type: ignore[misc]  # torchrl has no types
                 tuple(field_of((n,), t, 0) for n, t in policy_tensors(self.policy)),
                 timeline_events,
             )
-            memory, schedule = self._crew.share(layout, self._last_round, plan.options)
+            memory, schedule = self._crew.share(
+                layout, self._last_round, plan.options, plan.truncated_keys
+            )
             self._memory = memory
             slots = Slots(memory)
             for slot in range(self.lag + 1):
@@ -246,11 +280,11 @@ class HTSCollector(BaseCollector):  # type: ignore[misc]  # torchrl has no types
             record = recorder(memory, layout.num_workers)
             self._learner = LearnerSide(self._crew, schedule, slots, self._weights, seed, record)
             self._invariant_sizes = self._crew.start_actors(
-                lambda worker: ActorJob(
+                ActorJob(
                     policy=policy_bytes,
                     layout=layout,
                     last_round=self._last_round,
-                    worker=worker,
+                    worker=0,
                     examples=pickle.dumps(plan.examples),
                     outputs=plan.outputs,
                     exploration_type=exploration_type,
@@ -362,6 +396,7 @@ class HTSCollector(BaseCollector):  # type: ignore[misc]  # torchrl has no types
             rounds=self._iter + 1,
             elapsed_s=now - learner.began if learner.began else 0.0,
             learner_waiting_s=learner.waited_s,
+            restarts=self._crew.restarts.by_kind,
             invariant_sizes=self._invariant_sizes,
         )
 

@@ -81,6 +81,11 @@ class HTSCollectorConfig:
     track_policy_version: bool = True
     actor_threads: int = 1
     timeline_events: int = 0
+    on_executor_failure: str = "raise"
+    max_restarts: int = 10
+    restart_window_s: float = 600.0
+    timeout_s: Any = None
+    storage_dir: str | None = None
     pre_collect_hook: Any = None
     post_collect_hook: Any = None
 

@@ -1,200 +1,38 @@
-"""The executors and actors of one collector: started, waited for, and never left behind."""
+"""The executors and actors of one collector at work, and what is done when one of them fails."""
 
 from __future__ import annotations
 
-import contextlib
-import os
-import re
-import select
-import threading
 import time
-from collections.abc import Callable, Sequence
+import warnings
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any
 
-from torchrl_hts.actor import ActorJob
-from torchrl_hts.errors import HTSError, PolicyError, WorkerError
-from torchrl_hts.exchange import SAVE, STOP, Inbox, LearnerPort
-from torchrl_hts.executor import ExecutorJob, ExecutorPlan
-from torchrl_hts.gym_env import GymDescription, RowOptions
-from torchrl_hts.invariance import InvariantSizes
-from torchrl_hts.messages import receive_object, send_object
-from torchrl_hts.schedule import Schedule
-from torchrl_hts.storage import Layout, SharedMemory
-from torchrl_hts.torchrl_env import TorchRLDescription
-from torchrl_hts.workers import (
-    TORCH_FREE,
-    WITH_TORCH,
-    WorkerProcess,
-    WorkerServer,
-    acquire_server,
-    release_server,
-)
+from torchrl_hts.errors import Failure, WorkerError
+from torchrl_hts.exchange import SAVE, STOP
+from torchrl_hts.progress import at_work
+from torchrl_hts.restarts import Restarts
+from torchrl_hts.staff import Staff
+from torchrl_hts.storage import Counter
 
 __all__ = ["Crew"]
 
-Description = GymDescription | TorchRLDescription
-
-# A pickled factory that speaks of TorchRL, though not of our own environments, most likely makes
-# one of its environments. A wrong guess costs time alone.
-_TORCHRL = re.compile(rb"torchrl(?!_hts)")
+_OF_A_POLICY = (Failure.RAISED, Failure.INVALID, Failure.OUT_OF_MEMORY)
 
 
-class Crew:
-    """Worker processes, their inboxes, and the memory that they share.
+class Crew(Staff):
+    """Workers that are set to work and brought to rest.
 
     Args:
-        num_envs: number of environments.
-        num_executors: processes that they are spread over, in blocks of neighbours.
-        num_actors: processes that run the policy.
+        restarts: whether workers that fail are replaced.
 
-    After the constructor: `start_executors`, `share`, `start_actors`, then `run` and, any number
-    of times, `stop` and `run`. Every method but `shutdown` raises `WorkerError` if a worker fails.
+    The other arguments are those of `Staff`. After `start_actors`: `run` and, any number of times,
+    `stop` and `run`. Every method but `shutdown` raises `WorkerError` if a worker fails that is not
+    replaced.
     """
 
-    def __init__(self, num_envs: int, num_executors: int, num_actors: int) -> None:
-        self.owner = tuple(env * num_executors // num_envs for env in range(num_envs))
-        self.num_actors = num_actors
-        self.executors: list[WorkerProcess] = []
-        self.actors: list[WorkerProcess] = []
-        self._servers: list[WorkerServer] = []
-        self._lock = threading.Lock()
-        self.closed_at: float | None = None  # by the monotonic clock
-        self._owner_pid = os.getpid()
-        self._control_poll = select.poll()  # every worker's connection
-        self._poll = select.poll()  # the same and the learner's inbox
-        self._by_fd: dict[int, WorkerProcess] = {}
-        self.memory_fd = SharedMemory.create_fd()
-        self.executor_inboxes = [Inbox.create() for _ in range(num_executors)]
-        self.actor_inbox = Inbox.create()
-        self.learner_inbox = Inbox.create()
-        self._poll.register(self.learner_inbox.read_fd, select.POLLIN)
-        # Importing torch in a server takes seconds: it begins now, while environments are made.
-        try:
-            self._torch_server = self._acquire(WITH_TORCH)
-        except BaseException:
-            self.shutdown(0.0)
-            raise
-
-    def is_closed(self) -> bool:
-        """Whether the workers have been shut down."""
-        return self.closed_at is not None
-
-    @property
-    def workers(self) -> list[WorkerProcess]:
-        """Executors, then actors."""
-        return [*self.executors, *self.actors]
-
-    def environments(self, executor: int) -> tuple[int, ...]:
-        """The environments of an executor."""
-        return tuple(env for env, owner in enumerate(self.owner) if owner == executor)
-
-    # Starting.
-
-    def start_executors(
-        self, factories: Sequence[bytes], env_options: dict[str, Any]
-    ) -> list[Description]:
-        """Make all environments; returns what each says of itself.
-
-        The first executor goes ahead: it tells whether the environments need torch, and which
-        modules the others should share.
-
-        Args:
-            factories: a pickled environment factory per environment.
-            env_options: keyword arguments of `TorchRLEnvironment`.
-        """
-        with_torch = any(_TORCHRL.search(factory) for factory in set(factories))
-        server = self._torch_server if with_torch else self._acquire(TORCH_FREE)
-        first = self._spawn_executor(0, server, factories, env_options)
-        kind, described, modules = self._receive(first)
-        if kind == "torchrl":
-            self._forget(first)
-            server = self._torch_server
-            first = self._spawn_executor(0, server, factories, env_options)
-            _, described, modules = self._receive(first)
-        server.preload([name for name in modules if name != "__main__"])
-        others = [
-            self._spawn_executor(index, server, factories, env_options)
-            for index in range(1, len(self.executor_inboxes))
-        ]
-        descriptions: list[Description] = described
-        for kind, described, _ in self._receive_all(others):
-            if kind == "torchrl":
-                raise ValueError(
-                    f"environment {described} is a TorchRL environment and environment 0 a "
-                    "gymnasium one; all environments of a collector must be of one kind"
-                )
-            descriptions += described
-        for inbox in self.executor_inboxes:
-            os.close(inbox.read_fd)
-            inbox.read_fd = -1
-        os.close(self.learner_inbox.write_fd)
-        self.learner_inbox.write_fd = -1
-        return descriptions
-
-    def _spawn_executor(
-        self,
-        index: int,
-        server: WorkerServer,
-        factories: Sequence[bytes],
-        env_options: dict[str, Any],
-    ) -> WorkerProcess:
-        fds = [
-            self.memory_fd,
-            self.executor_inboxes[index].read_fd,
-            self.actor_inbox.write_fd,
-            self.learner_inbox.write_fd,
-        ]
-        worker = server.spawn(f"executor {index}", "torchrl_hts.executor:run_executor", fds)
-        self.executors.append(worker)
-        envs = self.environments(index)
-        job = ExecutorJob(
-            factories=tuple(factories[env] for env in envs),
-            env_indices=envs,
-            torch_allowed=server is self._torch_server,
-            env_options=env_options,
-        )
-        self._watch(worker)
-        self._send(worker, job)
-        return worker
-
-    def share(
-        self, layout: Layout, last_round: int | None, options: RowOptions
-    ) -> tuple[SharedMemory, Schedule]:
-        """Allocate the shared memory and let the executors map it."""
-        self.memory = SharedMemory(self.memory_fd, layout)
-        self.schedule = self.memory.schedule(last_round)
-        self.port = LearnerPort(
-            self.schedule, self.learner_inbox, self.executor_inboxes, self.owner
-        )
-        for index, executor in enumerate(self.executors):
-            self._send(executor, ExecutorPlan(layout, last_round, index, options))
-        return self.memory, self.schedule
-
-    def start_actors(self, job: Callable[[int], ActorJob]) -> InvariantSizes:
-        """Start the actors and let them calibrate; returns the batch sizes that all agree on.
-
-        Args:
-            job: makes the job of the worker with a given row of counters.
-        """
-        fds = [
-            self.memory_fd,
-            self.actor_inbox.read_fd,
-            self.actor_inbox.write_fd,
-            *(inbox.write_fd for inbox in self.executor_inboxes),
-        ]
-        for index in range(self.num_actors):
-            actor = self._torch_server.spawn(f"actor {index}", "torchrl_hts.actor:run_actor", fds)
-            self.actors.append(actor)
-            self._watch(actor)
-        for index, actor in enumerate(self.actors):
-            self._send(actor, job(len(self.executors) + index))
-        found: list[InvariantSizes] = [m[1] for m in self._receive_all(self.actors)]
-        sizes = found[0]
-        for other in found[1:]:
-            sizes = sizes.intersect(other)
-        for actor in self.actors:
-            self._send(actor, sizes)
-        return sizes
+    def __init__(self, *sizes: int, restarts: Restarts | None = None, **options: Any) -> None:
+        self.restarts = restarts or Restarts()
+        super().__init__(*sizes, **options)
 
     # Running.
 
@@ -206,6 +44,7 @@ class Crew:
         *,
         lent: bool,
         ahead: int,
+        seed_of: Callable[[int, int, int], int],
     ) -> None:
         """Reset every environment, or put it into a saved state, and set everybody to work.
 
@@ -215,174 +54,170 @@ class Crew:
             first_round: the round that is to be lent next.
             lent: whether the learner still holds the batch of the round before.
             ahead: rounds from the first one on that are in their slots already.
+            seed_of: the seed of an environment that is reset after a failure, from its index, the
+                round, and how often its executor has been replaced.
         """
+        self._noise_seed, self._seed_of = noise_seed, seed_of
         self.schedule.restart(first_round, lent=lent, ahead=ahead)
-        self.actor_inbox.take_ready()
-        self.learner_inbox.take_ready()
+        for inbox in (self.actor_inbox, self.learner_inbox, *self.executor_inboxes):
+            inbox.take_ready()
         self.port.restart(ahead)
-        for actor in self.actors:
-            self._send(actor, noise_seed)
-        for index, executor in enumerate(self.executors):
-            own = {env: starts[env] for env in self.environments(index)}
-            self._send(executor, (own, first_round + ahead))
+        self._go(dict(enumerate(starts)))
+
+    def _go(self, starts: Mapping[int, int | bytes]) -> None:
+        """Let everybody work; environments that are in ``starts`` begin anew."""
+        self._roster.forget()
+        failures: list[WorkerError] = []
+        for worker in [*self.actors, *self.executors]:
+            message: object = self._noise_seed
+            if worker in self.executors:
+                own = self._environments_of(worker)
+                message = {env: starts[env] for env in own if env in starts}
+            try:
+                self._roster.send(worker, message)
+            except WorkerError as failure:
+                failures.append(failure)
+        if failures:
+            self.recover(failures[0])
 
     def stop(self) -> None:
         """Bring everybody to rest: executors after the step they are at, then the actors."""
-        for inbox in self.executor_inboxes:
-            with contextlib.suppress(BrokenPipeError):  # it is gone: said by what follows
-                inbox.post([STOP])
-        self._receive_all(self.executors)
-        self.actor_inbox.post([STOP] * self.num_actors)
-        self._receive_all(self.actors)
+        self._refill(self._bring_to_rest({}))
 
     def save(self) -> list[bytes] | str:
         """The state of each environment, all of them parked; or why they can't be saved."""
-        for inbox in self.executor_inboxes:
-            with contextlib.suppress(BrokenPipeError):  # it is gone: said by what follows
+        while True:
+            for inbox in self.executor_inboxes:
                 inbox.post([SAVE])
+            try:
+                messages = self._receive_all(self.executors)
+                break
+            except WorkerError as failure:
+                self.recover(failure)
         states: dict[int, bytes] = {}
-        for kind, content, _ in self._receive_all(self.executors):
+        for kind, content, _ in messages:
             if kind == "unsaved":
                 return str(content)
             states.update(content)
         return [states[env] for env in sorted(states)]
 
     def wait_full(self, round_: int) -> None:
-        """Sleep until a round is full, or a worker has failed."""
+        """Sleep until a round is full, or a worker has failed that is not replaced."""
+        self._roster.forget()
         self.port.take_ready()
         while not self.port.is_full(round_):
-            for fd, _ in self._poll.poll():
-                if fd in self._by_fd:
-                    self._read(self._by_fd[fd])
+            try:
+                self._roster.wait(self._owing)
+            except WorkerError as failure:
+                self.recover(failure)
             self.port.take_ready()
 
     def release(self) -> None:
         """Open the next round: its slot holds the new parameters."""
-        with contextlib.suppress(BrokenPipeError):  # an executor is gone: `wait_full` says which
-            self.port.release()
+        self.port.release()
 
-    # Ending.
+    # Going on after a failure.
 
-    def shutdown(self, timeout_s: float) -> None:
-        """End every worker: politely, and by force after the time-out; may be called again."""
-        with self._lock:
-            if self.is_closed():
+    def recover(self, failure: WorkerError) -> None:
+        """Replace a worker that has failed, and those that fail meanwhile; or raise the failure.
+
+        The environments of a failed executor begin new episodes at the transition that they were
+        at; the last one that was finished is marked as truncated. What actors had in hand is
+        computed again. Nobody else notices anything but the pause.
+        """
+        lost = self._bring_to_rest({failure.worker: failure})
+        self._refill(lost)
+        broken = [env for env, owner in enumerate(self.owner) if f"executor {owner}" in lost]
+        self.port.recover(broken, self.actor_inbox)
+        starts: dict[int, int | bytes] = {}
+        for env in broken:
+            self._truncate(env)
+            round_, _ = self.schedule.position(env)
+            starts[env] = self._seed_of(env, round_, self.restarts.by_env[env])
+        self._go(starts)
+
+    def _bring_to_rest(self, lost: dict[str, WorkerError]) -> dict[str, WorkerError]:
+        """Wait until everybody has stopped or is lost; returns who is, with their failures."""
+        for failure in list(lost.values()):
+            self._lose(failure)
+        # Executors first: then what is ready for the actors is all that there will be.
+        for team, stop in (
+            (self.executors, self._stop_executors),
+            (self.actors, self._stop_actors),
+        ):
+            waiting = {worker.name for worker in team} - lost.keys()
+            stop()
+            while waiting:
+                try:
+                    self._wait_for_rest(waiting)
+                except WorkerError as failure:
+                    lost[failure.worker] = failure
+                    self._lose(failure)
+                    waiting.discard(failure.worker)
+                    stop()  # it may have taken along what was for another actor
+        return lost
+
+    def _stop_executors(self) -> None:
+        for inbox in self.executor_inboxes:
+            inbox.post([STOP])
+
+    def _stop_actors(self) -> None:
+        self.actor_inbox.post([STOP] * self.num_actors)
+
+    def _wait_for_rest(self, waiting: set[str]) -> None:
+        """Return when everybody in ``waiting``, which is emptied, has said that it has stopped."""
+        for worker, (kind, _, _) in self._roster.messages(
+            lambda: dict.fromkeys(waiting, self._progress())
+        ):
+            if kind == "stopped":
+                waiting.discard(worker.name)
+            if not waiting:
                 return
-            self.closed_at = time.monotonic()
-        if os.getpid() != self._owner_pid:
-            return  # a fork of the user's process: the workers aren't its own
-        try:
-            for inbox in self.executor_inboxes:
-                with contextlib.suppress(OSError):  # each on its own: one executor may be gone
-                    inbox.post([STOP])
-            with contextlib.suppress(OSError):
-                self.actor_inbox.post([STOP] * self.num_actors)
-            for worker in self.workers:
-                worker.hang_up()
-            deadline = time.monotonic() + timeout_s
-            for worker in self.workers:
-                worker.exit_status(max(0.0, deadline - time.monotonic()))
-        finally:  # a second Ctrl-C ends the wait, and leaves nothing behind either
-            for worker in self.workers:
-                worker.hang_up()
-                worker.kill()
-            for worker in self.workers:
-                worker.exit_status(timeout_s)
-                worker.close()
-            for server in self._servers:
-                release_server(server)
-            for inbox in (*self.executor_inboxes, self.actor_inbox, self.learner_inbox):
-                inbox.close()
-            os.close(self.memory_fd)
 
-    # Messages.
+    def _lose(self, failure: WorkerError) -> None:
+        """Give a failed worker up; raises its failure if it is not to be replaced."""
+        # A policy that raises does so again: what it computes depends on its rows alone (I6).
+        if failure.worker_kind == "actor" and failure.failure in _OF_A_POLICY:
+            raise failure
+        if not self.restarts.allows(time.monotonic()):
+            if self.restarts.enabled:
+                why = f"{self.restarts.most} had been within {self.restarts.window_s:g} s"
+                failure.args = (f"{failure}\n\nIt was not replaced: {why}",)
+            raise failure
+        (worker,) = (w for w in self.workers if w.name == failure.worker)
+        self._roster.dismiss(worker)
+        self.restarts.count(failure.worker_kind, self._environments_of(worker))
+        self.memory.counters[self._row(worker), Counter.AT] = 0
+        warnings.warn(f"a worker is replaced: {failure}", RuntimeWarning, stacklevel=2)
 
-    def _acquire(self, preload: tuple[str, ...]) -> WorkerServer:
-        server = acquire_server(preload)
-        self._servers.append(server)
-        return server
+    def _refill(self, lost: dict[str, WorkerError]) -> None:
+        """Start a new worker for each that is lost, and bring it to where the others rest."""
+        missing = list(lost)
+        while missing:
+            name = missing[0]
+            try:
+                self._replace(name)
+                missing.remove(name)
+            except WorkerError as failure:
+                lost[failure.worker] = failure
+                self._lose(failure)
+                if failure.worker not in missing:
+                    missing.append(failure.worker)
 
-    def _watch(self, worker: WorkerProcess) -> None:
-        for fd in worker.fds:
-            self._by_fd[fd] = worker
-            for poll in (self._poll, self._control_poll):
-                poll.register(fd, select.POLLIN)
+    def _truncate(self, env: int) -> None:
+        """Cut the trajectory of an environment off after its last transition.
 
-    def _forget(self, worker: WorkerProcess) -> None:
-        for fd in worker.fds:
-            del self._by_fd[fd]
-            for poll in (self._poll, self._control_poll):
-                poll.unregister(fd)
-        worker.hang_up()
-        worker.close()
-        self.executors.remove(worker)
+        If the learner has that transition, it is the last of its batch: nothing follows it there.
+        """
+        layout = self.memory.layout
+        round_, step = divmod(self.schedule.steps[env] - 1, layout.sync_interval)
+        if round_ < self.schedule.lent:
+            return
+        fields = self.memory.fields(self.schedule.slot(round_))
+        for key in self._truncated_keys:
+            truncated, done = fields[key], fields[(*key[:-1], "done")]
+            if not done[env, step].all():
+                truncated[env, step] = done[env, step] = True
 
-    def _send(self, worker: WorkerProcess, message: object) -> None:
-        try:
-            send_object(worker.control, message)
-        except OSError:
-            self._read(worker)
-            raise
-
-    def _receive(self, worker: WorkerProcess) -> Any:
-        return self._receive_all([worker])[0]
-
-    def _receive_all(self, workers: Sequence[WorkerProcess]) -> list[Any]:
-        """A message from each worker, in their order."""
-        messages: dict[int, Any] = {}
-        while any(worker.pid not in messages for worker in workers):
-            for fd, _ in self._control_poll.poll():
-                worker = self._by_fd[fd]
-                messages[worker.pid] = self._read(worker)
-        return [messages[worker.pid] for worker in workers]
-
-    def _read(self, worker: WorkerProcess) -> Any:
-        """The next message of a worker; raises if it is a failure or the worker is gone."""
-        try:
-            if worker.has_ended() and not worker.control.poll(0):
-                raise EOFError
-            message = receive_object(worker.control)
-        except (EOFError, OSError) as error:
-            raise self._death(worker) from error
-        kind, text, where = message
-        if kind == "policy":
-            raise PolicyError(text)
-        if kind == "error":
-            raise self._failure(worker, text, where)
-        if kind == "inference":
-            round_, envs = where
-            raise WorkerError(
-                f"the policy failed in round {round_}, for environment(s) "
-                f"{', '.join(map(str, envs))}, in {worker.name} (pid {worker.pid}):",
-                worker=worker.name,
-                env_indices=envs,
-                remote_traceback=text,
-            )
-        return message
-
-    def _failure(
-        self, worker: WorkerProcess, text: str, where: tuple[int, int | None, int | None] | None
-    ) -> HTSError:
-        if where is None:
-            envs = self._environments_of(worker)
-            message = f"{worker.name} (pid {worker.pid}) failed; its traceback:"
-        else:
-            env, round_, step = where
-            envs = (env,)
-            at = "while it was made" if round_ is None else f"in round {round_}, step {step}"
-            message = f"environment {env} failed {at}, in {worker.name} (pid {worker.pid}):"
-        return WorkerError(message, worker=worker.name, env_indices=envs, remote_traceback=text)
-
-    def _death(self, worker: WorkerProcess) -> WorkerError:
-        envs = self._environments_of(worker)
-        serving = f", which steps environment(s) {', '.join(map(str, envs))}," if envs else ""
-        return WorkerError(
-            f"{worker.name} (pid {worker.pid}){serving} {worker.describe_end()}",
-            worker=worker.name,
-            env_indices=envs,
-        )
-
-    def _environments_of(self, worker: WorkerProcess) -> tuple[int, ...]:
-        if worker in self.executors:
-            return self.environments(self.executors.index(worker))
-        return ()
+    def _owing(self) -> Mapping[str, Hashable]:
+        return at_work(self.schedule, self.memory.counters, self.owner)

@@ -1,15 +1,30 @@
 """The exceptions of torchrl_hts.
 
 HTSError
-├── CannotSaveError the state of an environment can't be saved as a whole
-├── ProtocolError   an event that the schedule does not allow: a fault of this package
-├── PolicyError     the policy can't be run in batches that keep its rows independent
-└── WorkerError     an executor or an actor failed; carries which one and its traceback
+├── CannotSaveError   the state of an environment can't be saved as a whole
+├── InvalidValueError an environment returned what its spaces don't allow, or NaN
+├── ProtocolError     an event that the schedule does not allow: a fault of this package
+├── PolicyError       the policy can't be run in batches that keep its rows independent
+├── ResourceError     the system has too little of something: memory, descriptors, processes
+└── WorkerError       an executor or an actor failed; carries which one, where, and how
 """
 
 from __future__ import annotations
 
-__all__ = ["CannotSaveError", "HTSError", "PolicyError", "ProtocolError", "WorkerError"]
+import signal
+from enum import Enum
+
+__all__ = [
+    "CannotSaveError",
+    "Failure",
+    "HTSError",
+    "InvalidValueError",
+    "PolicyError",
+    "ProtocolError",
+    "ResourceError",
+    "WorkerError",
+    "failure_of",
+]
 
 
 class HTSError(Exception):
@@ -20,12 +35,49 @@ class CannotSaveError(HTSError, TypeError):
     """The state of an environment can't be saved as a whole; the message says what of it."""
 
 
+class InvalidValueError(HTSError, ValueError):
+    """An environment returned what its spaces don't allow, or NaN; the message says which value."""
+
+
 class ProtocolError(HTSError, RuntimeError):
     """An event came that the schedule does not allow in its present state."""
 
 
 class PolicyError(HTSError, ValueError):
     """The policy can't be run as the collector needs it; the message says what to change."""
+
+
+class ResourceError(HTSError, RuntimeError):
+    """The system has too little of something; the message says of what, and how much is needed."""
+
+
+class Failure(Enum):
+    """How a worker failed."""
+
+    RAISED = "raised"  # an environment, or the policy, raised an exception
+    INVALID = "invalid"  # it returned NaN, a wrong shape or a wrong data type
+    OUT_OF_MEMORY = "out of memory"  # it raised for want of memory
+    CRASHED = "crashed"  # its process was ended by a signal, such as SIGSEGV or SIGABRT
+    KILLED = "killed"  # its process was ended by SIGKILL: by hand, or for want of memory
+    EXITED = "exited"  # its process ended by itself
+    HUNG = "hung"  # it made no progress for as long as `timeout_s` says
+
+
+def failure_of(error: BaseException) -> Failure:
+    """How code failed that raised an exception.
+
+    Example:
+        >>> failure_of(MemoryError()).name, failure_of(KeyError("wings")).name
+        ('OUT_OF_MEMORY', 'RAISED')
+    """
+    # Torch's own error of a device, and what its allocator says on the CPU.
+    if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
+        return Failure.OUT_OF_MEMORY
+    if isinstance(error, RuntimeError) and "can't allocate memory" in str(error):
+        return Failure.OUT_OF_MEMORY
+    if isinstance(error, InvalidValueError | PolicyError):
+        return Failure.INVALID
+    return Failure.RAISED
 
 
 class WorkerError(HTSError, RuntimeError):
@@ -36,6 +88,18 @@ class WorkerError(HTSError, RuntimeError):
         worker: the worker's name, such as ``"executor 3"``.
         env_indices: the environments that the worker was concerned with.
         remote_traceback: the traceback as the worker wrote it, or ``""`` if it was killed.
+        failure: how it failed.
+        round_: the round that it was at; None if it was at none, or not known.
+        step: the step within the round, where one environment is to blame.
+        exit_signal: the signal that ended it, or None.
+        stderr: the last lines that it wrote to stderr.
+
+    Every argument but the message is an attribute of the same name (``round_`` is ``round``).
+
+    Example:
+        >>> error = WorkerError("it left", worker="executor 3", failure=Failure.EXITED)
+        >>> error.worker_kind, error.worker_index, error.failure.value
+        ('executor', 3, 'exited')
     """
 
     def __init__(
@@ -45,10 +109,34 @@ class WorkerError(HTSError, RuntimeError):
         worker: str,
         env_indices: tuple[int, ...] = (),
         remote_traceback: str = "",
+        failure: Failure = Failure.RAISED,
+        round_: int | None = None,
+        step: int | None = None,
+        exit_signal: signal.Signals | None = None,
+        stderr: str = "",
     ) -> None:
         self.worker = worker
         self.env_indices = env_indices
         self.remote_traceback = remote_traceback
-        super().__init__(
-            f"{message}\n\n{remote_traceback.rstrip()}" if remote_traceback else message
-        )
+        self.failure = failure
+        self.round = round_
+        self.step = step
+        self.exit_signal = exit_signal
+        self.stderr = stderr
+        parts = [message]
+        if remote_traceback:
+            parts.append(remote_traceback.rstrip())
+        if stderr:
+            parts.append(f"The last that {worker} wrote to stderr:\n{stderr.rstrip()}")
+        super().__init__("\n\n".join(parts))
+
+    @property
+    def worker_kind(self) -> str:
+        """``"executor"``, ``"actor"`` or ``"evaluator"``."""
+        return self.worker.partition(" ")[0]
+
+    @property
+    def worker_index(self) -> int | None:
+        """Its number among the workers of its kind; None of an evaluator."""
+        index = self.worker.partition(" ")[2]
+        return int(index) if index else None

@@ -26,10 +26,9 @@ from torchrl_hts.arguments import (
     check_factories,
     check_integer,
     make_policy,
-    pickle_factories,
-    pickle_policy,
 )
 from torchrl_hts.batch_plan import plan_batch
+from torchrl_hts.pickling import pickle_factories, pickle_policy
 from torchrl_hts.playing import Evaluation, PlayerJob, PlayerPlan, PlayerProcess
 from torchrl_hts.slots import Slots, field_of, leaves, policy_tensors
 from torchrl_hts.storage import Layout, SharedMemory

@@ -16,6 +16,11 @@ Finishing and WAKE close the only race of the schedule, without a lock. An execu
 round first tells the learner and then looks whether the next round is open; the learner first opens
 the round and then takes what is in its inbox. Whichever is second sees what the first has done:
 either the executor finds the round open, or the learner finds the message and wakes it.
+
+A worker that fails may take words along that it has read, and leave others unsaid. Therefore after
+a failure everybody comes to rest, the inboxes are emptied, and the words that belong into them are
+found again from the schedule (`LearnerPort.recover`). For that the learner's process keeps every
+inbox open at both ends, which also spares others an error when they write to one that has failed.
 """
 
 from __future__ import annotations
@@ -160,6 +165,27 @@ class LearnerPort:
     def restart(self, ahead: int = 0) -> None:
         """Start counting as the schedule was restarted; everybody else is at rest."""
         self._finished_rounds = [self.schedule.lent + ahead] * len(self.owner)
+
+    def recover(self, lost: Iterable[int], actors: Inbox) -> None:
+        """Make good what failed workers held, or had not said any more.
+
+        They have ended, and everybody else is at rest. So nobody writes to any inbox, and what
+        should be in them follows from the words alone; executors see to those that are IDLE.
+
+        Args:
+            lost: the environments whose executors have failed.
+            actors: the actors' common inbox.
+        """
+        for inbox in (self.inbox, actors, *self.executors):
+            inbox.take_ready()
+        schedule = self.schedule
+        schedule.recover(lost)
+        for env, executor in enumerate(self.owner):
+            self._finished_rounds[env] = schedule.position(env)[0]
+            if schedule.phase[env] == Phase.READY:
+                actors.post([env])
+            elif schedule.phase[env] == Phase.ANSWERED:
+                self.executors[executor].post([env])
 
     def take_ready(self) -> None:
         """Take in what the executors have said, without waiting."""

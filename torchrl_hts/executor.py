@@ -15,11 +15,12 @@ from typing import TYPE_CHECKING, Any
 
 import gymnasium as gym
 
-from torchrl_hts.errors import CannotSaveError
-from torchrl_hts.exchange import SAVE, STOP, WAKE, ExecutorPort, Inbox
+from torchrl_hts.errors import CannotSaveError, Failure, failure_of
+from torchrl_hts.exchange import SAVE, WAKE, ExecutorPort, Inbox
 from torchrl_hts.gym_env import GymEnvironment, RowOptions
 from torchrl_hts.messages import receive_object, send_object
 from torchrl_hts.recording import Activity, Record, recorder
+from torchrl_hts.schedule import Phase
 from torchrl_hts.storage import Counter, Layout, SharedMemory
 
 if TYPE_CHECKING:
@@ -86,9 +87,11 @@ def run_executor(control: Connection, fds: list[int]) -> None:
             except _NeedsTorchError:
                 send_object(control, ("torchrl", index, None))
                 receive_object(control)  # the end of the connection: another process takes over
-            except _FAILURES:
-                send_object(control, ("error", traceback.format_exc(), (index, None, None)))
+            except _FAILURES as error:
+                what = (failure_of(error), traceback.format_exc())
+                send_object(control, ("failed", what, ((index,), None, None)))
                 return
+            send_object(control, ("made", index, None))
         descriptions = [env.description for env in environments.values()]
         send_object(control, ("described", descriptions, list(sys.modules)))
         plan: ExecutorPlan = receive_object(control)
@@ -97,11 +100,7 @@ def run_executor(control: Connection, fds: list[int]) -> None:
             environment.bind(memory, plan.options)
         inbox = Inbox(own, -1)
         while True:
-            starts, first_round = receive_object(control)
-            # What waits there answers what was offered before the last stop; or is the next stop.
-            if STOP in inbox.take_ready():
-                send_object(control, ("stopped", None, None))
-                continue
+            starts: dict[int, int | bytes] = receive_object(control)
             port = ExecutorPort(
                 memory.schedule(plan.last_round), Inbox(-1, actors), Inbox(-1, learner)
             )
@@ -110,10 +109,10 @@ def run_executor(control: Connection, fds: list[int]) -> None:
             record = recorder(memory, plan.worker)
             try:
                 run = _Run(environments, port, inbox, counters, histogram, record, control)
-                run.start(starts, first_round)
+                run.start(starts)
                 run.serve()
             except _EnvironmentError as error:
-                send_object(control, ("error", error.traceback, error.where))
+                send_object(control, ("failed", error.what, error.where))
                 return
             send_object(control, ("stopped", None, None))
     finally:
@@ -149,11 +148,11 @@ class _NeedsTorchError(Exception):
 
 
 class _EnvironmentError(Exception):
-    """An environment raised: which, where, and its traceback."""
+    """An environment failed: how, with its traceback; which, in which round and step."""
 
-    def __init__(self, where: tuple[int, int | None, int | None]) -> None:
-        self.where = where
-        self.traceback = traceback.format_exc()
+    def __init__(self, env: int, position: tuple[int, int], error: BaseException) -> None:
+        self.what: tuple[Failure, str] = (failure_of(error), traceback.format_exc())
+        self.where = ((env,), *position)
 
 
 class _Run:
@@ -178,23 +177,29 @@ class _Run:
         self.record = record
         self.control = control
 
-    def start(self, starts: dict[int, int | bytes], first_round: int) -> None:
-        """Reset every environment with its seed, or put it into its saved state."""
-        for env, environment in self.environments.items():
-            start = starts[env]
-            began = time.perf_counter_ns()
-            try:
-                if isinstance(start, bytes):
-                    environment.restore(start)
-                else:
-                    environment.reset(start, first_round)
-            except _FAILURES as error:
-                raise _EnvironmentError((env, first_round, 0)) from error
-            if self.port.start(env):
+    def start(self, starts: dict[int, int | bytes]) -> None:
+        """Reset environments with their seeds, or put them into their saved states."""
+        for env in self.environments:
+            if env in starts:
+                self._begin(env, starts[env])
+            if self.schedule.phase[env] == Phase.IDLE and self.port.start(env):
                 self._offer(env)
             self.port.flush()
-            if self.record is not None:
-                self.record(Activity.RESET, began, time.perf_counter_ns(), first_round, env)
+
+    def _begin(self, env: int, start: int | bytes) -> None:
+        began = time.perf_counter_ns()
+        self.counters[Counter.AT] = env + 1
+        position = self.schedule.position(env)
+        try:
+            if isinstance(start, bytes):
+                self.environments[env].restore(start)
+            else:
+                self.environments[env].reset(start, self.schedule.steps[env])
+        except _FAILURES as error:
+            raise _EnvironmentError(env, position, error) from error
+        self.counters[Counter.AT] = 0
+        if self.record is not None:
+            self.record(Activity.RESET, began, time.perf_counter_ns(), position[0], env)
 
     def serve(self) -> None:
         """Step until told to stop."""
@@ -255,15 +260,20 @@ class _Run:
 
     def _offer(self, env: int) -> None:
         round_, t = self.schedule.position(env)
-        self.environments[env].write_observation(self.schedule.slot(round_), t)
+        try:
+            self.environments[env].write_observation(self.schedule.slot(round_), t)
+        except _FAILURES as error:
+            raise _EnvironmentError(env, (round_, t), error) from error
         self.port.offer(env)
 
     def _step(self, env: int) -> None:
         round_, t = self.schedule.position(env)
+        self.counters[Counter.AT] = env + 1
         try:
             ended = self.environments[env].step(self.schedule.slot(round_), t)
         except _FAILURES as error:
-            raise _EnvironmentError((env, round_, t)) from error
+            raise _EnvironmentError(env, (round_, t), error) from error
+        self.counters[Counter.AT] = 0
         self.counters[Counter.EVENTS] += 1
         if ended:
             self.counters[Counter.RESETS] += 1

@@ -11,12 +11,14 @@ from __future__ import annotations
 import zlib
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from math import isnan
 from typing import Any
 
 import gymnasium as gym
 import numpy as np
 
 from torchrl_hts.env_state import restore_environment, save_environment
+from torchrl_hts.errors import InvalidValueError
 from torchrl_hts.storage import Array, Field, Key, SharedMemory
 
 __all__ = ["GymDescription", "GymEnvironment", "RowOptions", "observation_fields"]
@@ -117,7 +119,6 @@ class GymEnvironment:
             return [slot[key][self.index] for slot in slots]
 
         self._num_envs = memory.layout.num_envs
-        self._sync_interval = memory.layout.sync_interval
         self._max_frames = options.max_frames_per_traj
         self._observations = [
             (field, path, rows(*field.key), rows("next", *field.key) if next_too else None)
@@ -134,15 +135,16 @@ class GymEnvironment:
             (rows("step_count"), rows("next", "step_count")) if self._max_frames else None
         )
 
-    def reset(self, seed: int, first_round: int) -> None:
-        """Start over with a new episode, as the first of a run that begins with a round."""
+    def reset(self, seed: int, steps: int) -> None:
+        """Start over with a new episode, after so many steps of this environment in all."""
         # No environment has had more episodes than steps: these numbers are new (I7: and depend
-        # on the environment and the round alone).
-        self._episode = first_round * self._sync_interval
+        # on the environment and its steps alone).
+        self._episode = steps
         self._begin_episode(seed)
 
     def _begin_episode(self, seed: int | None) -> None:
         self._observation, _ = self.env.reset(seed=seed)
+        self._check(self._observation)
         self._length = 0
         self._state: list[Array] | None = None
 
@@ -173,6 +175,17 @@ class GymEnvironment:
     def step(self, slot: int, t: int) -> bool:
         """Step with the action at ``t`` and write the transition; returns if the episode ended."""
         observation, reward, terminated, truncated, _ = self.env.step(self._action(slot, t))
+        self._check(observation)
+        try:
+            rewards = self._reward[slot]
+            rewards[t] = reward
+            is_number = not isnan(rewards[t, 0])  # which None becomes too
+        except (TypeError, ValueError):
+            is_number = False
+        if not is_number:
+            raise InvalidValueError(
+                f"the environment returned the reward {reward!r}; expected one number"
+            )
         self._length += 1
         if self._max_frames and self._length >= self._max_frames:
             truncated = True
@@ -180,7 +193,6 @@ class GymEnvironment:
         self._write(observation, slot, t, successor=True)
         for flag, value in zip(self._flags, (done, terminated, truncated), strict=True):
             flag[slot][t] = value
-        self._reward[slot][t] = reward
         self._trajectory[slot][t] = self.index + self._num_envs * self._episode
         if self._step_count is not None:
             self._step_count[1][slot][t] = self._length
@@ -194,23 +206,62 @@ class GymEnvironment:
         return done
 
     def _write(self, observation: Any, slot: int, t: int, *, successor: bool) -> None:
-        for field, path, root, after in self._observations:
+        for _, path, root, after in self._observations:
             rows = after if successor else root
             if rows is None:
                 continue
             value = observation
             for name in path:
                 value = value[name]
-            if np.shape(value) != field.shape:
-                raise ValueError(
-                    f"the environment returned {'.'.join(field.key)!r} of shape "
-                    f"{np.shape(value)}; its observation space says {field.shape}"
-                )
             rows[slot][t] = value
+
+    def _check(self, observation: Any) -> None:
+        """Raise if an observation is not what its space says, or NaN."""
+        for field, path, _, _ in self._observations:
+            value = observation
+            try:
+                for name in path:
+                    value = value[name]
+            except (KeyError, TypeError, IndexError) as error:
+                raise InvalidValueError(
+                    f"the environment returned an observation without "
+                    f"{'.'.join(field.key)!r}, which its observation space has"
+                ) from error
+            if type(value) is not np.ndarray or value.dtype != field.storage_dtype:
+                value = _converted(value, field)
+            if value.shape != field.shape:
+                raise InvalidValueError(
+                    f"the environment returned {'.'.join(field.key)!r} of shape "
+                    f"{value.shape}; its observation space says {field.shape}"
+                )
+            # A square is never NaN but for NaN; one call of BLAS costs less than isnan and any.
+            if value.dtype.kind == "f" and isnan(np.vdot(value, value)):
+                raise InvalidValueError(
+                    f"the environment returned NaN in {'.'.join(field.key)!r}, at "
+                    f"{np.argwhere(np.isnan(value))[:5].tolist()} of shape {value.shape}. If NaN "
+                    "is meant to say something, replace it with a gymnasium.ObservationWrapper"
+                )
 
     def close(self) -> None:
         """Close the environment."""
         self.env.close()
+
+
+def _converted(value: Any, field: Field) -> Array:
+    """A value in the data type of its field; raises where that would change what it says."""
+    expected = field.storage_dtype
+    found = np.asarray(value)
+    if np.can_cast(found.dtype, expected, "same_kind"):
+        return found.astype(expected)
+    if found.dtype.kind in "iu" and expected.kind in "iu":
+        converted = found.astype(expected)
+        if (converted == found).all():
+            return converted
+    raise InvalidValueError(
+        f"the environment returned {'.'.join(field.key)!r} of data type {found.dtype}"
+        f"{f' with values from {found.min()} to {found.max()}' if found.dtype.kind in 'iu' else ''}"
+        f"; its observation space says {expected}"
+    )
 
 
 def _action_reader(

@@ -135,15 +135,17 @@ class LearnerSide:
             self._ring = None
         begin, self._beginning = self._beginning, _Beginning()
         ahead = len(begin.batches)
-        seeds = [
-            environment_seed(self.seed, 0 if self.static_seed else env, self.round + ahead)
-            for env in range(self._schedule.num_envs)
-        ]
+        seed, static = self.seed, self.static_seed
+
+        def seed_of(env: int, round_: int, restarts: int = 0) -> int:
+            return environment_seed(seed, 0 if static else env, round_, restarts)
+
+        seeds = [seed_of(env, self.round + ahead) for env in range(self._schedule.num_envs)]
         if not self.began:
             self.began = time.monotonic()
         self._running = True
         starts: Sequence[int | bytes] = begin.environments or seeds
-        self._crew.run(starts, self.seed, self.round, lent=self.lent, ahead=ahead)
+        self._crew.run(starts, seed, self.round, lent=self.lent, ahead=ahead, seed_of=seed_of)
 
     def rest(self) -> None:
         """Bring the workers to rest; what they have collected beyond the lent batch is dropped."""
@@ -279,11 +281,20 @@ def _to_bytes(state: Tensor) -> bytes:
     return bytes(state.numpy().data)
 
 
-def environment_seed(seed: int, env: int, first_round: int) -> int:
+def environment_seed(seed: int, env: int, round_: int, restarts: int = 0) -> int:
     """A 32-bit seed for an environment, from these numbers alone (I7).
+
+    Args:
+        seed: of the collector.
+        env: index of the environment.
+        round_: in which it is reset.
+        restarts: how often its executor has been replaced.
 
     Example:
         >>> environment_seed(0, 0, 0) == environment_seed(0, 0, 0) != environment_seed(0, 1, 0)
         True
+        >>> environment_seed(0, 0, 3) != environment_seed(0, 0, 3, restarts=1)
+        True
     """
-    return int(np.random.SeedSequence([seed, env, first_round]).generate_state(1)[0])
+    numbers = [seed, env, round_, *([restarts] if restarts else [])]
+    return int(np.random.SeedSequence(numbers).generate_state(1)[0])

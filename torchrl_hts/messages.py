@@ -6,6 +6,7 @@ file descriptors. Knows no worker: everything here is a function of a connection
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import pickle
@@ -81,14 +82,25 @@ def _read_exactly(sock: socket.socket, size: int) -> bytes | None:
 
 
 def read_fds(sock: socket.socket, count: int) -> list[int]:
-    """The descriptors that came with a message, in the order in which they were given."""
+    """The descriptors that came with a message, in the order in which they were given.
+
+    Raises:
+        BrokenPipeError: if the other side has ended.
+        OSError: if this process may not open as many; the message is read all the same.
+    """
     fds: list[int] = []
-    while len(fds) < count:
-        expected = min(_MAX_FDS_PER_MESSAGE, count - len(fds))
-        _, received, _, _ = socket.recv_fds(sock, 1, expected)
-        if len(received) != expected:
+    missing = 0
+    for start in range(0, count, _MAX_FDS_PER_MESSAGE):
+        expected = min(_MAX_FDS_PER_MESSAGE, count - start)
+        data, received, _, _ = socket.recv_fds(sock, 1, expected)
+        if not data:
             raise BrokenPipeError("the main process ended while it handed file descriptors over")
         fds.extend(received)
+        missing += expected - len(received)  # the kernel drops those that don't fit
+    if missing:
+        for fd in fds:
+            os.close(fd)
+        raise OSError(errno.EMFILE, f"{missing} of {count} file descriptors could not be opened")
     return fds
 
 

@@ -15,6 +15,9 @@ is IDLE or ANSWERED and by an actor while it is READY or TAKEN, ``lent`` and ``r
 learner. Whoever passes the turn on writes the words first and tells the other side afterwards
 (``exchange.py``).
 
+Workers may fail at any moment. What is in the words then says all that is needed to go on, since an
+executor counts a transition when it has been written whole: `Schedule.recover`.
+
 Invariants (the numbers are those of docs/design.md; tests/test_schedule*.py name them):
 
 I1  every environment contributes exactly alpha transitions to every round, in time order;
@@ -199,6 +202,25 @@ class Schedule:
         round_ = self.learner[1]
         self.learner[1] = round_ + 1  # I4: this one word opens the round for everybody
         return round_
+
+    # After a failure.
+
+    def recover(self, lost: Iterable[int]) -> None:
+        """Put back what failed workers held. They have ended, and everybody else is at rest.
+
+        The transition that an environment was at begins anew if its executor has failed, with an
+        observation of the next one. What an actor had taken is ready again: its action depends on
+        the row alone, whoever computes it (I6). Transitions that were finished stay (I1).
+
+        Args:
+            lost: the environments whose executors have failed.
+        """
+        lost = frozenset(lost)
+        for env in range(self.num_envs):
+            if env in lost:
+                self.phase[env] = Phase.IDLE
+            elif self.phase[env] == Phase.TAKEN:
+                self.phase[env] = Phase.READY
 
     def _pass_on(self, envs: Iterable[int], held: Phase, then: Phase, event: str) -> None:
         envs = tuple(envs)

@@ -61,6 +61,8 @@ class Statistics:
         mean_actor_batch_size: rows per forward pass, padding left out.
         padding_share: share of the rows run that were padding.
         episodes: episodes that ended.
+        executor_restarts: executors that failed and were replaced.
+        actor_restarts: actors, likewise.
         invariant_sizes: the batch sizes that were measured to agree bitwise on this machine.
         batch_sizes: number of forward passes by their rows, padding left out.
         step_times: number of environment steps by their time: of those under a key's seconds, and
@@ -83,6 +85,8 @@ class Statistics:
     mean_actor_batch_size: float
     padding_share: float
     episodes: int
+    executor_restarts: int
+    actor_restarts: int
     invariant_sizes: InvariantSizes
     batch_sizes: Mapping[int, int]
     step_times: Mapping[float, int]
@@ -100,6 +104,7 @@ def summarise(
     rounds: int,
     elapsed_s: float,
     learner_waiting_s: float,
+    restarts: Mapping[str, int],
     invariant_sizes: InvariantSizes,
 ) -> Statistics:
     """Make a snapshot of the workers' counters: one row per executor, then one per actor.
@@ -110,6 +115,7 @@ def summarise(
         pids: of the workers, by name, whose memory is asked for.
         frames, frames_loaded, rounds, elapsed_s, learner_waiting_s, invariant_sizes: what the
             learner's side knows.
+        restarts: workers that were replaced, by kind.
     """
     counters = memory.counters
     executors = counters[:num_executors].sum(0)
@@ -130,6 +136,8 @@ def summarise(
         mean_actor_batch_size=rows / batches if batches else 0.0,
         padding_share=1 - rows / int(actors[Counter.PADDED_ROWS]) if rows else 0.0,
         episodes=int(executors[Counter.RESETS]),
+        executor_restarts=restarts.get("executor", 0),
+        actor_restarts=restarts.get("actor", 0),
         invariant_sizes=invariant_sizes,
         batch_sizes=_counts(memory.histograms[num_executors:]),
         step_times={2**b / 1e9: n for b, n in _counts(memory.histograms[:num_executors]).items()},

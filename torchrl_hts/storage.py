@@ -28,6 +28,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from torchrl_hts.errors import ResourceError
 from torchrl_hts.schedule import Schedule
 
 __all__ = ["RECORD_BYTES", "Array", "Counter", "Field", "Key", "Layout", "SharedMemory"]
@@ -51,6 +52,7 @@ class Counter(IntEnum):
     RESETS = 5  # executor: episodes begun
     CPU_NS = 6  # processor time used since the first run began, by all of its threads
     ROUND_WAITING_NS = 7  # executor: asleep while no round was open for any of its environments
+    AT = 8  # executor: 1 + the environment, actor: 1 + the round that it works for; 0: none
 
 
 @dataclass(frozen=True)
@@ -165,7 +167,7 @@ class SharedMemory:
     def __init__(self, fd: int, layout: Layout) -> None:
         self.layout = layout
         if os.fstat(fd).st_size < layout.num_bytes:
-            os.truncate(fd, layout.num_bytes)
+            _grow(fd, layout.num_bytes)
         self.buffer = mmap.mmap(fd, layout.num_bytes)
         n = layout.num_envs
         learner, steps, phase, counters, histograms, self._rings, _ = layout.header_offsets
@@ -181,11 +183,15 @@ class SharedMemory:
         )
 
     @staticmethod
-    def create_fd() -> int:
-        """A new, empty block without a name; grows when it is first mapped."""
-        if hasattr(os, "memfd_create"):
+    def create_fd(storage_dir: str | None = None) -> int:
+        """A new, empty block without a name; grows when it is first mapped.
+
+        Args:
+            storage_dir: a directory for it; None for memory, as far as the system offers that.
+        """
+        if storage_dir is None and hasattr(os, "memfd_create"):
             return os.memfd_create("torchrl_hts")
-        with tempfile.TemporaryFile() as file:
+        with tempfile.TemporaryFile(prefix="torchrl_hts-", dir=storage_dir) as file:
             return os.dup(file.fileno())
 
     def schedule(self, last_round: int | None) -> Schedule:
@@ -230,6 +236,26 @@ class SharedMemory:
         if prod(shape) == 0:
             return np.empty(shape, dtype)
         return np.frombuffer(self.buffer, dtype, prod(shape), offset).reshape(shape)
+
+
+def _grow(fd: int, num_bytes: int) -> None:
+    """Give a block its size.
+
+    That of a file is allocated at once: a disk that is full later would kill with SIGBUS.
+    """
+    os.truncate(fd, num_bytes)
+    if not _is_memfd(fd) and hasattr(os, "posix_fallocate"):
+        try:
+            os.posix_fallocate(fd, 0, num_bytes)
+        except OSError as error:
+            raise ResourceError(f"the rounds need {num_bytes} bytes of storage: {error}") from error
+
+
+def _is_memfd(fd: int) -> bool:
+    try:
+        return os.readlink(f"/proc/self/fd/{fd}").startswith("/memfd:")
+    except OSError:
+        return False
 
 
 def _offsets(sizes: Sequence[int]) -> list[int]:

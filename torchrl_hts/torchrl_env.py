@@ -8,10 +8,11 @@ from typing import Any
 
 import torch
 from tensordict import TensorDictBase
+from torch import Tensor
 from torchrl.data import Composite
 from torchrl.envs import EnvBase, StepCounter, TransformedEnv
 
-from torchrl_hts.errors import CannotSaveError
+from torchrl_hts.errors import CannotSaveError, InvalidValueError
 from torchrl_hts.gym_env import RowOptions
 from torchrl_hts.slots import leaves, tensor_over
 from torchrl_hts.storage import Key, SharedMemory
@@ -89,7 +90,7 @@ class TorchRLEnvironment:
     def bind(self, memory: SharedMemory, options: RowOptions) -> None:
         """Find this environment's rows; call once the layout is known."""
         layout = memory.layout
-        self._num_envs, self._sync_interval = layout.num_envs, layout.sync_interval
+        self._num_envs = layout.num_envs
         dtypes = {field.key: field.dtype for field in layout.fields}
         rows = [
             {
@@ -112,9 +113,9 @@ class TorchRLEnvironment:
         )
         self._trajectory = [row["collector", "traj_ids"] for row in rows]
 
-    def reset(self, seed: int, first_round: int) -> None:
-        """Start over with a new episode, as the first of a run that begins with a round."""
-        self._episode = first_round * self._sync_interval
+    def reset(self, seed: int, steps: int) -> None:
+        """Start over with a new episode, after so many steps of this environment in all."""
+        self._episode = steps
         self._random_state = torch.get_rng_state()
 
         def start() -> TensorDictBase:
@@ -138,7 +139,7 @@ class TorchRLEnvironment:
     def write_observation(self, slot: int, t: int) -> None:
         """Write what the policy reads at step ``t``."""
         for key, rows in self._root:
-            rows[slot][t].copy_(self._current.get(key))
+            _copy(key, self._current.get(key), rows[slot][t])
 
     def step(self, slot: int, t: int) -> bool:
         """Step with the action at ``t`` and write the transition; returns if the episode ended."""
@@ -149,7 +150,7 @@ class TorchRLEnvironment:
             lambda: self.env.step_and_maybe_reset(current)
         )
         for key, rows in self._next:
-            rows[slot][t].copy_(done_step.get(key))
+            _copy(key, done_step.get(key), rows[slot][t])
         self._trajectory[slot][t] = self.index + self._num_envs * self._episode
         successor = done_step.get("next")
         done = any(bool(successor.get(key).any()) for key in self._done_keys)
@@ -170,6 +171,22 @@ class TorchRLEnvironment:
     def close(self) -> None:
         """Close the environment."""
         self.env.close(raise_if_closed=False)
+
+
+def _copy(key: Key, value: Tensor, row: Tensor) -> None:
+    """Write a value into its row; raises if it isn't what the specs say, or NaN."""
+    name = repr(key[0]) if len(key) == 1 else repr(key)
+    if value.shape != row.shape or value.dtype != row.dtype:
+        raise InvalidValueError(
+            f"the environment returned {name} of shape {tuple(value.shape)} and data type "
+            f"{value.dtype}; its specs say {tuple(row.shape)} and {row.dtype}"
+        )
+    row.copy_(value)
+    if row.is_floating_point() and row.isnan().any():
+        raise InvalidValueError(
+            f"the environment returned NaN in {name}. If NaN is meant to say something, replace "
+            "it with a transform"
+        )
 
 
 def _path(key: str | tuple[str, ...]) -> Key:

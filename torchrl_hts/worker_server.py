@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import faulthandler
 import gc
 import importlib
 import os
@@ -21,6 +22,7 @@ from multiprocessing.connection import Connection
 from types import FrameType
 
 from torchrl_hts.messages import read_fds, read_message, send_message, send_object, watch_end
+from torchrl_hts.worker_output import WorkerOutput
 
 __all__ = ["serve"]
 
@@ -44,10 +46,15 @@ def serve(fd: int, main_pid: int) -> None:
     main_fd = watch_end(main_pid)
     if main_fd is not None:
         poll.register(main_fd, select.POLLIN)
-    workers: set[int] = set()
+    workers: dict[int, WorkerOutput] = {}
+    outputs: dict[int, WorkerOutput] = {}  # by descriptor; one may outlive its worker in a fork
     try:
         while True:
             ready = {fd for fd, _ in poll.poll()}
+            for ready_fd in ready & outputs.keys():
+                if not outputs[ready_fd].pump():
+                    poll.unregister(ready_fd)
+                    outputs.pop(ready_fd).close()
             if main_fd in ready:
                 return
             if wake_read in ready:
@@ -60,19 +67,26 @@ def serve(fd: int, main_pid: int) -> None:
                     return
                 if "preload" in request:
                     _preload(request["preload"])
+                elif "stderr_of" in request:
+                    output = workers.get(request["stderr_of"])
+                    send_message(requests, {"stderr": _last_lines(output)})
                 else:
-                    fds = read_fds(requests, request["fds"])
-                    server_pid = os.getpid()
-                    gc.freeze()  # collections in workers leave the shared pages alone
-                    pid = os.fork()
-                    if pid == 0:
-                        _die_with_parent(server_pid)
-                        ours = (requests.fileno(), wake_read, wake_write, main_fd)
-                        _run_worker(request["spawn"], fds, [f for f in ours if f is not None])
-                    workers.add(pid)
-                    for worker_fd in fds:
-                        os.close(worker_fd)
-                    send_message(requests, {"pid": pid})
+                    ours = [requests.fileno(), wake_read, wake_write, *outputs]
+                    ours += [] if main_fd is None else [main_fd]
+                    fds: list[int] = []
+                    try:
+                        fds = read_fds(requests, request["fds"])
+                        output = WorkerOutput()
+                        pid = _fork(request["spawn"], fds, output, ours)
+                    except OSError as error:  # of descriptors or of processes there are too few
+                        send_message(requests, {"refused": error.errno, "why": str(error)})
+                    else:
+                        workers[pid] = outputs[output.fd] = output
+                        poll.register(output.fd, select.POLLIN)
+                        send_message(requests, {"pid": pid})
+                    finally:
+                        for worker_fd in fds:
+                            os.close(worker_fd)
     except (BrokenPipeError, ConnectionResetError):
         return  # the main process is gone
     finally:
@@ -85,10 +99,37 @@ def serve(fd: int, main_pid: int) -> None:
         os._exit(0)  # unloading torch would take a second, and there is nothing to save
 
 
-def _run_worker(target: str, fds: list[int], server_fds: list[int]) -> None:
+def _fork(target: str, fds: list[int], output: WorkerOutput, server_fds: list[int]) -> int:
+    """Fork a worker, whose stderr is ``output``; returns its process id."""
+    server_pid = os.getpid()
+    gc.freeze()  # collections in workers leave the shared pages alone
+    try:
+        pid = os.fork()
+    except OSError:
+        os.close(output.fd)
+        os.close(output.write_fd)
+        raise
+    if pid == 0:
+        _die_with_parent(server_pid)
+        _run_worker(target, fds, output, [*server_fds, output.fd])
+    os.close(output.write_fd)
+    return pid
+
+
+def _last_lines(output: WorkerOutput | None) -> str:
+    if output is None:
+        return ""
+    output.pump()
+    return output.tail()
+
+
+def _run_worker(target: str, fds: list[int], output: WorkerOutput, server_fds: list[int]) -> None:
     """Run a target in a freshly forked worker; never returns."""
     code = 1
     try:
+        os.dup2(output.write_fd, 2)
+        os.close(output.write_fd)
+        faulthandler.enable(file=2)  # an engine that crashes leaves a traceback on stderr
         signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         for fd in server_fds:
@@ -119,7 +160,7 @@ def _preload(modules: Sequence[str]) -> None:
             continue
 
 
-def _report_exits(requests: socket.socket, workers: set[int]) -> None:
+def _report_exits(requests: socket.socket, workers: dict[int, WorkerOutput]) -> None:
     while workers:
         try:
             pid, status = os.waitpid(-1, os.WNOHANG)
@@ -127,9 +168,9 @@ def _report_exits(requests: socket.socket, workers: set[int]) -> None:
             return
         if pid == 0:
             return
-        workers.discard(pid)
         code = os.waitstatus_to_exitcode(status)
-        send_message(requests, {"exited": pid, "status": code})
+        stderr = _last_lines(workers.pop(pid, None))
+        send_message(requests, {"exited": pid, "status": code, "stderr": stderr})
 
 
 def _die_with_parent(parent_pid: int) -> None:

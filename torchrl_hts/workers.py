@@ -15,8 +15,11 @@ nothing can stay behind there.
 
 from __future__ import annotations
 
+import collections
 import contextlib
+import errno
 import os
+import resource
 import signal
 import socket
 import subprocess
@@ -27,6 +30,7 @@ from collections.abc import Callable, Iterator, Sequence
 from multiprocessing.connection import Connection
 from typing import Any
 
+from torchrl_hts.errors import ResourceError
 from torchrl_hts.messages import read_message, readable, send_message, watch_end
 
 __all__ = [
@@ -59,6 +63,17 @@ _WORKER_ENVIRONMENT = {
     "MKL_NUM_THREADS": "1",
     "OPENBLAS_NUM_THREADS": "1",
 }
+
+_REMEDIES = collections.defaultdict(
+    str,
+    {
+        errno.EMFILE: "Allow more open files (ulimit -n), or use fewer num_executors",
+        errno.ENFILE: "The whole system has too many open files",
+        errno.EAGAIN: "Allow more processes (ulimit -u, or the pids limit of the container), or "
+        "use fewer num_executors and num_actors",
+        errno.ENOMEM: "The system is out of memory: use fewer num_executors and num_actors",
+    },
+)
 
 
 class WorkerProcess:
@@ -123,6 +138,20 @@ class WorkerProcess:
             return f"was killed by {signal.Signals(-status).name}"
         return f"ended with exit code {status}"
 
+    def stderr(self) -> str:
+        """The last lines that it has written to stderr, whether it lives or has ended."""
+        return self._server.stderr(self.pid)
+
+    def abort(self, timeout_s: float) -> None:
+        """End a worker that hangs by SIGABRT: its stderr then says where it was."""
+        if self._server.exit_status(self.pid, 0) is None:
+            with contextlib.suppress(OSError):
+                if hasattr(resource, "prlimit"):  # a traceback is enough: no core file
+                    limits = resource.prlimit(self.pid, resource.RLIMIT_CORE)
+                    resource.prlimit(self.pid, resource.RLIMIT_CORE, (0, limits[1]))
+                os.kill(self.pid, signal.SIGABRT)
+            self._server.exit_status(self.pid, timeout_s)
+
     def kill(self) -> None:
         """End the worker at once, if it has not ended yet."""
         if self._server.exit_status(self.pid, 0) is None:
@@ -156,6 +185,7 @@ class WorkerServer:
         self._socket = ours
         self._lock = threading.Lock()
         self._statuses: dict[int, int] = {}
+        self._stderr: dict[int, str] = {}
         self._owner_pid = os.getpid()
         self.failure: str | None = None
         self.preload(preload)
@@ -164,6 +194,10 @@ class WorkerServer:
     def pid(self) -> int:
         """Process id of the server itself."""
         return self._process.pid
+
+    def has_ended(self) -> bool:
+        """Whether the server has ended; does not wait."""
+        return self._process.poll() is not None
 
     def preload(self, modules: Sequence[str]) -> None:
         """Import modules in the server, so that later workers share them; does not wait.
@@ -183,16 +217,26 @@ class WorkerServer:
 
         Raises:
             RuntimeError: if the server has ended.
+            ResourceError: if the system has too few processes or file descriptors.
         """
         ours, theirs = socket.socketpair()
         with theirs, self._lock:
-            self._request({"spawn": target}, [theirs.fileno(), *fds])
-            while True:
-                message = self._receive()
-                if "pid" in message:
-                    self._statuses.pop(message["pid"], None)  # of an earlier worker
-                    break
+            message = self._ask({"spawn": target}, [theirs.fileno(), *fds])
+        if "refused" in message:
+            ours.close()
+            raise ResourceError(
+                f"{name} could not be started: {message['why']}. {_REMEDIES[message['refused']]}"
+            )
+        self._statuses.pop(message["pid"], None)  # of an earlier worker
+        self._stderr.pop(message["pid"], None)
         return WorkerProcess(name, message["pid"], Connection(ours.detach()), self)
+
+    def stderr(self, pid: int) -> str:
+        """The last lines that a worker has written to stderr; empty if the server has ended."""
+        with contextlib.suppress(RuntimeError), self._lock:
+            if pid not in self._stderr:
+                return str(self._ask({"stderr_of": pid}, [])["stderr"]) or self._stderr.get(pid, "")
+        return self._stderr.get(pid, "")
 
     def exit_status(self, pid: int, timeout_s: float) -> int | None:
         """Exit code of a worker, or minus a signal; None if it hasn't ended within the time."""
@@ -233,11 +277,20 @@ class WorkerServer:
         except OSError as error:
             raise RuntimeError(self._gone()) from error
 
+    def _ask(self, request: dict[str, Any], fds: Sequence[int]) -> dict[str, Any]:
+        """The answer to a request; exits that are reported meanwhile are noted."""
+        self._request(request, fds)
+        while True:
+            message = self._receive()
+            if "status" not in message:
+                return message
+
     def _receive(self) -> dict[str, Any]:
         message = read_message(self._socket)
         if message is None:
             raise RuntimeError(self._gone())
         if "status" in message:
+            self._stderr[message["exited"]] = message["stderr"]
             self._statuses[message["exited"]] = message["status"]
         return message
 
@@ -262,7 +315,7 @@ class _ServerPool:
             if self._pid != os.getpid():  # forked: those servers belong to our parent
                 self._servers, self._users, self._pid = {}, {}, os.getpid()
             server = self._servers.get(preload)
-            if server is None or server._process.poll() is not None:
+            if server is None or server.has_ended():
                 server = self._servers[preload] = WorkerServer(preload)
             self._users[server] = self._users.get(server, 0) + 1
             return server

@@ -1,0 +1,324 @@
+"""The workers of one collector: started, replaced, and never left behind."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import threading
+import time
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from torchrl_hts.actor import ActorJob
+from torchrl_hts.exchange import STOP, Inbox, LearnerPort
+from torchrl_hts.executor import ExecutorJob, ExecutorPlan
+from torchrl_hts.failures import Site
+from torchrl_hts.gym_env import GymDescription, RowOptions
+from torchrl_hts.invariance import InvariantSizes
+from torchrl_hts.limits import check_descriptors, check_storage
+from torchrl_hts.roster import Roster
+from torchrl_hts.schedule import Schedule
+from torchrl_hts.storage import Key, Layout, SharedMemory
+from torchrl_hts.torchrl_env import TorchRLDescription
+from torchrl_hts.workers import (
+    TORCH_FREE,
+    WITH_TORCH,
+    WorkerProcess,
+    WorkerServer,
+    acquire_server,
+    release_server,
+)
+
+__all__ = ["Staff"]
+
+Description = GymDescription | TorchRLDescription
+
+# A pickled factory that speaks of TorchRL, though not of our own environments, most likely makes
+# one of its environments. A wrong guess costs time alone.
+_TORCHRL = re.compile(rb"torchrl(?!_hts)")
+
+
+class Staff:
+    """Worker processes, their inboxes, and the memory that they share.
+
+    Args:
+        num_envs: number of environments.
+        num_executors: processes that they are spread over, in blocks of neighbours.
+        num_actors: processes that run the policy.
+        timeouts_s: how long a worker may make no progress, by kind; see `ProgressWatch`.
+        storage_dir: a directory for the slots; None for memory.
+
+    After the constructor: `start_executors`, `share`, `start_actors`. Every method but `shutdown`
+    raises `WorkerError` if a worker fails.
+    """
+
+    def __init__(
+        self,
+        num_envs: int,
+        num_executors: int,
+        num_actors: int,
+        *,
+        timeouts_s: Mapping[str, float] | None = None,
+        storage_dir: str | None = None,
+    ) -> None:
+        check_descriptors(num_executors, num_actors)
+        self.owner = tuple(env * num_executors // num_envs for env in range(num_envs))
+        self.num_actors = num_actors
+        self.executors: list[WorkerProcess] = []
+        self.actors: list[WorkerProcess] = []
+        self._shared = False
+        self._servers: list[WorkerServer] = []
+        self._torch_free_server: WorkerServer | None = None
+        self._with_torch = False  # whether the executors' server is the one that has it
+        self._lock = threading.Lock()
+        self.closed_at: float | None = None  # by the monotonic clock
+        self._owner_pid = os.getpid()
+        self._storage_dir = storage_dir
+        self.memory_fd = SharedMemory.create_fd(storage_dir)
+        self.executor_inboxes = [Inbox.create() for _ in range(num_executors)]
+        self.actor_inbox = Inbox.create()
+        self.learner_inbox = Inbox.create()
+        self._roster = Roster(self.learner_inbox.read_fd, timeouts_s or {}, self._site)
+        # Importing torch in a server takes seconds: it begins now, while environments are made.
+        try:
+            self._torch_server = self._acquire(WITH_TORCH)
+        except BaseException:
+            self.shutdown(0.0)
+            raise
+
+    def is_closed(self) -> bool:
+        """Whether the workers have been shut down."""
+        return self.closed_at is not None
+
+    @property
+    def workers(self) -> list[WorkerProcess]:
+        """Executors, then actors."""
+        return [*self.executors, *self.actors]
+
+    def environments(self, executor: int) -> tuple[int, ...]:
+        """The environments of an executor."""
+        return tuple(env for env, owner in enumerate(self.owner) if owner == executor)
+
+    # Starting.
+
+    # Starting.
+
+    def start_executors(
+        self, factories: Sequence[bytes], env_options: dict[str, Any]
+    ) -> list[Description]:
+        """Make all environments; returns what each says of itself.
+
+        The first executor goes ahead: it tells whether the environments need torch, and which
+        modules the others should share.
+
+        Args:
+            factories: a pickled environment factory per environment.
+            env_options: keyword arguments of `TorchRLEnvironment`.
+        """
+        self._factories, self._env_options = factories, env_options
+        self._with_torch = any(_TORCHRL.search(factory) for factory in set(factories))
+        server = self._executor_server()
+        first = self._spawn_executor(0)
+        kind, described, modules = self._receive_all([first])[0]
+        if kind == "torchrl":
+            self._roster.dismiss(first)
+            self._with_torch = True
+            server = self._torch_server
+            first = self._spawn_executor(0)
+            _, described, modules = self._receive_all([first])[0]
+        server.preload([name for name in modules if name != "__main__"])
+        others = [self._spawn_executor(i) for i in range(1, len(self.executor_inboxes))]
+        descriptions: list[Description] = described
+        for kind, described, _ in self._receive_all(others):
+            if kind == "torchrl":
+                raise ValueError(
+                    f"environment {described} is a TorchRL environment and environment 0 a "
+                    "gymnasium one; all environments of a collector must be of one kind"
+                )
+            descriptions += described
+        return descriptions
+
+    def _spawn_executor(self, index: int) -> WorkerProcess:
+        """Start an executor, in the place of the one that was there, and let it make its envs."""
+        fds = [
+            self.memory_fd,
+            self.executor_inboxes[index].read_fd,
+            self.actor_inbox.write_fd,
+            self.learner_inbox.write_fd,
+        ]
+        worker = self._executor_server().spawn(
+            f"executor {index}", "torchrl_hts.executor:run_executor", fds
+        )
+        self.executors[index : index + 1] = [worker]
+        self._roster.add(worker)
+        envs = self.environments(index)
+        self._roster.made.difference_update(envs)
+        job = ExecutorJob(
+            factories=tuple(self._factories[env] for env in envs),
+            env_indices=envs,
+            torch_allowed=self._with_torch,
+            env_options=self._env_options,
+        )
+        self._roster.send(worker, job)
+        return worker
+
+    def share(
+        self,
+        layout: Layout,
+        last_round: int | None,
+        options: RowOptions,
+        truncated_keys: tuple[Key, ...] = (),
+    ) -> tuple[SharedMemory, Schedule]:
+        """Allocate the shared memory and let the executors map it.
+
+        Args:
+            truncated_keys: of the flags that tell of an episode that was cut off.
+        """
+        self._truncated_keys = truncated_keys
+        check_storage(layout.num_bytes, self._storage_dir)
+        self.memory = SharedMemory(self.memory_fd, layout)
+        self.schedule = self.memory.schedule(last_round)
+        self._shared = True
+        self.port = LearnerPort(
+            self.schedule, self.learner_inbox, self.executor_inboxes, self.owner
+        )
+        self._plan = ExecutorPlan(layout, last_round, 0, options)
+        for index, executor in enumerate(self.executors):
+            self._roster.send(executor, replace(self._plan, worker=index))
+        return self.memory, self.schedule
+
+    def start_actors(self, job: ActorJob) -> InvariantSizes:
+        """Start the actors and let them calibrate; returns the batch sizes that all agree on.
+
+        Args:
+            job: of every actor; which row of counters is its own is filled in here.
+        """
+        self._actor_job = job
+        for index in range(self.num_actors):
+            self._spawn_actor(index)
+        for actor in self.actors:
+            self._roster.send(actor, replace(job, worker=self._row(actor)))
+        found: list[InvariantSizes] = [m[1] for m in self._calibrated(self.actors)]
+        sizes = found[0]
+        for other in found[1:]:
+            sizes = sizes.intersect(other)
+        for actor in self.actors:
+            self._roster.send(actor, sizes)
+        self._actor_job = replace(job, sizes=sizes)
+        return sizes
+
+    def _spawn_actor(self, index: int) -> WorkerProcess:
+        fds = [
+            self.memory_fd,
+            self.actor_inbox.read_fd,
+            self.actor_inbox.write_fd,
+            *(inbox.write_fd for inbox in self.executor_inboxes),
+        ]
+        server = self._alive(self._torch_server, WITH_TORCH)
+        worker = server.spawn(f"actor {index}", "torchrl_hts.actor:run_actor", fds)
+        self.actors[index : index + 1] = [worker]
+        self._roster.add(worker)
+        return worker
+
+    def _replace(self, name: str) -> None:
+        kind, index = name.split()
+        (worker,) = (w for w in self.workers if w.name == name)
+        self._roster.dismiss(worker)  # one that was interrupted while it was made
+        if kind == "executor":
+            worker = self._spawn_executor(int(index))
+            self._receive_all([worker])
+            self._roster.send(worker, replace(self._plan, worker=self._row(worker)))
+        else:
+            worker = self._spawn_actor(int(index))
+            self._roster.send(worker, replace(self._actor_job, worker=self._row(worker)))
+            self._calibrated([worker])
+            self._roster.send(worker, self._actor_job.sizes)
+
+    # Ending.
+
+    def shutdown(self, timeout_s: float) -> None:
+        """End every worker: politely, and by force after the time-out; may be called again."""
+        with self._lock:
+            if self.is_closed():
+                return
+            self.closed_at = time.monotonic()
+        if os.getpid() != self._owner_pid:
+            return  # a fork of the user's process: the workers aren't its own
+        try:
+            for inbox in self.executor_inboxes:
+                with contextlib.suppress(OSError):  # each on its own: one executor may be gone
+                    inbox.post([STOP])
+            with contextlib.suppress(OSError):
+                self.actor_inbox.post([STOP] * self.num_actors)
+            for worker in self.workers:
+                worker.hang_up()
+            deadline = time.monotonic() + timeout_s
+            for worker in self.workers:
+                worker.exit_status(max(0.0, deadline - time.monotonic()))
+        finally:  # a second Ctrl-C ends the wait, and leaves nothing behind either
+            for worker in self.workers:
+                worker.hang_up()
+                worker.kill()
+            for worker in self.workers:
+                worker.exit_status(timeout_s)
+                worker.close()
+            for server in self._servers:
+                release_server(server)
+            for inbox in (*self.executor_inboxes, self.actor_inbox, self.learner_inbox):
+                inbox.close()
+            os.close(self.memory_fd)
+
+    # Who and where.
+
+    def _acquire(self, preload: tuple[str, ...]) -> WorkerServer:
+        server = acquire_server(preload)
+        self._servers.append(server)
+        return server
+
+    def _alive(self, server: WorkerServer, preload: tuple[str, ...]) -> WorkerServer:
+        """A server, or a new one of its kind if it has ended."""
+        return self._acquire(preload) if server.has_ended() else server
+
+    def _executor_server(self) -> WorkerServer:
+        if self._with_torch:
+            self._torch_server = self._alive(self._torch_server, WITH_TORCH)
+            return self._torch_server
+        if self._torch_free_server is None:
+            self._torch_free_server = self._acquire(TORCH_FREE)
+        self._torch_free_server = self._alive(self._torch_free_server, TORCH_FREE)
+        return self._torch_free_server
+
+    def _receive_all(self, workers: Sequence[WorkerProcess]) -> list[Any]:
+        return self._roster.receive_all(workers, self._progress)
+
+    def _calibrated(self, actors: Sequence[WorkerProcess]) -> list[Any]:
+        # No time-out: what calibrates makes no progress that could be seen, and may take long.
+        return self._roster.receive_all(actors, time.monotonic)
+
+    def _progress(self) -> Hashable:
+        """What changes as long as anybody gets on."""
+        steps = self.memory.steps.tobytes() if self._shared else b""
+        return len(self._roster.made), steps
+
+    def _row(self, worker: WorkerProcess) -> int:
+        """Its row of counters."""
+        return self.workers.index(worker)
+
+    def _environments_of(self, worker: WorkerProcess) -> tuple[int, ...]:
+        if worker in self.executors:
+            return self.environments(self.executors.index(worker))
+        return ()
+
+    def _site(self, worker: WorkerProcess) -> Site:
+        if worker in self.executors:
+            return Site.of_executor(
+                self._environments_of(worker),
+                self.schedule if self._shared else None,
+                self.memory if self._shared else None,
+                self._row(worker),
+                self._roster.made,
+            )
+        started = self._actor_job.sizes is not None
+        return Site.of_actor(self.schedule, self.memory, self._row(worker), started=started)
