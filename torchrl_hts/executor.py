@@ -204,8 +204,7 @@ class _Run:
     def serve(self) -> None:
         """Step until told to stop."""
         clock = time.perf_counter_ns
-        counters, histogram, record = self.counters, self.histogram, self.record
-        steps = self.schedule.steps
+        counters, record = self.counters, self.record
         used_before = time.process_time_ns() - counters[Counter.CPU_NS]
         stop = False
         while not stop:
@@ -223,15 +222,11 @@ class _Run:
                     record(Activity.ACTION_WAIT, asleep, awake)
             for word in words:
                 if word < SAVE:
-                    self._step(word)
-                    now = clock()
-                    histogram[(now - before).bit_length()] += 1
-                    if record is not None:
-                        record(Activity.STEP, before, now, steps[word] - 1, word)
-                    before = now
-                    if now - flushed > _FLUSH_NS:
+                    self._step(word, before)
+                    before = clock()
+                    if before - flushed > _FLUSH_NS:
                         self.port.flush()
-                        flushed = now
+                        flushed = before
                 elif word == WAKE:
                     for env in sorted(self.port.parked):
                         if self.port.start(env):
@@ -266,13 +261,17 @@ class _Run:
             raise _EnvironmentError(env, (round_, t), error) from error
         self.port.offer(env)
 
-    def _step(self, env: int) -> None:
+    def _step(self, env: int, began: int) -> None:
         round_, t = self.schedule.position(env)
         self.counters[Counter.AT] = env + 1
         try:
             ended = self.environments[env].step(self.schedule.slot(round_), t)
         except _FAILURES as error:
             raise _EnvironmentError(env, (round_, t), error) from error
+        now = time.perf_counter_ns()
+        self.histogram[(now - began).bit_length()] += 1
+        if self.record is not None:  # before anybody can act on the step
+            self.record(Activity.STEP, began, now, self.schedule.steps[env], env)
         self.counters[Counter.AT] = 0
         self.counters[Counter.EVENTS] += 1
         if ended:
