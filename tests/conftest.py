@@ -88,7 +88,13 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     for (worker, phase), row in table.items():
         terminalreporter.write_line(f"{worker}, {phase}: {', '.join(row)}")
     survived = sum(case[3] == "restart" for case in cases)
+    failed = {
+        report.nodeid
+        for kind in ("failed", "error")  # an error is what was left behind
+        for report in terminalreporter.stats.get(kind, [])
+        if "tests/faults/" in report.nodeid
+    }
     terminalreporter.write_line(
-        f"{len(cases)} cases tried: {survived} with replacement, {len(cases) - survived} with a "
-        "clean end; lost rows 0, leaked resources 0"
+        f"{survived} cases survived with replacement, {len(cases) - survived} ended cleanly, "
+        f"{len(failed)} failed"
     )

@@ -103,8 +103,6 @@ class Staff:
 
     # Starting.
 
-    # Starting.
-
     def start_executors(
         self, factories: Sequence[bytes], env_options: dict[str, Any]
     ) -> list[Description]:
