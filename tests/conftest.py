@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import importlib.util
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -67,6 +68,14 @@ def nothing_left(warm_servers: None) -> Iterator[None]:
     finally:
         for server in servers:
             release_server(server)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Skip the examples of docstrings whose optional package isn't installed."""
+    for item in items:
+        if isinstance(item, pytest.DoctestItem) and item.name.endswith(".make_football"):
+            missing = importlib.util.find_spec("envpool") is None
+            item.add_marker(pytest.mark.skipif(missing, reason="envpool is not installed"))
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

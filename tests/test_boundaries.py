@@ -219,17 +219,25 @@ class TestProgress:
             schedule.offer(env)
         idle = at_work(schedule, counters, owner)
         assert set(idle) == {"actor 0", "actor 1"}
-        schedule.take([0, 1])
-        counters[2, Counter.AT] = 1
+        counters[3, Counter.EVENTS] += 1  # progress of one is progress of those that wait
+        later = at_work(schedule, counters, owner)
+        assert all(later[name] != idle[name] for name in idle)
+
+        schedule.take([0])
+        counters[3, Counter.AT] = 1  # an actor has something in hand, and maybe hangs
         schedule.take([2])
         schedule.answer([2])
         working = at_work(schedule, counters, owner)
-        assert set(working) == {"executor 1", "actor 0", "actor 1"}
-        counters[2, Counter.EVENTS] += 1  # progress of one is progress of those that wait
+        assert set(working) == {"executor 1", "actor 1"}, "an idle actor is not to blame"
+        counters[3, Counter.EVENTS] += 1
         after = at_work(schedule, counters, owner)
-        assert after["actor 0"] != working["actor 0"]
         assert after["actor 1"] != working["actor 1"]
         assert after["executor 1"] == working["executor 1"]
+        schedule.answer([0])
+        counters[3, Counter.AT] = 0
+        assert set(at_work(schedule, counters, owner)) == {
+            f"{kind} {i}" for i in (0, 1) for kind in ("actor", "executor")
+        }
 
     def test_nobody_owes_anything_in_a_round_that_is_not_open(self) -> None:
         schedule = Schedule(1, 1, 0)

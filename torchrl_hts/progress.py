@@ -73,8 +73,8 @@ def at_work(
     """What each worker owes while a run is on, by name, with what shows its progress.
 
     An executor owes a step where there is an action, and an observation where its round is open.
-    Actors owe an action to every observation: one that has none in hand, only if no other makes
-    progress.
+    Actors owe an action to every observation. One that has none in hand owes nothing as long as
+    another has: that one will take what is left, or is the one that hangs.
 
     Args:
         schedule: the schedule, over shared words.
@@ -87,19 +87,21 @@ def at_work(
     waiting = []
     for env, executor in enumerate(owner):
         own.setdefault(executor, []).append(steps[env])
-        if phases[env] in (Phase.READY, Phase.TAKEN):
+        if phases[env] == Phase.READY:
             waiting.append((env, steps[env]))
-        elif phases[env] == Phase.ANSWERED or schedule.is_open(schedule.position(env)[0]):
+        elif phases[env] != Phase.TAKEN and (
+            phases[env] == Phase.ANSWERED or schedule.is_open(schedule.position(env)[0])
+        ):
             busy.add(executor)
     owing: dict[str, Hashable] = {
         f"executor {index}": (int(counters[index, Counter.AT]), *own[index])
         for index in sorted(busy)
     }
-    if waiting:
-        actors = counters[len(own) :]
-        all_batches = int(actors[:, Counter.EVENTS].sum())
-        for index, row in enumerate(actors):
-            at = int(row[Counter.AT])
-            own_progress = (at, int(row[Counter.EVENTS]))
-            owing[f"actor {index}"] = own_progress if at else (*waiting, all_batches)
+    actors = counters[len(own) :]
+    in_hand = actors[:, Counter.AT].any()
+    for index, row in enumerate(actors):
+        if row[Counter.AT]:
+            owing[f"actor {index}"] = (int(row[Counter.AT]), int(row[Counter.EVENTS]))
+        elif waiting and not in_hand:
+            owing[f"actor {index}"] = (*waiting, int(actors[:, Counter.EVENTS].sum()))
     return owing
