@@ -44,9 +44,6 @@ class Options(PPOOptions):
     epochs: int = option(2, "passes over each batch", least=1)
     clip_epsilon: float = option(0.08, "how far PPO's ratio, and the value, may move", least=0)
     entropy_coefficient: float = option(0.003, "weight of the entropy bonus", least=0)
-    critic_coefficient: float = option(
-        0.25, "weight of the value loss (the paper's 0.5 is of half the squared error)", least=0
-    )
     max_grad_norm: float = option(0.64, "gradients are clipped to this norm", least=0)
 
     @property

@@ -28,6 +28,11 @@ class PPOOptions(PixelOptions):
     epochs: int = option(3, "passes over each batch", least=1)
     minibatch_size: int = option(256, "steps per optimizer step", least=1)
     clip_epsilon: float = option(0.1, "how far PPO's ratio, and the value, may move", least=0)
+    critic_coefficient: float = option(
+        0.25,
+        "weight of the value loss (the literature's 0.5 is of half the squared error)",
+        least=0,
+    )
 
 
 class PPO:
