@@ -62,7 +62,7 @@ def nothing_left(warm_servers: None) -> Iterator[None]:
         left = {pid for server in kept for pid in processes_below(server)}
         assert not left, f"worker processes {left} are left"
         new = shared_memory_segments() - segments
-        assert not {name for name in new if "torch" in name or "psm" in name}, new
+        assert not {name for name in new if name.startswith(("torch_", "psm_"))}, new
         gc.collect()
         assert not mapped_blocks(), "a collector's memory is still mapped"
     finally:
