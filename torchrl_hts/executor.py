@@ -32,6 +32,9 @@ __all__ = ["ExecutorJob", "ExecutorPlan", "run_executor"]
 # that costs. A slower one is announced at once, so that its inference overlaps with the others.
 _FLUSH_NS = 200_000
 
+# Plain integers: to look a member of an enum up takes longer than to count.
+_AT, _EVENTS, _RESETS = int(Counter.AT), int(Counter.EVENTS), int(Counter.RESETS)
+
 _FAILURES = (Exception, SystemExit)  # of an environment: some engines call sys.exit
 
 
@@ -262,19 +265,20 @@ class _Run:
         self.port.offer(env)
 
     def _step(self, env: int, began: int) -> None:
-        round_, t = self.schedule.position(env)
-        self.counters[Counter.AT] = env + 1
+        schedule, counters = self.schedule, self.counters
+        round_, t = schedule.position(env)
+        counters[_AT] = env + 1
         try:
-            ended = self.environments[env].step(self.schedule.slot(round_), t)
+            ended = self.environments[env].step(schedule.slot(round_), t)
         except _FAILURES as error:
             raise _EnvironmentError(env, (round_, t), error) from error
         now = time.perf_counter_ns()
         self.histogram[(now - began).bit_length()] += 1
         if self.record is not None:  # before anybody can act on the step
-            self.record(Activity.STEP, began, now, self.schedule.steps[env], env)
-        self.counters[Counter.AT] = 0
-        self.counters[Counter.EVENTS] += 1
+            self.record(Activity.STEP, began, now, schedule.steps[env], env)
+        counters[_AT] = 0
+        counters[_EVENTS] += 1
         if ended:
-            self.counters[Counter.RESETS] += 1
+            counters[_RESETS] += 1
         if self.port.finish_step(env):
             self._offer(env)
