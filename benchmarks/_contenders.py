@@ -32,7 +32,7 @@ from torchrl.envs import EnvBase, GymWrapper, ParallelEnv, SerialEnv
 
 from torchrl_hts import HTSCollector
 
-__all__ = ["CONTENDERS", "DEFAULT_CONTENDERS", "STOCK", "Runner", "make_runner", "serial", "wrap"]
+__all__ = ["DEFAULT_CONTENDERS", "NAMES", "Runner", "make_runner", "serial", "wrap"]
 
 STOCK = "-stock"  # suffix of a contender whose A2C update is TorchRL's own
 

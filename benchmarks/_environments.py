@@ -45,21 +45,28 @@ class CostlessEnv(gym.Env[Observation, int]):
 
 
 class SleepEnv(CostlessEnv):
-    """Sleeps at each step, for 10 ms on average.
+    """Sleeps at each step, by default for 10 ms on average.
 
     Args:
         index: together with ``seed``, what this environment's times are drawn from.
         times: their distribution. ``"lognormal"`` has a heavy tail (a standard deviation of 2.9
             means); with ``"straggler"``, times are exponential, and those of environment 0 five
             times as long.
+        mean_s: mean time of a step, in seconds.
         seed: the benchmark's seed.
     """
 
-    def __init__(self, index: int, times: StepTimes = "exponential", seed: int = 0) -> None:
+    def __init__(
+        self,
+        index: int,
+        times: StepTimes = "exponential",
+        mean_s: float = SLEEP_MEAN_S,
+        seed: int = 0,
+    ) -> None:
         super().__init__()
         self._times = times
         self._random = np.random.default_rng([seed, index])
-        self._mean_s = SLEEP_MEAN_S
+        self._mean_s = mean_s
         if times == "straggler" and index == 0:
             self._mean_s *= STRAGGLER_FACTOR
 

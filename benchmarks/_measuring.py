@@ -1,10 +1,9 @@
-"""Measurements, each in a process of its own, and what they depend on."""
+"""Measurements, each in a process of its own."""
 
 from __future__ import annotations
 
 import json
 import os
-import platform
 import signal
 import statistics
 import subprocess
@@ -12,7 +11,6 @@ import sys
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -136,20 +134,3 @@ def run_alone(arguments: list[str], limit_s: float) -> dict[str, Any]:
         return {"error": reasons[-1] if reasons else f"exit status {process.returncode}"}
     result: dict[str, Any] = json.loads(lines[-1])
     return result
-
-
-def machine() -> dict[str, Any]:
-    """What the figures depend on."""
-    lines = Path("/proc/cpuinfo").read_text().splitlines()
-    models = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return {
-        "cpu": models[0] if models else platform.processor(),
-        "cores": CORES,
-        "load_average": os.getloadavg(),
-        "system": platform.platform(),
-        "python": platform.python_version(),
-        "torch": torch.__version__,
-        "torchrl": __import__("torchrl").__version__,
-        "gymnasium": __import__("gymnasium").__version__,
-        "time": time.strftime("%Y-%m-%d %H:%M:%S %Z"),
-    }

@@ -54,41 +54,31 @@ class StableBaselines:
             "normalize_images": False,
         }
         self._learns = training.algorithm is not None
-        self._model: OnPolicyAlgorithm
+        options: A2COptions | PPOOptions = A2COptions()
+        algorithm: type[OnPolicyAlgorithm] = A2C
+        own: dict[str, Any] = {}
         if training is TRAININGS["ppo"]:
-            ppo = PPOOptions()
-            self._model = PPO(
-                "MlpPolicy",
-                envs,
-                learning_rate=ppo.learning_rate,
-                n_steps=training.sync_interval,
-                batch_size=num_envs * training.sync_interval // 4,
-                n_epochs=4,
-                gamma=ppo.gamma,
-                gae_lambda=ppo.gae_lambda,
-                clip_range=ppo.clip_epsilon,
-                clip_range_vf=ppo.clip_epsilon,
-                ent_coef=ppo.entropy_coefficient,
-                vf_coef=ppo.critic_coefficient,
-                max_grad_norm=ppo.max_grad_norm,
-                policy_kwargs=network,
-                device="cpu",
-            )
-        else:
-            a2c = A2COptions()
-            self._model = A2C(
-                "MlpPolicy",
-                envs,
-                learning_rate=a2c.learning_rate,
-                n_steps=training.sync_interval,
-                gamma=a2c.gamma,
-                gae_lambda=a2c.gae_lambda,
-                ent_coef=a2c.entropy_coefficient,
-                vf_coef=a2c.critic_coefficient,
-                max_grad_norm=a2c.max_grad_norm,
-                policy_kwargs=network,
-                device="cpu",
-            )
+            options, algorithm = PPOOptions(), PPO
+            own = {
+                "batch_size": num_envs * training.sync_interval // 4,
+                "n_epochs": 4,
+                "clip_range": options.clip_epsilon,
+                "clip_range_vf": options.clip_epsilon,
+            }
+        self._model = algorithm(
+            "MlpPolicy",
+            envs,
+            learning_rate=options.learning_rate,
+            n_steps=training.sync_interval,
+            gamma=options.gamma,
+            gae_lambda=options.gae_lambda,
+            ent_coef=options.entropy_coefficient,
+            vf_coef=options.critic_coefficient,
+            max_grad_norm=options.max_grad_norm,
+            policy_kwargs=network,
+            device="cpu",
+            **own,
+        )
         self._model.set_logger(Logger(None, []))
         never = 2**31
         _, self._callback = self._model._setup_learn(never, CallbackList([]))

@@ -24,11 +24,6 @@ def make_and_note(folder, index):
     return env
 
 
-def private_mib(pid):
-    lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
-    return sum(int(line.split()[1]) for line in lines if line.startswith("Private_")) / 1024
-
-
 def cpu_seconds(pid):
     words = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return (int(words[11]) + int(words[12])) / 100  # utime and stime, in ticks of 10 ms
@@ -61,7 +56,8 @@ next(batches)
 
 time.sleep(1.0)  # all rounds that may be collected have been
 pids = collector.worker_pids()
-memory = {name: private_mib(pid) for name, pid in pids.items()}
+workers = collector.statistics(memory=True).workers
+memory = {name: (worker.private_bytes or 0) / 2**20 for name, worker in workers.items()}
 before = sum(map(cpu_seconds, pids.values()))
 time.sleep(3.0)
 idle_cpu_s = sum(map(cpu_seconds, pids.values())) - before

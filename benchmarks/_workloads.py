@@ -170,7 +170,12 @@ def make_learn(
     Args:
         lag: of the delayed update; None for an update without.
         stock: leave it to A2CLoss and GAE to run the shared trunk, as often as they do.
+
+    Raises:
+        ValueError: if `stock` is asked of anything but A2C.
     """
+    if stock and training.algorithm is not A2C:
+        raise ValueError("TorchRL's own update is measured with A2C alone")
     if training.algorithm is None:
         return None
     never = 2**31  # the learning rate stays what it is

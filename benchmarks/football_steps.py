@@ -23,13 +23,12 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
-import platform
 import time
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from _machine import machine
 from matplotlib.figure import Figure
 from scipy import stats
 
@@ -130,20 +129,6 @@ def measure(scenario: str, options: argparse.Namespace) -> dict[str, Any]:
         "gamma_with_resets": gamma_check(stepping + resetting, options.bootstrap),
         # Thousandths of them are enough for a picture.
         "quantiles_s": np.quantile(stepping, np.linspace(0, 1, 1001)).tolist(),
-    }
-
-
-def machine() -> dict[str, Any]:
-    """What the times depend on."""
-    lines = Path("/proc/cpuinfo").read_text().splitlines()
-    models = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return {
-        "cpu": models[0] if models else platform.processor(),
-        "cores": len(os.sched_getaffinity(0)),
-        "load_average": os.getloadavg(),
-        "system": platform.platform(),
-        "python": platform.python_version(),
-        "time": time.strftime("%Y-%m-%d %H:%M:%S %Z"),
     }
 
 

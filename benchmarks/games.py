@@ -22,7 +22,8 @@ from typing import Any
 
 import numpy as np
 from _contenders import NAMES
-from _measuring import machine, run_alone
+from _machine import machine
+from _measuring import run_alone
 from _recipes import HERE
 from _workloads import TRAININGS
 from matplotlib.figure import Figure

@@ -34,7 +34,7 @@ sys.path[:0] = [str(HERE.parent), str(HERE)]
 import numpy as np  # noqa: E402
 import torch  # noqa: E402
 from _environments import SleepEnv  # noqa: E402
-from _measuring import machine  # noqa: E402
+from _machine import machine  # noqa: E402
 from matplotlib.figure import Figure  # noqa: E402
 
 from torchrl_hts import HTSCollector, Timeline, keep_servers  # noqa: E402
@@ -76,7 +76,7 @@ def measure(
 ) -> dict[str, Any]:
     """One point."""
     if options.env_id == SLEEP:
-        factories = [partial(SleepEnv, env, options.mean_ms / 1e3) for env in range(n)]
+        factories = [partial(SleepEnv, env, mean_s=options.mean_ms / 1e3) for env in range(n)]
     else:
         factories = [find_environment(options.env_id)] * n
     executors = min(n, options.num_executors or n)

@@ -35,7 +35,8 @@ from pathlib import Path
 from typing import Any
 
 from _contenders import DEFAULT_CONTENDERS, NAMES
-from _measuring import machine, measure, measure_parts, run_alone
+from _machine import machine
+from _measuring import measure, measure_parts, run_alone
 from _recipes import HERE
 from _report import Cell, Record, cells_of, draw_bars, draw_scaling, print_table
 from _workloads import TRAININGS, WORKLOADS, find_workload

@@ -15,6 +15,7 @@ from torchrl.collectors import Collector
 pytest.importorskip("ale_py")
 pytest.importorskip("matplotlib")
 from _contenders import serial
+from _environments import SleepEnv
 from _loops import make_gymnasium_loop
 from _workloads import TRAININGS, find_workload, make_agent, policy_of
 
@@ -52,6 +53,23 @@ def test_throughput(tmp_path: Path) -> None:
     assert measured["steps_per_second"] > 0
     for picture in ("throughput.svg", "scaling.svg"):
         assert "</svg>" in (tmp_path / picture).read_text()
+
+
+@pytest.mark.parametrize("times", ["exponential", "constant", "lognormal", "straggler"])
+def test_environments_sleep_as_long_as_they_say(
+    times: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    slept: list[float] = []
+    monkeypatch.setattr("_environments.time.sleep", slept.append)
+    means = []
+    for index in (0, 1):
+        env = SleepEnv(index, times, mean_s=0.002)
+        slept.clear()
+        for _ in range(20_000):
+            env.step(0)
+        means.append(sum(slept) / len(slept))
+    expected = [0.010, 0.002] if times == "straggler" else [0.002, 0.002]
+    assert means == pytest.approx(expected, rel=0.15)
 
 
 @pytest.mark.parametrize("training", ["a2c5", "ppo"])

@@ -1,4 +1,4 @@
-"""What the recipes share: options, metrics, display, loggers, checkpoints, and the loop's frame."""
+"""What the recipes share: options, networks, PPO, metrics, checkpoints, and the loop's frame."""
 
 from __future__ import annotations
 
