@@ -403,3 +403,43 @@ def test_a_script_with_classes_of_its_own_and_no_main_guard(tmp_path: Path) -> N
             wait_until_gone(pids)
         status, errors = script.wait()
         assert (status, errors) == (0, "")
+
+
+POOL_SCRIPT = """
+import json, multiprocessing
+from concurrent.futures import ProcessPoolExecutor
+from environments import EchoEnv
+from policies import categorical
+from tensordict.nn import TensorDictSequential
+from torchrl_hts import HTSCollector, WorkerError
+
+class Policy(TensorDictSequential):
+    pass
+
+class Own(EchoEnv):
+    def step(self, action):
+        raise ArithmeticError("its own")
+
+def first(make_env):
+    with HTSCollector([make_env] * 2, Policy(categorical()), frames_per_batch=8) as collector:
+        return list(next(iter(collector)).shape)
+
+if __name__ == "__main__":
+    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
+        print(json.dumps(pool.submit(first, EchoEnv).result()), flush=True)
+        try:
+            pool.submit(first, Own).result()
+        except WorkerError as error:
+            print(json.dumps([error.worker, error.failure.name, str(error)]), flush=True)
+"""
+
+
+def test_collectors_in_a_pool_of_spawned_processes(tmp_path: Path) -> None:
+    """What the script defines comes by value there too, and a failure comes back as itself."""
+    with Script(tmp_path / "script.py", POOL_SCRIPT) as script:
+        assert script.receive() == [2, 4]
+        worker, failure, message = script.receive()
+        assert (worker.partition(" ")[0], failure) == ("executor", "RAISED")
+        assert "ArithmeticError: its own" in message
+        status, errors = script.wait()
+        assert (status, errors) == (0, "")

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import signal
 from enum import Enum
+from typing import Any
 
 __all__ = [
     "CannotSaveError",
@@ -129,6 +130,10 @@ class WorkerError(HTSError, RuntimeError):
         if stderr:
             parts.append(f"The last that {worker} wrote to stderr:\n{stderr.rstrip()}")
         super().__init__("\n\n".join(parts))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # An exception is pickled as a call with its message alone; pools of processes do pickle it.
+        return Exception.__new__, (type(self), *self.args), self.__dict__
 
     @property
     def worker_kind(self) -> str:

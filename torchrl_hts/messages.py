@@ -13,6 +13,7 @@ import pickle
 import select
 import socket
 import struct
+import sys
 from collections.abc import Sequence
 from multiprocessing.connection import Connection
 from typing import Any
@@ -20,6 +21,7 @@ from typing import Any
 import cloudpickle
 
 __all__ = [
+    "pickled",
     "read_fds",
     "read_message",
     "readable",
@@ -33,9 +35,18 @@ _HEADER = struct.Struct("!II")  # bytes of JSON that follow, file descriptors th
 _MAX_FDS_PER_MESSAGE = 128
 
 
+def pickled(value: object) -> bytes:
+    """A value as bytes, with what the main script defines by value: workers never import it."""
+    main = sys.modules["__main__"]
+    if main.__name__ != "__main__":  # in a process that multiprocessing has spawned
+        cloudpickle.register_pickle_by_value(main)
+    data: bytes = cloudpickle.dumps(value)
+    return data
+
+
 def send_object(control: Connection, message: object) -> None:
-    """Send an object through a control connection, functions of the main script by value."""
-    control.send_bytes(cloudpickle.dumps(message))
+    """Send an object through a control connection."""
+    control.send_bytes(pickled(message))
 
 
 def receive_object(control: Connection) -> Any:

@@ -7,8 +7,9 @@ import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-import cloudpickle
 from torch import nn
+
+from torchrl_hts.messages import pickled
 
 __all__ = ["find_unpicklable", "pickle_factories", "pickle_policy"]
 
@@ -16,12 +17,12 @@ _MAX_DEPTH = 30
 
 
 def pickle_factories(factories: Sequence[Callable[[], Any]]) -> list[bytes]:
-    """The factories as bytes, functions of the main script by value."""
+    """The factories as bytes."""
     known: dict[int, bytes] = {}
     for index, factory in enumerate(factories):
         if id(factory) not in known:
             try:
-                known[id(factory)] = cloudpickle.dumps(factory)
+                known[id(factory)] = pickled(factory)
             except Exception as error:
                 raise TypeError(
                     f"create_env_fn[{index}] can't be pickled, so it can't be sent to the process "
@@ -35,13 +36,12 @@ def pickle_factories(factories: Sequence[Callable[[], Any]]) -> list[bytes]:
 def pickle_policy(policy: nn.Module) -> bytes:
     """The policy as bytes."""
     try:
-        pickled: bytes = cloudpickle.dumps(policy)
+        return pickled(policy)
     except Exception as error:
         raise TypeError(
             f"the policy can't be pickled, so it can't be sent to the actors: {error}. "
             f"{_blame(policy, 'policy')}Keep locks, files, generators and loggers out of modules"
         ) from error
-    return pickled
 
 
 def _blame(value: object, name: str) -> str:
@@ -81,7 +81,7 @@ def find_unpicklable(value: object, name: str) -> tuple[str, object] | None:
 
 def _can_be_pickled(value: object) -> bool:
     try:
-        cloudpickle.dumps(value)
+        pickled(value)
     except Exception:
         return False
     return True
