@@ -12,7 +12,7 @@ import zlib
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from math import isnan
-from typing import Any
+from typing import Any, Literal
 
 import gymnasium as gym
 import numpy as np
@@ -120,14 +120,21 @@ class GymEnvironment:
 
         self._num_envs = memory.layout.num_envs
         self._max_frames = options.max_frames_per_traj
+
+        # Of words one by one, a memoryview is written in a fraction of an array's time.
+        def words(*key: str, of: Literal["?", "f", "q"]) -> list[Any]:
+            return [row.data.cast("B").cast(of) for row in rows(*key)]
+
         self._observations = [
-            (field, path, rows(*field.key), rows("next", *field.key) if next_too else None)
+            (field, field.storage_dtype, path, rows(*field.key), after)
             for field, path in observation_fields(self.env.observation_space)
-            for next_too in [options.write_next_observation]
+            for after in [rows("next", *field.key) if options.write_next_observation else None]
         ]
-        self._flags = [rows("next", name) for name in ("done", "terminated", "truncated")]
-        self._reward = rows("next", "reward")
-        self._trajectory = rows("collector", "traj_ids")
+        self._done = words("next", "done", of="?")
+        self._terminated = words("next", "terminated", of="?")
+        self._truncated = words("next", "truncated", of="?")
+        self._reward = words("next", "reward", of="f")
+        self._trajectory = words("collector", "traj_ids", of="q")
         self._action = _action_reader(self.env.action_space, ("action",), rows)
         self._carried = [(rows(*key), rows("next", *key)) for key in options.carried]
         self._is_init = rows("is_init") if ("is_init",) in keys else None
@@ -176,23 +183,18 @@ class GymEnvironment:
         """Step with the action at ``t`` and write the transition; returns if the episode ended."""
         observation, reward, terminated, truncated, _ = self.env.step(self._action(slot, t))
         self._check(observation)
-        try:
-            rewards = self._reward[slot]
-            rewards[t] = reward
-            is_number = not isnan(rewards[t, 0])  # which None becomes too
-        except (TypeError, ValueError):
-            is_number = False
-        if not is_number:
-            raise InvalidValueError(
-                f"the environment returned the reward {reward!r}; expected one number"
-            )
+        number = reward if isinstance(reward, float | int) else _number(reward)
+        if number != number:  # NaN
+            raise _not_a_number(reward)
+        self._reward[slot][t] = number
         self._length += 1
         if self._max_frames and self._length >= self._max_frames:
             truncated = True
         done = bool(terminated or truncated)
         self._write(observation, slot, t, successor=True)
-        for flag, value in zip(self._flags, (done, terminated, truncated), strict=True):
-            flag[slot][t] = value
+        self._done[slot][t] = done
+        self._terminated[slot][t] = terminated
+        self._truncated[slot][t] = truncated
         self._trajectory[slot][t] = self.index + self._num_envs * self._episode
         if self._step_count is not None:
             self._step_count[1][slot][t] = self._length
@@ -206,7 +208,7 @@ class GymEnvironment:
         return done
 
     def _write(self, observation: Any, slot: int, t: int, *, successor: bool) -> None:
-        for _, path, root, after in self._observations:
+        for _, _, path, root, after in self._observations:
             rows = after if successor else root
             if rows is None:
                 continue
@@ -217,17 +219,18 @@ class GymEnvironment:
 
     def _check(self, observation: Any) -> None:
         """Raise if an observation is not what its space says, or NaN."""
-        for field, path, _, _ in self._observations:
+        for field, dtype, path, _, _ in self._observations:
             value = observation
-            try:
-                for name in path:
-                    value = value[name]
-            except (KeyError, TypeError, IndexError) as error:
-                raise InvalidValueError(
-                    f"the environment returned an observation without "
-                    f"{'.'.join(field.key)!r}, which its observation space has"
-                ) from error
-            if type(value) is not np.ndarray or value.dtype != field.storage_dtype:
+            if path:
+                try:
+                    for name in path:
+                        value = value[name]
+                except (KeyError, TypeError, IndexError) as error:
+                    raise InvalidValueError(
+                        f"the environment returned an observation without "
+                        f"{'.'.join(field.key)!r}, which its observation space has"
+                    ) from error
+            if type(value) is not np.ndarray or value.dtype != dtype:
                 value = _converted(value, field)
             if value.shape != field.shape:
                 raise InvalidValueError(
@@ -235,7 +238,7 @@ class GymEnvironment:
                     f"{value.shape}; its observation space says {field.shape}"
                 )
             # A square is never NaN but for NaN; one call of BLAS costs less than isnan and any.
-            if value.dtype.kind == "f" and isnan(np.vdot(value, value)):
+            if dtype.kind == "f" and isnan((flat := value.ravel()).dot(flat)):
                 raise InvalidValueError(
                     f"the environment returned NaN in {'.'.join(field.key)!r}, at "
                     f"{np.argwhere(np.isnan(value))[:5].tolist()} of shape {value.shape}. If NaN "
@@ -245,6 +248,18 @@ class GymEnvironment:
     def close(self) -> None:
         """Close the environment."""
         self.env.close()
+
+
+def _number(reward: Any) -> float:
+    """A reward that comes as an array, or as a scalar of numpy; None becomes NaN."""
+    try:
+        return float(np.asarray(reward, np.float64).item())
+    except (TypeError, ValueError) as error:
+        raise _not_a_number(reward) from error
+
+
+def _not_a_number(reward: Any) -> InvalidValueError:
+    return InvalidValueError(f"the environment returned the reward {reward!r}; expected one number")
 
 
 def _converted(value: Any, field: Field) -> Array:
