@@ -78,7 +78,8 @@ def train(name: str, options: Options, file: Path) -> None:
     collector = make_contender(name, options, agent)
     torch.set_num_threads(CORES)  # whatever making the collector set
     ppo = PPO(agent, options, rounds(options))
-    delayed = DelayedGradient(ppo.model, lag=options.lag if name.startswith("hts") else 0)
+    lag = options.lag if name.startswith("hts") else 0
+    delayed = DelayedGradient(ppo.model, lag=lag, gradient_at=options.gradient_at)
     returns, steps = EpisodeReturns(), 0
     unfinished = file.with_suffix(".part")
     try:

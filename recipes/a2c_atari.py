@@ -90,7 +90,7 @@ def train(options: Options) -> int:
 
     with make_collector(options, make_env, agent.policy) as collector:
         a2c = A2C(agent, options, num_rounds=len(collector))
-        delayed = DelayedGradient(a2c.model, lag=options.lag)
+        delayed = DelayedGradient(a2c.model, lag=options.lag, gradient_at=options.gradient_at)
         parts = {
             "model": a2c.model,
             "optimizer": a2c.optimizer,
@@ -101,7 +101,7 @@ def train(options: Options) -> int:
         with Run("a2c_atari", options, collector, make_eval_env, parts, video_fps=VIDEO_FPS) as run:
             for batch in run:  # the next round is already running
                 batch["next", "reward"].sign_()
-                with delayed(batch):  # parameters are the ones that gathered this batch
+                with delayed(batch):  # by default, parameters are the ones that gathered this batch
                     losses, norm = a2c.learn(batch)
                 run.record(losses, norm, a2c.schedule.get_last_lr()[0])
                 a2c.schedule.step()

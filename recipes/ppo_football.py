@@ -65,7 +65,7 @@ def train(options: Options) -> int:
 
     with make_collector(options, make_env, agent.actor_critic) as collector:
         ppo = PPO(agent, options, num_rounds=len(collector))
-        delayed = DelayedGradient(ppo.model, lag=options.lag)
+        delayed = DelayedGradient(ppo.model, lag=options.lag, gradient_at=options.gradient_at)
         parts = {
             "model": ppo.model,
             "optimizer": ppo.optimizer,
@@ -75,7 +75,7 @@ def train(options: Options) -> int:
         with Run("ppo_football", options, collector, make_eval_env, parts) as run:
             for batch in run:  # the next round is already running
                 learning_rate = ppo.schedule.get_last_lr()[0]
-                with delayed(batch):  # parameters are the ones that gathered this batch
+                with delayed(batch):  # by default, parameters are the ones that gathered this batch
                     for losses, norm in ppo.learn(batch):
                         run.record(losses, norm, learning_rate)
                 ppo.schedule.step()

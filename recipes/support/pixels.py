@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 import gymnasium as gym
 import torch
@@ -28,6 +29,9 @@ class PixelOptions(RunOptions):
     sync_interval: int = option(5, "steps per game and round (alpha)", least=1)
     lag: int = option(
         1, "updates that the behaviour parameters are behind; 0 is synchronous", least=0
+    )
+    gradient_at: Literal["behaviour", "newest"] = option(
+        "behaviour", "take gradients at the parameters that gathered the batch, or at the newest"
     )
     num_actors: int = option(1, "processes that run the policy", may_change=True, least=1)
     num_executors: int | None = option(
@@ -141,7 +145,8 @@ class Agent:
     def evaluate_next(self, batch: TensorDictBase) -> None:
         """Writes ``("next", "state_value")``, out of the values that the actors have computed.
 
-        They computed them with the parameters that are live inside of ``with delayed(batch)``.
+        They computed them with the parameters that gathered the batch. Values that they have not
+        computed, of what follows a row's last step, come from the parameters that are live.
         """
         batch["next", "state_value"] = _of_next(
             batch,
