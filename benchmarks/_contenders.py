@@ -32,7 +32,15 @@ from torchrl.envs import EnvBase, GymWrapper, ParallelEnv, SerialEnv
 
 from torchrl_hts import HTSCollector
 
-__all__ = ["DEFAULT_CONTENDERS", "NAMES", "Runner", "make_runner", "serial", "wrap"]
+__all__ = [
+    "DEFAULT_CONTENDERS",
+    "NAMES",
+    "Runner",
+    "add_barrier",
+    "make_runner",
+    "serial",
+    "wrap",
+]
 
 STOCK = "-stock"  # suffix of a contender whose A2C update is TorchRL's own
 
@@ -156,6 +164,26 @@ def _hts(workload: Workload, training: Training, num_envs: int, agent: Agent, la
     )
 
 
+def add_barrier(collector: HTSCollector) -> HTSCollector:
+    """Makes everybody wait at the end of each round for the slowest, as in the paper.
+
+    A round then opens when the one before is full and its own parameters are there. Only here, to
+    be compared with: the results are the same bits.
+    """
+    learner, crew = collector._learner, collector._crew
+
+    def wait() -> None:
+        if learner.lent:  # the next round opens when this returns
+            crew.wait_full(learner.round)
+
+    collector.pre_collect_hook = wait
+    return collector
+
+
+def _hts_barrier(workload: Workload, training: Training, num_envs: int, agent: Agent) -> Any:
+    return add_barrier(_hts(workload, training, num_envs, agent, lag=1))
+
+
 def _serial(workload: Workload, training: Training, num_envs: int, agent: Agent) -> Any:
     env = serial(workload.factories(num_envs))
     return Collector(env, policy_of(agent, training), **_sizes(training, num_envs))
@@ -198,6 +226,7 @@ CONTENDERS = {
     "hts": Contender(partial(_hts, lag=1), lag=1, concurrent=True),
     "hts-lag0": Contender(partial(_hts, lag=0), lag=0),
     "hts-lag2": Contender(partial(_hts, lag=2), lag=2, concurrent=True),
+    "hts-barrier": Contender(_hts_barrier, lag=1, concurrent=True),
     "serial": Contender(_serial),
     "parallel": Contender(_parallel),
     "multi-sync": Contender(_multi_sync),

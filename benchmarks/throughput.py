@@ -15,8 +15,9 @@ suffix -stock (multi-async-stock, hts-stock, ...) it is what TorchRL's A2CLoss a
 themselves with a shared trunk. Where contenders gather and learn in turns, the learner has a thread
 for each core; where they do so at the same time, one. TorchRL's multi-process collectors get a
 worker per environment where environments sleep, and elsewhere a worker per core with the
-environments shared out among them. sb3 is Stable-Baselines3, loop-envpool EnvPool in a plain loop:
-install those packages to measure them.
+environments shared out among them. hts-barrier is HTSCollector where everybody waits for the
+slowest at the end of each round, as in the paper. sb3 is Stable-Baselines3, loop-envpool EnvPool in
+a plain loop: install those packages to measure them.
 
 Writes measurements.json after each measurement, so that a run that was stopped goes on where it
 was, and pictures of all that is in it. The workload startup is the start of 16 executors of Pong:

@@ -5,16 +5,23 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
+from environments import EchoEnv
+from policies import categorical
 from script_paths import BENCHMARKS
 from torchrl.collectors import Collector
 
+from torchrl_hts import HTSCollector
+from torchrl_hts.recording import Activity
+from torchrl_hts.testing import digest
+
 pytest.importorskip("ale_py")
 pytest.importorskip("matplotlib")
-from _contenders import serial
+from _contenders import add_barrier, serial
 from _environments import SleepEnv
 from _loops import make_gymnasium_loop
 from _workloads import TRAININGS, find_workload, make_agent, policy_of
@@ -70,6 +77,22 @@ def test_environments_sleep_as_long_as_they_say(
         means.append(sum(slept) / len(slept))
     expected = [0.010, 0.002] if times == "straggler" else [0.002, 0.002]
     assert means == pytest.approx(expected, rel=0.15)
+
+
+def test_with_a_barrier_everybody_waits_for_the_slowest(tmp_path: Path) -> None:
+    make = partial(HTSCollector, [partial(EchoEnv, lengths=(5,))] * 4, categorical())
+    batches = []
+    for barrier in (False, True):
+        collector = make(frames_per_batch=16, total_frames=96, timeline_events=1000, seed=0)
+        with add_barrier(collector) if barrier else collector:
+            batches.append([digest(batch) for batch in collector])
+            timeline = collector.timeline(tmp_path / "all.json")
+    assert batches[0] == batches[1]
+    steps = timeline.of(Activity.STEP)
+    rounds = timeline.rounds(steps)
+    for round_ in range(5):
+        ended = steps[rounds == round_]["ended"].max()
+        assert ended <= steps[rounds == round_ + 1]["began"].min()
 
 
 @pytest.mark.parametrize("training", ["a2c5", "ppo"])
