@@ -31,7 +31,7 @@ from torchrl.objectives import A2CLoss
 from torchrl.objectives.value import GAE
 
 from torchrl_hts import DelayedGradient
-from torchrl_hts.envs import make_atari
+from torchrl_hts.envs import make_atari, make_football
 
 CORES = len(os.sched_getaffinity(0))
 
@@ -88,17 +88,31 @@ WORKLOADS = {
 }
 
 
+ENGINES = ("gfootball", "envpool")  # of football
+
+
+def _football(scenario: str, engine: Any) -> Workload:
+    make_env = partial(make_football, scenario, engine=engine, rewards="scoring,checkpoints")
+    return _alike(f"{scenario} on {engine}, 72x96 uint8, a stack of 4", make_env)
+
+
 def find_workload(name: str) -> Workload:
-    """A workload by its name; any game of ALE by its id.
+    """A workload by its name; any game of ALE by its id, of football as ``ENGINE/SCENARIO``.
 
     Raises:
         ValueError: if there is none of that name.
     """
     if name in WORKLOADS:
         return WORKLOADS[name]
-    if name.startswith("ALE/"):
+    kind, _, scenario = name.partition("/")
+    if kind == "ALE":
         return _game(name)
-    raise ValueError(f"{name!r} is none of {', '.join(WORKLOADS)}, nor the id of a game of ALE")
+    if kind in ENGINES and scenario:
+        return _football(scenario, kind)
+    raise ValueError(
+        f"{name!r} is none of {', '.join(WORKLOADS)}, nor the id of a game of ALE, nor football's, "
+        "such as gfootball/academy_3_vs_1_with_keeper"
+    )
 
 
 @dataclass(frozen=True)

@@ -2,38 +2,47 @@
 
     python benchmarks/learning.py --env-id ALE/Pong-v5 --total-frames 600000
     python benchmarks/learning.py --contenders hts multi-sync --output-dir runs/learning
+    python benchmarks/learning.py --scenario academy_empty_goal_close --reach 0.4 0.8
 
-Each contender trains the agent of recipes/ppo_atari.py with the update and the settings of that
-recipe, on the same games, for the same number of steps, one after the other: run it on a machine
-that does nothing else. `multi-sync` is MultiSyncCollector with a worker per core, among which the
-games are shared out; `parallel` is Collector with ParallelEnv, a process per game. The learner has
-as many threads as there are cores, in each of them.
+Each contender trains the agent of recipes/ppo_atari.py, or with --scenario that of
+recipes/ppo_football.py, with the update and the settings of that recipe, on the same games, for the
+same number of steps, one after the other: run it on a machine that does nothing else. `multi-sync`
+is MultiSyncCollector with a worker per core, among which the games are shared out; `parallel` is
+Collector with ParallelEnv, a process per game. The learner has as many threads as there are cores,
+in each of them.
 
-Writes CONTENDER-seedSEED.csv as it goes, and learning.svg: mean return of the last 100 episodes
-against minutes and against steps. Contenders whose file is whole are not run again.
+Writes CONTENDER-seedSEED.csv as it goes, and learning.svg: mean of the last 100 training episodes,
+against minutes and against steps; of football, the score (goals alone) instead of the return.
+Contenders whose file is whole are not run again.
 """
 
 from __future__ import annotations
 
 import argparse
 import csv
+import math
 import os
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
+import _recipes  # noqa: F401  so that the recipes are found
+import gymnasium as gym
+import ppo_atari
+import ppo_football
 import torch
 from _contenders import serial, wrap
 from _workloads import CORES
 from matplotlib.figure import Figure
-from ppo_atari import Options
-from support.atari import train_env
+from support import atari
 from support.pixels import Agent, make_collector
-from support.ppo import PPO
+from support.ppo import PPO, PPOOptions
 from torchrl.collectors import Collector, MultiSyncCollector
 from torchrl.envs import ParallelEnv
 
@@ -46,13 +55,36 @@ LABELS = {
     "parallel": "Collector with ParallelEnv",
 }
 COLUMNS = ["elapsed_s", "steps", "return_mean"]
+WINDOW = 100  # episodes that means are over
+
+MakeEnv = Callable[[], gym.Env[Any, Any]]
 
 
-def make_contender(name: str, options: Options, agent: Agent) -> Any:
+def game_of(options: PPOOptions) -> MakeEnv:
+    """Makes the game to train on."""
+    if isinstance(options, ppo_football.Options):
+        return ppo_football.train_env(options)
+    assert isinstance(options, ppo_atari.Options)
+    return atari.train_env(options)
+
+
+def score(options: PPOOptions, episode_return: float) -> float:
+    """What an episode counts: its return, or in football the goals for and against.
+
+    Scenarios of the academy end with the first goal. The rewards of checkpoints come to at most 1,
+    and in an episode with a goal to just that.
+    """
+    if isinstance(options, ppo_football.Options) and options.checkpoint_rewards:
+        return float(episode_return > 1.5) - float(episode_return < 0)
+    return episode_return
+
+
+def make_contender(name: str, options: PPOOptions, agent: Agent) -> Any:
     """A collector of ``[num_envs, sync_interval]`` batches with the actors' values in them."""
+    make_env = game_of(options)
     if name.startswith("hts"):
-        return make_collector(options, train_env(options), agent.actor_critic)
-    factories = [train_env(options)] * options.num_envs
+        return make_collector(options, make_env, agent.actor_critic)
+    factories = [make_env] * options.num_envs
     frames_per_batch = options.num_envs * options.sync_interval
     sizes = {
         "frames_per_batch": frames_per_batch,
@@ -66,21 +98,22 @@ def make_contender(name: str, options: Options, agent: Agent) -> Any:
     return MultiSyncCollector(shares, agent.actor_critic, **sizes, cat_results=0)
 
 
-def rounds(options: Options) -> int:
+def rounds(options: PPOOptions) -> int:
     """How many batches a run takes."""
     return -(-options.total_frames // (options.num_envs * options.sync_interval))
 
 
-def train(name: str, options: Options, file: Path) -> None:
+def train(name: str, options: PPOOptions, file: Path) -> None:
     """Trains one contender, and leaves a row for each batch."""
     torch.manual_seed(options.seed)
-    agent = Agent(train_env(options)())
+    agent = Agent(game_of(options)())
     collector = make_contender(name, options, agent)
     torch.set_num_threads(CORES)  # whatever making the collector set
     ppo = PPO(agent, options, rounds(options))
     lag = options.lag if name.startswith("hts") else 0
     delayed = DelayedGradient(ppo.model, lag=lag, gradient_at=options.gradient_at)
     returns, steps = EpisodeReturns(), 0
+    scores: deque[float] = deque(maxlen=WINDOW)
     unfinished = file.with_suffix(".part")
     try:
         with unfinished.open("w", newline="") as rows:
@@ -89,20 +122,22 @@ def train(name: str, options: Options, file: Path) -> None:
             began = shown = time.perf_counter()
             for batch in collector:
                 steps += batch.numel()
-                returns.update(batch)
-                batch["next", "reward"].sign_()
+                scores += [score(options, value) for value in returns.update(batch)]
+                mean = fmean(scores) if scores else math.nan
+                if isinstance(options, ppo_atari.Options):
+                    batch["next", "reward"].sign_()
                 with delayed:
                     for _ in ppo.learn(batch):
                         pass
                 ppo.schedule.step()
                 collector.update_policy_weights_()
                 now = time.perf_counter()
-                table.writerow([round(now - began, 2), steps, round(returns.mean, 4)])
+                table.writerow([round(now - began, 2), steps, round(mean, 4)])
                 if now - shown > 30:
                     shown = now
                     print(
                         f"{name}: {steps:,} of {options.total_frames:,} steps, "
-                        f"{steps / (now - began):.0f} a second, return {returns.mean:.1f}",
+                        f"{steps / (now - began):.0f} a second, mean {mean:.2f}",
                         flush=True,
                     )
                     rows.flush()
@@ -129,7 +164,7 @@ def draw(title: str, curves: dict[str, Curve], file: Path) -> None:
         minutes = [seconds / 60 for seconds in curve["elapsed_s"]]
         left.plot(minutes, curve["return_mean"], label=LABELS[name])
         right.plot(curve["steps"], curve["return_mean"], label=LABELS[name])
-    left.set(xlabel="minutes", ylabel="return, mean of the last 100 episodes")
+    left.set(xlabel="minutes", ylabel=f"mean of the last {WINDOW} episodes")
     right.set(xlabel="environment steps")
     for axes in (left, right):
         axes.grid(alpha=0.3)
@@ -138,18 +173,27 @@ def draw(title: str, curves: dict[str, Curve], file: Path) -> None:
     figure.savefig(file, dpi=120)
 
 
-def print_table(curves: dict[str, Curve]) -> None:
-    """Minutes and final return of each contender, in Markdown."""
-    print("| collector | minutes | steps/s | return at the end | after as long as the first took |")
-    print("| --- | --- | --- | --- | --- |")
+def print_table(curves: dict[str, Curve], goals: Sequence[float]) -> None:
+    """Minutes and final mean of each contender, and when it reached the goals, in Markdown."""
+    heads = ["collector", "minutes", "steps/s", "at the end", "after as long as the first took"]
+    heads += [f"minutes (steps) to {goal:g}" for goal in goals]
+    print(f"| {' | '.join(heads)} |")
+    print(f"| {' | '.join('---' for _ in heads)} |")
     limit_s = next(iter(curves.values()))["elapsed_s"][-1]
     for name, curve in curves.items():
-        seconds, steps, returns = (curve[column] for column in COLUMNS)
-        within = [value for at, value in zip(seconds, returns, strict=True) if at <= limit_s]
-        print(
-            f"| {LABELS[name]} | {seconds[-1] / 60:.1f} | {steps[-1] / seconds[-1]:.0f} | "
-            f"{returns[-1]:.1f} | {within[-1]:.1f} |"
-        )
+        seconds, steps, means = (curve[column] for column in COLUMNS)
+        within = [value for at, value in zip(seconds, means, strict=True) if at <= limit_s]
+        cells = [
+            LABELS[name],
+            f"{seconds[-1] / 60:.1f}",
+            f"{steps[-1] / seconds[-1]:.0f}",
+            f"{means[-1]:.2f}",
+            f"{within[-1]:.2f}",
+        ]
+        for goal in goals:
+            row = next((row for row, mean in enumerate(means) if mean >= goal), None)
+            cells.append("never" if row is None else f"{seconds[row] / 60:.1f} ({steps[row]:,.0f})")
+        print(f"| {' | '.join(cells)} |")
 
 
 def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
@@ -157,13 +201,25 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    defaults = Options()
-    parser.add_argument("--env-id", default=defaults.env_id, help="id of ale-py")
+    game = parser.add_mutually_exclusive_group()
+    game.add_argument("--env-id", default="ALE/Pong-v5", help="id of ale-py")
+    game.add_argument(
+        "--scenario", type=academy, help="of football's academy, instead of a game of Atari"
+    )
+    parser.add_argument("--engine", choices=["gfootball", "envpool"], default="gfootball")
     parser.add_argument("--total-frames", type=int, default=600_000, help="steps of each run")
-    parser.add_argument("--learning-rate", type=float, default=defaults.learning_rate)
-    parser.add_argument("--num-envs", type=int, default=defaults.num_envs)
-    parser.add_argument("--sync-interval", type=int, default=defaults.sync_interval)
+    parser.add_argument("--learning-rate", type=float, help="by default the recipe's")
+    parser.add_argument("--num-envs", type=int, help="by default the recipe's")
+    parser.add_argument("--sync-interval", type=int, help="by default the recipe's")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument(
+        "--reach",
+        nargs="+",
+        type=float,
+        default=[],
+        metavar="MEAN",
+        help="tell when they got there",
+    )
     parser.add_argument(
         "--contenders",
         nargs="+",
@@ -176,18 +232,30 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     return parser.parse_args(arguments)
 
 
+def academy(name: str) -> str:
+    """The name of a scenario, checked."""
+    if not name.startswith("academy_"):
+        raise argparse.ArgumentTypeError(f"{name} is no scenario of the academy")
+    return name
+
+
+def options_of(given: argparse.Namespace) -> PPOOptions:
+    """The recipe's options, with what was given on the command line."""
+    chosen = {"total_frames": given.total_frames, "seed": given.seed}
+    for name in ("learning_rate", "num_envs", "sync_interval"):
+        if getattr(given, name) is not None:
+            chosen[name] = getattr(given, name)
+    if given.alone == "hts-lag0":
+        chosen["lag"] = 0
+    if given.scenario is not None:
+        return ppo_football.Options(scenario=given.scenario, engine=given.engine, **chosen)
+    return ppo_atari.Options(env_id=given.env_id, **chosen)
+
+
 def main() -> int:
     """Runs the contenders that are missing, each in a process of its own, and draws them all."""
     given = parse()
-    options = Options(
-        env_id=given.env_id,
-        total_frames=given.total_frames,
-        learning_rate=given.learning_rate,
-        num_envs=given.num_envs,
-        sync_interval=given.sync_interval,
-        seed=given.seed,
-        lag=0 if given.alone == "hts-lag0" else 1,
-    )
+    options = options_of(given)
     directory: Path = given.output_dir
     directory.mkdir(parents=True, exist_ok=True)
     files = {name: directory / f"{name}-seed{given.seed}.csv" for name in given.contenders}
@@ -203,9 +271,9 @@ def main() -> int:
                 print(f"error: {name} ended with exit code {code}", file=sys.stderr)
                 return 1
     curves = {name: read(file) for name, file in files.items()}
-    title = f"PPO on {given.env_id}, {given.num_envs} games, {CORES} cores"
+    title = f"PPO on {options.task}, {options.num_envs} games, {CORES} cores"
     draw(title, curves, directory / "learning.svg")
-    print_table(curves)
+    print_table(curves, given.reach)
     return 0
 
 

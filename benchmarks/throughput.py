@@ -94,8 +94,8 @@ def parse() -> argparse.Namespace:
         nargs="+",
         type=workload,
         metavar="NAME",
-        help=f"of {', '.join(WORKLOADS)}, {STARTUP} and ids of games of ALE; by default {cells} "
-        f"and {STARTUP}",
+        help=f"of {', '.join(WORKLOADS)}, {STARTUP}, ids of games of ALE, and football's such as "
+        f"gfootball/academy_3_vs_1_with_keeper; by default {cells} and {STARTUP}",
     )
     parser.add_argument(
         "--trainings",

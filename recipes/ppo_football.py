@@ -13,10 +13,12 @@ the engine gfootball (EnvPool's games can't be saved: they begin anew).
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import Literal
 
+import gymnasium as gym
 import torch
 from support.errors import exit_with
 from support.options import option, parse_options
@@ -52,15 +54,22 @@ class Options(PPOOptions):
         return self.scenario
 
 
+def train_env(options: Options) -> Callable[..., gym.Env]:
+    """Makes the game to train on."""
+    rewards = "scoring,checkpoints" if options.checkpoint_rewards else "scoring"
+    return partial(eval_env(options), rewards=rewards)
+
+
+def eval_env(options: Options) -> Callable[..., gym.Env]:
+    """Makes the game to evaluate on, where goals alone count."""
+    return partial(make_football, options.scenario, engine=options.engine, rewards="scoring")
+
+
 def train(options: Options) -> int:
     """Trains a policy; returns the exit code."""
     torch.manual_seed(options.seed)
     torch.set_num_threads(options.torch_threads)
-    make_eval_env = partial(
-        make_football, options.scenario, engine=options.engine, rewards="scoring"
-    )
-    rewards = "scoring,checkpoints" if options.checkpoint_rewards else "scoring"
-    make_env = partial(make_eval_env, rewards=rewards)
+    make_env = train_env(options)
     agent = Agent(make_env())
 
     with make_collector(options, make_env, agent.actor_critic) as collector:
@@ -72,7 +81,7 @@ def train(options: Options) -> int:
             "schedule": ppo.schedule,
             "delayed": delayed,
         }
-        with Run("ppo_football", options, collector, make_eval_env, parts) as run:
+        with Run("ppo_football", options, collector, eval_env(options), parts) as run:
             for batch in run:  # the next round is already running
                 learning_rate = ppo.schedule.get_last_lr()[0]
                 with delayed(batch):  # by default, parameters are the ones that gathered this batch
