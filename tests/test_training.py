@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import gymnasium as gym
@@ -12,6 +13,7 @@ import torch
 from tensordict import TensorDictBase
 from tensordict.nn import TensorDictModule
 from torch import nn
+from torchrl.checkpoint import Checkpoint
 from torchrl.data import LazyTensorStorage, ReplayBuffer
 from torchrl.data.replay_buffers.samplers import SamplerWithoutReplacement
 from torchrl.modules import MLP, ProbabilisticActor, ValueOperator
@@ -207,3 +209,27 @@ def test_torchrls_trainers(kind: str, lag: int) -> None:
         return digest(trainer.loss_module.parameters())
 
     assert run() == run()
+
+
+@pytest.mark.parametrize("form", ["file", "checkpoint"])
+def test_a_trainers_checkpoint_goes_on_bit_for_bit(form: str, tmp_path: Path) -> None:
+    """In the middle of the run, as TorchRL's Trainer writes and reads it."""
+
+    def run(rounds: int, *, load: bool = False) -> str:
+        policy, critic = models()
+        with collect(policy) as collector, warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            trainer = make_trainer("plain", collector, policy, critic)
+            DelayedGradient(trainer.loss_module).register(trainer)
+            trainer.checkpoint = Checkpoint() if form == "checkpoint" else None
+            trainer.save_trainer_file = tmp_path / "trainer"  # written when the run ends
+            trainer.total_frames = rounds * NUM_ENVS * ALPHA
+            if load:
+                trainer.load_from_file(tmp_path / "trainer")
+            trainer.train()
+            assert trainer.collected_frames == trainer.total_frames
+        return digest(trainer.loss_module.parameters())
+
+    whole = run(ROUNDS)
+    assert run(2) != whole
+    assert run(ROUNDS, load=True) == whole
