@@ -17,7 +17,7 @@ import torch
 from support.atari import VIDEO_FPS, AtariOptions, eval_env, train_env
 from support.errors import exit_with
 from support.options import option, parse_options
-from support.pixels import Agent, encode, make_collector
+from support.pixels import Agent, PixelOptions, encode, make_collector
 from support.run import Run
 from tensordict import TensorDictBase
 from torch import Tensor, nn
@@ -28,7 +28,7 @@ from torchrl_hts import DelayedGradient
 
 
 @dataclass(frozen=True)
-class Options(AtariOptions):
+class Options(AtariOptions, PixelOptions):
     """Options of A2C; the defaults are those of the literature (Mnih et al. 2016, Kostrikov)."""
 
     learning_rate: float = option(7e-4, "of RMSprop; decays linearly to 0", least=0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 from dataclasses import dataclass
 from pathlib import Path
@@ -119,3 +120,43 @@ def test_an_output_directory_is_not_overwritten(tmp_path: Path) -> None:
 def test_differences_name_what_may_not_change() -> None:
     saved = to_json(Options(steps=1, workers=5))
     assert differences(saved, Options()) == ["--steps was 1 and is 3"]
+
+
+LITERATURE = {
+    "a2c_atari": {  # Mnih et al. 2016, Kostrikov
+        "num_envs": 16,
+        "sync_interval": 5,
+        "total_frames": 10_000_000,
+        "learning_rate": 7e-4,
+        "gae_lambda": 1.0,
+        "critic_coefficient": 0.5,
+    },
+    "ppo_atari": {  # Schulman et al. 2017
+        "num_envs": 8,
+        "sync_interval": 128,
+        "total_frames": 10_000_000,
+        "learning_rate": 2.5e-4,
+        "gae_lambda": 0.95,
+        "epochs": 3,
+        "minibatch_size": 256,
+        "clip_epsilon": 0.1,
+        "critic_coefficient": 0.25,
+    },
+    "ppo_football": {  # Liu, Yeh and Schwing 2020
+        "num_envs": 16,
+        "sync_interval": 128,
+        "total_frames": 5_000_000,
+        "learning_rate": 3.43e-4,
+        "gamma": 0.993,
+        "epochs": 2,
+        "clip_epsilon": 0.08,
+    },
+}
+
+
+@pytest.mark.parametrize("recipe", LITERATURE)
+def test_the_defaults_are_those_of_the_literature(recipe: str) -> None:
+    """Whichever of the classes that a recipe's options come from says so."""
+    options = parse_options(importlib.import_module(recipe).Options, "", [])
+    expected = LITERATURE[recipe]
+    assert {name: getattr(options, name) for name in expected} == expected

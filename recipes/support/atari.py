@@ -9,7 +9,6 @@ from functools import partial
 import gymnasium as gym
 
 from support.options import option
-from support.pixels import PixelOptions
 from torchrl_hts.envs import make_atari
 
 __all__ = ["VIDEO_FPS", "AtariOptions", "eval_env", "train_env"]
@@ -18,8 +17,12 @@ VIDEO_FPS = 15  # of steps, each of 4 frames at 60 a second
 
 
 @dataclass(frozen=True)
-class AtariOptions(PixelOptions):
-    """Options of the Atari recipes."""
+class AtariOptions:
+    """Options of the Atari recipes, to be mixed in before those of an algorithm.
+
+    Without a base: a dataclass takes over all fields that a base has, inherited ones included, and
+    the defaults of `PixelOptions` would come before the algorithm's own.
+    """
 
     env_id: str = option("ALE/Pong-v5", "id of ale-py")
     total_frames: int = option(
