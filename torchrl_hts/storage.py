@@ -190,7 +190,9 @@ class SharedMemory:
             storage_dir: a directory for it; None for memory, as far as the system offers that.
         """
         if storage_dir is None and hasattr(os, "memfd_create"):
-            return os.memfd_create("torchrl_hts")
+            fd = os.memfd_create("torchrl_hts")
+            os.fchmod(fd, 0o600)  # as that of the file: Linux begins with all rights for all
+            return fd
         with tempfile.TemporaryFile(prefix="torchrl_hts-", dir=storage_dir) as file:
             return os.dup(file.fileno())
 
