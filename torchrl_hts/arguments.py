@@ -28,7 +28,6 @@ __all__ = [
     "MAX_LAG",
     "MAX_THREADS",
     "Device",
-    "available_cores",
     "check_callables",
     "check_devices",
     "check_equal",
@@ -71,13 +70,6 @@ _UNSUPPORTED = {
     "compile_policy": "pass a policy that is compiled already",
     "cudagraph_policy": "pass a policy that is compiled already",
 }
-
-
-def available_cores() -> int:
-    """The number of cores that this process may use, as far as the system says."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
 
 
 def check_unsupported(given: Mapping[str, Any]) -> None:

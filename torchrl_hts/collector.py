@@ -25,7 +25,6 @@ from torchrl_hts.arguments import (
     MAX_LAG,
     MAX_THREADS,
     Device,
-    available_cores,
     check_callables,
     check_devices,
     check_equal,
@@ -50,6 +49,7 @@ from torchrl_hts.saved_state import check_state
 from torchrl_hts.slots import Slots, field_of, policy_tensors
 from torchrl_hts.statistics import Statistics, summarise
 from torchrl_hts.storage import Layout
+from torchrl_hts.system import available_cores
 from torchrl_hts.timeline import Timeline, check_path, read_timeline
 from torchrl_hts.weights import WeightSource
 
