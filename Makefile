@@ -24,6 +24,8 @@ STAMP := $(VENV)/.torchrl_hts-installed
 TEST_STAMP := $(VENV)/.torchrl_hts-tests-installed
 CONSTRAINTS := requirements/constraints.txt
 
+POSIX_TESTS := $(addprefix tests/test_,workers.py collector_faults.py boundaries.py portability.py)
+
 .PHONY: train test check format-check lint types format bench football venv
 
 train: $(STAMP)
@@ -31,6 +33,8 @@ train: $(STAMP)
 
 test: $(TEST_STAMP)
 	$(RUN) -m pytest -n $(JOBS) $(ARGS)
+	@# Once more without what Linux offers beyond POSIX, as on macOS.
+	TORCHRL_HTS_POSIX_ONLY=1 $(RUN) -m pytest -n $(JOBS) $(POSIX_TESTS)
 
 check: format-check lint types test
 

@@ -14,7 +14,13 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+import pytest
+
+from torchrl_hts.system import ON_LINUX
+
 _TESTS = Path(__file__).parent
+
+needs_linux = pytest.mark.skipif(not ON_LINUX, reason="rests on what Linux offers beyond POSIX")
 
 
 def alive(pid: int) -> bool:

@@ -18,7 +18,7 @@ import torch
 from conftest import shared_memory_segments
 from environments import EchoEnv, FaultyEnv, GatedEnv
 from policies import categorical, marked
-from processes import Script, alive, kill_group, wait_until, wait_until_gone
+from processes import Script, alive, kill_group, needs_linux, wait_until, wait_until_gone
 from tensordict import TensorDictBase
 from tensordict.nn import TensorDictModule
 from torch import Tensor, nn
@@ -126,6 +126,7 @@ class TestEnvironments:
         thread.join()
         assert exit_statuses(collector) == expected
 
+    @needs_linux
     def test_with_processes_of_its_own_is_missed_too(self) -> None:
         """They hold copies of the executor's descriptors: no end of file tells of its end."""
         collector = start([partial(FaultyEnv, "fork and die"), ENDLESS], num_executors=2)

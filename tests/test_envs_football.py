@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+import pickle
 import signal
 import subprocess
 import sys
 import warnings
+from pathlib import Path
 from typing import Any
 
 import gymnasium as gym
@@ -280,6 +282,30 @@ def test_a_referee_goes_on_from_its_state() -> None:
     for one in (referee, other):
         verdict = one.judge(moment(score=(1, 0), has_ball=(False, False)))
         assert verdict.rewards.tolist() == pytest.approx([1.4, 2.0])
+
+
+def test_a_forged_state_runs_no_code(tmp_path: Path) -> None:
+    """The package unpickles a part of its state."""
+    need("gfootball")
+
+    class Harmful:
+        def __reduce__(self) -> Any:
+            return os.mkdir, (str(tmp_path / "made"),)
+
+    env, other = (make_football(engine="gfootball") for _ in range(2))
+    env.reset(seed=1)
+    base: Any = env.unwrapped
+    of_engine, *others = base.get_state()
+    *numbers, state = of_engine
+    size = int.from_bytes(state[:4], "little")
+    harm = pickle.dumps(Harmful())
+    forged = len(harm).to_bytes(4, "little") + harm + state[4 + size :]
+    other.reset(seed=2)
+    with pytest.raises(pickle.UnpicklingError, match=r"it names posix\.mkdir"):
+        other.unwrapped.set_state(((*numbers, forged), *others))
+    assert not (tmp_path / "made").exists()
+    other.unwrapped.set_state((of_engine, *others))
+    env.close(), other.close()
 
 
 # More than one player, and features.

@@ -14,13 +14,14 @@ PACKAGE = ROOT / "torchrl_hts"
 
 # From the bottom up: a module may import only from those before it.
 ORDER = [
-    "theory", "forecast", "errors", "schedule", "exchange", "storage", "recording", "messages",
-    "worker_output", "worker_server", "workers", "ale_state", "env_state", "gym_env", "executor",
-    "slots", "torchrl_env", "invariance", "draws", "short_cut", "sampling", "gathering", "actor",
-    "timeline_picture", "timeline", "statistics", "weights", "batch_plan", "restarts", "pickling",
-    "limits", "arguments", "progress", "failures", "roster", "staff", "crew", "learner",
-    "collector", "delayed_gradient", "episodes", "video", "playing", "evaluation", "configs",
-    "from_config", "testing", "costs", "bench",
+    "system", "theory", "forecast", "errors", "schedule", "exchange", "storage", "recording",
+    "messages",
+    "worker_output", "worker_server", "workers", "ale_state", "state_names", "env_state",
+    "gym_env", "executor", "slots", "torchrl_env", "invariance", "draws", "short_cut",
+    "sampling", "gathering", "actor", "timeline_picture", "saved_state", "timeline", "statistics",
+    "weights", "batch_plan", "restarts", "pickling", "limits", "arguments", "progress", "failures",
+    "roster", "staff", "crew", "learner", "collector", "delayed_gradient", "episodes", "video",
+    "playing", "evaluation", "configs", "from_config", "testing", "costs", "bench",
 ]  # fmt: skip
 TORCH_FREE = ORDER[: ORDER.index("executor") + 1]
 

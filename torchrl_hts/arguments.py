@@ -12,6 +12,7 @@ from numbers import Integral, Real
 from typing import Any
 
 import gymnasium as gym
+import numpy as np
 import torch
 from tensordict.nn import TensorDictModule, TensorDictModuleBase
 from torch import nn
@@ -24,12 +25,14 @@ from torchrl_hts.restarts import Restarts
 from torchrl_hts.torchrl_env import TorchRLDescription
 
 __all__ = [
+    "MAX_LAG",
+    "MAX_THREADS",
     "Device",
-    "available_cores",
     "check_callables",
     "check_devices",
     "check_equal",
     "check_factories",
+    "check_flags",
     "check_frames",
     "check_integer",
     "check_restarts",
@@ -41,6 +44,10 @@ __all__ = [
 ]
 
 Device = torch.device | str | int | None
+
+MAX_LAG = 1000  # a slot each
+MAX_THREADS = 1024  # torch crashes with a hundred times as many
+_LARGEST_INT = 2**63 - 1  # of shared words and of TensorDicts
 
 # Arguments of TorchRL's collectors that make no sense for on-policy rounds.
 _UNSUPPORTED = {
@@ -65,36 +72,36 @@ _UNSUPPORTED = {
 }
 
 
-def available_cores() -> int:
-    """The number of cores that this process may use, as far as the system says."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
-
-
 def check_unsupported(given: Mapping[str, Any]) -> None:
     """Refuse arguments of TorchRL's collectors that this one can't honour, and unknown ones."""
     for name, value in given.items():
         if name not in _UNSUPPORTED:
             raise TypeError(f"HTSCollector got an unexpected keyword argument {name!r}")
-        if value not in (None, False, 0, -1):
+        plain = isinstance(value, int | float | type(None))  # others may not be comparable
+        if not plain or value not in (None, False, 0, -1):
             raise TypeError(f"HTSCollector does not take {name}: {_UNSUPPORTED[name]}")
 
 
-def check_integer(name: str, value: Any, *, least: int = 1) -> int:
-    """An integer argument of at least some value."""
+def check_integer(name: str, value: Any, *, least: int = 1, most: int | None = _LARGEST_INT) -> int:
+    """An integer argument of at least, and of at most some value; None: of any size."""
     if isinstance(value, bool) or not isinstance(value, Integral):
         raise TypeError(f"{name} must be an int, got {value!r}")
-    if value < least:
+    number = int(value)
+    if number < least:
         raise ValueError(f"{name} must be at least {least}, got {value}")
-    return int(value)
+    if most is not None and number > most:
+        raise ValueError(f"{name} must be at most {most}, got {value}")
+    return number
 
 
 def check_seconds(name: str, value: Any) -> float:
     """A positive number of seconds."""
     if isinstance(value, bool) or not isinstance(value, Real):
         raise TypeError(f"{name} must be a number of seconds, got {value!r}")
-    seconds = float(value)
+    try:
+        seconds = float(value)
+    except OverflowError:
+        seconds = inf
     if not 0 < seconds < inf:
         raise ValueError(f"{name} must be more than 0 seconds, and finite, got {value}")
     return seconds
@@ -119,7 +126,7 @@ def check_timeouts(timeout_s: Any) -> dict[str, float]:
 
 def check_restarts(on_failure: Any, max_restarts: Any, restart_window_s: Any) -> Restarts:
     """What is done about failed workers."""
-    if on_failure not in ("raise", "restart"):
+    if not isinstance(on_failure, str) or on_failure not in ("raise", "restart"):
         raise ValueError(f"on_executor_failure must be 'raise' or 'restart', got {on_failure!r}")
     return Restarts(
         enabled=on_failure == "restart",
@@ -155,13 +162,20 @@ def _check_device(name: str, device: Device) -> str | None:
         return None
     try:
         found = torch.device(device)
-    except (RuntimeError, TypeError) as error:
+    except (RuntimeError, TypeError, ValueError, OverflowError) as error:
         raise ValueError(f"{name}={device!r} is not a device: {error}") from error
     if found.type == "cuda" and (found.index or 0) >= torch.cuda.device_count():
         raise ValueError(
             f"{name}={str(found)!r}, but torch {torch.__version__} finds "
             f"{torch.cuda.device_count()} CUDA devices on this machine"
         )
+    if found.type not in ("cpu", "cuda"):
+        try:
+            if found.type == "meta":
+                raise RuntimeError("its tensors have no values")
+            torch.empty(0, device=found)
+        except (RuntimeError, AssertionError, ImportError) as error:
+            raise ValueError(f"{name}={str(found)!r} can't be used here: {error}") from error
     return str(found)
 
 
@@ -198,11 +212,18 @@ def check_callables(**given: Any) -> None:
             raise TypeError(f"{name} must be callable, got {value!r}")
 
 
+def check_flags(**given: Any) -> None:
+    """Arguments that are either True or False."""
+    for name, value in given.items():
+        if not isinstance(value, bool | np.bool_):
+            raise TypeError(f"{name} must be True or False, got {value!r}")
+
+
 def check_seed(seed: int | None) -> int:
     """A seed; None draws one from torch's global generator."""
     if seed is None:
         return int(torch.randint(2**62, ()))
-    return check_integer("seed", seed, least=0)
+    return check_integer("seed", seed, least=0, most=None)
 
 
 def check_factories(
@@ -221,16 +242,21 @@ def check_factories(
                 f"create_env_fn[{index}] is a {type(function).__name__}; expected a callable that "
                 "makes an environment, since each is made in the process that steps it"
             )
-    if not kwargs:
+    if kwargs is None:
         return functions
     each = [kwargs] * len(functions) if isinstance(kwargs, Mapping) else kwargs
     if not isinstance(each, Sequence) or not all(isinstance(own, Mapping) for own in each):
         raise TypeError(f"create_env_kwargs must be a dict or a list of dicts, got {kwargs!r}")
+    if not all(isinstance(name, str) for own in each for name in own):
+        raise TypeError(f"create_env_kwargs must have names as keys, got {kwargs!r}")
     if len(each) != len(functions):
         raise ValueError(
             f"create_env_kwargs has {len(each)} dicts for {len(functions)} environments"
         )
-    return [partial(function, **own) for function, own in zip(functions, each, strict=True)]
+    return [
+        partial(function, **own) if own else function
+        for function, own in zip(functions, each, strict=True)
+    ]
 
 
 def make_policy(

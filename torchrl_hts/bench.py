@@ -22,7 +22,7 @@ import numpy as np
 import torch
 from tensordict.nn import TensorDictModuleBase
 
-from torchrl_hts.arguments import available_cores, make_policy
+from torchrl_hts.arguments import make_policy
 from torchrl_hts.costs import (
     EnvironmentTimes,
     default_policy,
@@ -33,6 +33,7 @@ from torchrl_hts.costs import (
 )
 from torchrl_hts.errors import HTSError
 from torchrl_hts.forecast import Costs, Forecast, Setting, forecast, recommend
+from torchrl_hts.system import available_cores
 from torchrl_hts.theory import rollout_time
 from torchrl_hts.workers import keep_servers
 

@@ -22,12 +22,14 @@ from torchrl.envs.utils import ExplorationType
 
 from torchrl_hts.actor import ActorJob
 from torchrl_hts.arguments import (
+    MAX_LAG,
+    MAX_THREADS,
     Device,
-    available_cores,
     check_callables,
     check_devices,
     check_equal,
     check_factories,
+    check_flags,
     check_frames,
     check_integer,
     check_restarts,
@@ -39,25 +41,19 @@ from torchrl_hts.arguments import (
 )
 from torchrl_hts.batch_plan import plan_batch
 from torchrl_hts.crew import Crew
+from torchrl_hts.exchange import MAX_ENVS
 from torchrl_hts.learner import LearnerSide
 from torchrl_hts.pickling import pickle_factories, pickle_policy
 from torchrl_hts.recording import recorder
+from torchrl_hts.saved_state import check_state
 from torchrl_hts.slots import Slots, field_of, policy_tensors
 from torchrl_hts.statistics import Statistics, summarise
 from torchrl_hts.storage import Layout
+from torchrl_hts.system import available_cores
 from torchrl_hts.timeline import Timeline, check_path, read_timeline
 from torchrl_hts.weights import WeightSource
 
 __all__ = ["HTSCollector"]
-
-# The entries of a state dict.
-_STATE = frozenset(
-    (
-        "policy_state_dict", "frames", "iter", "lag", "num_envs", "sync_interval",
-        "invariant_sizes", "round", "seed", "static_seed", "behaviour_parameters",
-        "staged_parameters", "collected", "environments", "why_environments_are_lost",
-    )
-)  # fmt: skip
 
 
 class HTSCollector(BaseCollector):  # type: ignore[misc]  # torchrl has no types
@@ -185,6 +181,13 @@ class HTSCollector(BaseCollector):  # type: ignore[misc]  # torchrl has no types
         **unsupported: Any,
     ) -> None:
         check_unsupported(unsupported)
+        check_flags(
+            split_trajs=split_trajs,
+            set_truncated=set_truncated,
+            compact_obs=compact_obs,
+            return_same_td=return_same_td,
+            track_policy_version=track_policy_version,
+        )
         check_callables(
             postproc=postproc,
             pre_collect_hook=pre_collect_hook,
@@ -200,9 +203,9 @@ class HTSCollector(BaseCollector):  # type: ignore[misc]  # torchrl has no types
         super().__init__(pre_collect_hook=pre_collect_hook, post_collect_hook=post_collect_hook)
         factories = check_factories(create_env_fn, create_env_kwargs)
         self.num_envs = len(factories)
-        self.lag = check_integer("lag", lag, least=0)
-        check_integer("num_actors", num_actors)
-        check_integer("actor_threads", actor_threads)
+        self.lag = check_integer("lag", lag, least=0, most=MAX_LAG)
+        check_integer("num_actors", num_actors, most=MAX_ENVS)
+        check_integer("actor_threads", actor_threads, most=MAX_THREADS)
         restarts = check_restarts(on_executor_failure, max_restarts, restart_window_s)
         timeouts_s = check_timeouts(timeout_s)
         check_integer("timeline_events", timeline_events, least=0)
@@ -210,7 +213,9 @@ class HTSCollector(BaseCollector):  # type: ignore[misc]  # torchrl has no types
         if num_executors is None:
             num_executors = cores
         num_executors = min(self.num_envs, check_integer("num_executors", num_executors))
-        max_frames = check_integer("max_frames_per_traj", max_frames_per_traj or 0, least=0)
+        if max_frames_per_traj is None:
+            max_frames_per_traj = 0
+        max_frames = check_integer("max_frames_per_traj", max_frames_per_traj, least=0)
         self.sync_interval, self._last_round = check_frames(
             frames_per_batch, total_frames, self.num_envs
         )
@@ -450,14 +455,12 @@ class HTSCollector(BaseCollector):  # type: ignore[misc]  # torchrl has no types
             policy_state_dict=self.policy.state_dict(),
             frames=self._frames,
             iter=self._iter,
-            **self._shape(),
+            lag=self.lag,
+            num_envs=self.num_envs,
+            sync_interval=self.sync_interval,
             invariant_sizes=asdict(self._invariant_sizes),
             **self._learner.state_dict(),
         )
-
-    def _shape(self) -> dict[str, int]:
-        """What two collectors must have in common for one to go on with the other's state."""
-        return {"lag": self.lag, "num_envs": self.num_envs, "sync_interval": self.sync_interval}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Go on where a state was taken: the next batch is that of its round.
@@ -466,19 +469,10 @@ class HTSCollector(BaseCollector):  # type: ignore[misc]  # torchrl has no types
         its result.
 
         Raises:
-            ValueError: if an entry is missing, or of a collector of another shape.
+            TypeError, ValueError: if an entry is missing, damaged, or of a collector of another
+                shape or policy; the message says which. Nothing has been changed then.
         """
-        missing = _STATE - state_dict.keys()
-        if missing:
-            raise ValueError(
-                f"the state lacks {', '.join(sorted(missing))}: it is not one of HTSCollector"
-            )
-        for name, own in self._shape().items():
-            if state_dict[name] != own:
-                raise ValueError(
-                    f"the state is of a collector with {name}={state_dict[name]}; this one has "
-                    f"{name}={own}"
-                )
+        check_state(state_dict, self.policy, self._memory.layout)
         saved, sizes = state_dict["invariant_sizes"], self._invariant_sizes
         if sizes.fixed_rows != saved["fixed_rows"] or not set(sizes.sizes) & set(saved["sizes"]):
             warnings.warn(

@@ -98,7 +98,7 @@ class DelayedGradient(TrainerHookBase):  # type: ignore[misc]  # torchrl is unty
             raise TypeError(f"expected a module as loss_module, got {type(loss_module).__name__}.")
         if next(iter(loss_module.parameters()), None) is None:
             raise ValueError("loss_module has no parameters: there is nothing to train.")
-        if gradient_at not in get_args(GradientAt):
+        if not isinstance(gradient_at, str) or gradient_at not in get_args(GradientAt):
             raise ValueError(
                 f"gradient_at must be one of {get_args(GradientAt)}, got {gradient_at!r}."
             )
@@ -252,32 +252,43 @@ class DelayedGradient(TrainerHookBase):  # type: ignore[misc]  # torchrl is unty
         The states of loss module, optimizer and collector are to be loaded too, in any order.
 
         Raises:
-            ValueError: if the state has another lag, kind of gradient or set of parameters.
+            TypeError, ValueError: if the state has another lag, kind of gradient or set of
+                parameters, or isn't such a state. Nothing has been changed then.
             RuntimeError: inside the block.
         """
         self._require_idle("load_state_dict")
-        found = (int(state_dict["lag"]), str(state_dict["gradient_at"]))
+        if not isinstance(state_dict, Mapping):
+            raise TypeError(f"state_dict must be a mapping, got {type(state_dict).__name__}.")
+        missing = {"round", "lag", "gradient_at"} - state_dict.keys()
+        if missing:
+            raise ValueError(f"state_dict lacks {', '.join(sorted(missing))}.")
+        round_ = _count(state_dict, "round")
+        found = (_count(state_dict, "lag"), str(state_dict["gradient_at"]))
         if found != (self._lag, self.gradient_at):
             raise ValueError(
                 f"the state is of lag {found[0]} and gradient_at={found[1]!r}, this object of lag "
                 f"{self._lag} and gradient_at={self.gradient_at!r}: construct it as it was then."
             )
-        if int(state_dict["round"]) > 0:
+        if round_ > 0:
             parameters = self._initialised_parameters()
             expected = {
                 f"ring.{age}.{name}": parameter.shape
                 for age in range(self._depth - 1)
                 for name, parameter in parameters.items()
             }
-            saved = {key: v.shape for key, v in state_dict.items() if key.startswith("ring.")}
+            saved = {
+                key: getattr(value, "shape", None)
+                for key, value in state_dict.items()
+                if str(key).startswith("ring.")
+            }
             if saved != expected:
-                wrong = sorted({key for key, _ in saved.items() ^ expected.items()})
+                wrong = sorted({str(key) for key, _ in saved.items() ^ expected.items()})
                 raise ValueError(
                     "the state's parameters aren't those of the loss module; missing, unknown or "
                     f"of another shape: {', '.join(wrong)}."
                 )
             self._allocate_ring(parameters)
-        self._round = int(state_dict["round"])
+        self._round = round_
         for key, value in self._past():
             value.copy_(state_dict[key])
 
@@ -365,6 +376,18 @@ class DelayedGradient(TrainerHookBase):  # type: ignore[misc]  # torchrl is unty
                     "Construct DelayedGradient with trainer.loss_module."
                 )
         return lag
+
+
+def _count(state_dict: Mapping[str, Any], name: str) -> int:
+    """A count, of whatever kind a checkpoint's format has made of it."""
+    value = state_dict[name]
+    try:
+        number = int(value)
+        if number >= 0 and bool(number == value):
+            return number
+    except (TypeError, ValueError, OverflowError, RuntimeError):
+        pass
+    raise ValueError(f"state_dict[{name!r}] must be an integer of at least 0, got {value!r}.")
 
 
 def _check_lag(lag: object, name: str) -> int:

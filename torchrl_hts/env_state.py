@@ -21,18 +21,16 @@ together with gymnasium's own attributes (the generator and the spaces).
 
 from __future__ import annotations
 
+import contextlib
 import copyreg
 import hashlib
-import importlib
 import inspect
 import io
 import json
 import pickle
 import sys
 import types
-from collections import OrderedDict, defaultdict, deque
 from collections.abc import Iterator
-from functools import partial
 from typing import Any
 
 import gymnasium as gym
@@ -41,12 +39,24 @@ from gymnasium.envs.registration import EnvSpec
 
 from torchrl_hts.ale_state import describe, is_emulator, restore_emulator, save_emulator
 from torchrl_hts.errors import CannotSaveError
+from torchrl_hts.state_names import (
+    HOOKS,
+    WHOLE_MODULES,
+    Names,
+    StateReader,
+    axes_in_memory,
+    bind,
+    definer,
+    is_whole,
+    method,
+    view,
+)
 
-__all__ = ["CannotSaveError", "restore_environment", "save_environment"]
+__all__ = ["CannotSaveError", "names_of", "restore_environment", "save_environment"]
 
 Where = tuple[int | str, ...]  # the index of a layer, an attribute of it, a cell, ...
 
-_MAGIC = b"torchrl_hts environment 1\n"
+_MAGIC = b"torchrl_hts environment 2\n"
 _PROTOCOL = 4  # 5 restores arrays over memory that belongs to another object
 
 # Set when an environment is made, and never after.
@@ -56,43 +66,34 @@ _CONSTANTS = frozenset(
 # What gymnasium.Env itself keeps in an environment.
 _GYMNASIUM = ("_np_random", "_np_random_seed", "action_space", "observation_space")
 
-_HOOKS = (
-    "__reduce_ex__",
-    "__reduce__",
-    "__getstate__",
-    "__setstate__",
-    "__getnewargs_ex__",
-    "__getnewargs__",
-)
-# Their own pickling is whole, also for classes derived from them.
-_WHOLE: tuple[type, ...] = (
-    *(object, int, float, complex, str, bytes, bytearray, tuple, list, dict),
-    *(deque, OrderedDict, partial),
-)
-# Whole as they are; what a class derived from them adds would be lost.
-_WHOLE_ITSELF: tuple[type, ...] = (
-    frozenset,
-    defaultdict,
-    range,
-    slice,
-    type(...),
-    types.BuiltinMethodType,
-)
-_WHOLE_MODULES = frozenset(
-    ("collections", "datetime", "decimal", "fractions", "numpy", "pathlib", "random", "re", "uuid")
-)
 # Own the memory of arrays: of constants, and of what functions of C++ (nanobind, pybind11) return.
 _ARRAY_KEEPERS = ("bytes", "nb_ndarray", "PyCapsule")
 _CYTHON_FUNCTION = "cython_function_or_method"
 _ATOMS = (int, float, complex, str, bytes, tuple, type, types.FunctionType, types.ModuleType)
 
 
-def save_environment(env: gym.Env[Any, Any], extra: object = None) -> bytes:
+def names_of(env: gym.Env[Any, Any]) -> Names:
+    """What the states of an environment may name; to be asked for when the environment is new."""
+    layers = _layers(env)
+    fixtures = _fixtures(layers)
+    finder = _Finder(io.BytesIO(), fixtures, None)
+    parts = [value for layer in layers for value in _attributes(layer).values()]
+    for part in (*parts, *(_function_state(function) for _, function in _functions(fixtures))):
+        with contextlib.suppress(Exception):  # it can't be saved, which is said when it is to be
+            finder.dump(part)
+    return Names(map(type, layers), finder.named)
+
+
+def save_environment(
+    env: gym.Env[Any, Any], extra: object = None, *, names: Names | None = None
+) -> bytes:
     """The state of an environment, between any two calls of its methods.
 
     Args:
         env: the environment; goes on as if it had not been saved.
         extra: saved along; may share objects with the environment.
+        names: from `names_of` when it was new, which is when it will be restored too; by default
+            what it names now.
 
     Raises:
         CannotSaveError: a part of the environment can't be saved for sure; says which, and why.
@@ -115,7 +116,7 @@ def save_environment(env: gym.Env[Any, Any], extra: object = None) -> bytes:
     fixtures = _fixtures(layers)
     base = layers[-1]
     stream = io.BytesIO()
-    saver = _Saver(stream, fixtures)
+    saver = _Saver(stream, fixtures, names or names_of(env))
     by_protocol = _has_protocol(base) and not _can_be_pickled(base, fixtures)
     if by_protocol:
         saver.private = {
@@ -124,9 +125,9 @@ def save_environment(env: gym.Env[Any, Any], extra: object = None) -> bytes:
             if name not in _GYMNASIUM and value is not None and id(value) not in saver.fixtures
             if not isinstance(value, _ATOMS)
         }
-    names = []
+    written = []
     for layer in layers[:-1]:
-        names.append(saver.save_parts(_name(layer), _attributes(layer)))
+        written.append(saver.save_parts(_name(layer), _attributes(layer)))
     for where, function in _functions(fixtures):
         saver.save_parts(
             f"function {function.__qualname__} of {_name(layers[int(where[0])])}",
@@ -134,7 +135,7 @@ def save_environment(env: gym.Env[Any, Any], extra: object = None) -> bytes:
         )
     saver.private = {}
     parts = _protocol_parts(base) if by_protocol else _attributes(base)
-    names.append(saver.save_parts(_name(base), parts))
+    written.append(saver.save_parts(_name(base), parts))
     for where, emulator in _emulators(fixtures):
         layer = layers[int(where[0])]
         try:
@@ -143,7 +144,7 @@ def save_environment(env: gym.Env[Any, Any], extra: object = None) -> bytes:
             raise CannotSaveError(f"{_name(layer)}: {error}") from error
         saver.save_parts(_name(layer), {where[1]: state})
     saver.save_parts("what was given to be saved along", {"extra": extra})
-    head = json.dumps({"chain": _description(layers, fixtures), "names": names}).encode()
+    head = json.dumps({"chain": _description(layers, fixtures), "names": written}).encode()
     body = head + b"\n" + stream.getvalue()
     return _MAGIC + hashlib.sha256(body).digest() + body
 
@@ -151,14 +152,15 @@ def save_environment(env: gym.Env[Any, Any], extra: object = None) -> bytes:
 def restore_environment(env: gym.Env[Any, Any], state: bytes) -> Any:
     """Put an environment into a saved state; returns what was saved along.
 
-    States are pickles: take them only from where you would take code.
+    A state runs no code that comes with it: see `torchrl_hts.state_names`.
 
     Args:
         env: newly made, by the factory that made the saved one.
         state: from `save_environment`.
 
     Raises:
-        ValueError: the state is damaged, or that of an environment of another make.
+        ValueError: the state is damaged, or that of an environment of another make, or names
+            something that it may not.
     """
     start = len(_MAGIC) + hashlib.sha256().digest_size
     body = state[start:]
@@ -172,7 +174,7 @@ def restore_environment(env: gym.Env[Any, Any], state: bytes) -> Any:
     layers = _layers(env)
     fixtures = _fixtures(layers)
     _compare(saved["chain"], _description(layers, fixtures))
-    loader = _Loader(io.BytesIO(stream), fixtures)
+    loader = StateReader(io.BytesIO(stream), names_of(env), fixtures)
     *wrappers, last = saved["names"]
     try:  # all is read before anything is changed
         parts = [{name: loader.load() for name in names} for names in wrappers]
@@ -232,7 +234,7 @@ def _has_protocol(base: gym.Env[Any, Any]) -> bool:
 
 def _can_be_pickled(base: gym.Env[Any, Any], fixtures: dict[Where, Any]) -> bool:
     try:
-        _Saver(io.BytesIO(), fixtures).save_parts(_name(base), _attributes(base))
+        _Saver(io.BytesIO(), fixtures, None).save_parts(_name(base), _attributes(base))
     except CannotSaveError:
         return False
     return True
@@ -329,10 +331,17 @@ def _compare(saved: list[str], here: list[str]) -> None:
 
 
 class _Saver(pickle.Pickler):
-    """A pickler that refuses what pickling might lose. One object of many dumps, one memo."""
+    """A pickler that refuses what pickling might lose. One object of many dumps, one memo.
 
-    def __init__(self, stream: io.BytesIO, fixtures: dict[Where, Any]) -> None:
+    Args:
+        stream: to write to.
+        fixtures: what is referred to by keys.
+        names: what may be named; None for anything.
+    """
+
+    def __init__(self, stream: io.BytesIO, fixtures: dict[Where, Any], names: Names | None) -> None:
         super().__init__(stream, _PROTOCOL)
+        self.names = names
         self.fixtures = {id(value): where for where, value in fixtures.items()}
         self.private: dict[int, str] = {}
 
@@ -355,6 +364,7 @@ class _Saver(pickle.Pickler):
                 "by its get_state()"
             )
         if isinstance(obj, types.ModuleType):
+            self._check_name(obj, "the module", obj.__name__)
             return ("module", obj.__name__)
         if isinstance(obj, set) or (isinstance(obj, frozenset) and len(obj) > 1):
             raise _RefusedError(
@@ -365,45 +375,73 @@ class _Saver(pickle.Pickler):
 
     def reducer_override(self, obj: Any) -> Any:
         cls = type(obj)
-        if issubclass(cls, type | types.FunctionType) or cls.__name__ == _CYTHON_FUNCTION:
+        if _is_named(obj):
+            self._check_name(obj, str(obj.__module__), getattr(obj, "__qualname__", obj.__name__))
             return NotImplemented  # by name
-        if isinstance(obj, types.MethodType):
-            return _bind, (obj.__func__, obj.__self__)
+        if isinstance(obj, types.MethodType | types.BuiltinMethodType):
+            return self._reduce_method(obj)
         if isinstance(obj, np.ndarray):
             return _reduce_array(obj)
         if isinstance(obj, np.void) and obj.base is not None:
             raise _RefusedError("it is or holds a record that shares the memory of an array")
-        if cls in copyreg.dispatch_table and cls.__module__ not in (*_WHOLE_MODULES, "builtins"):
+        if cls in copyreg.dispatch_table and cls.__module__ not in (*WHOLE_MODULES, "builtins"):
             raise _RefusedError(f"a function of copyreg pickles {cls.__qualname__}")
-        for hook in _HOOKS:
-            definer = next((c for c in cls.__mro__ if hook in vars(c)), object)
-            slots_only = getattr(vars(definer).get(hook), "__module__", None) == "dataclasses"
-            if not _is_whole(cls, definer, hook) or (slots_only and hasattr(obj, "__dict__")):
+        for hook in HOOKS:
+            from_ = definer(cls, hook)
+            slots_only = getattr(vars(from_).get(hook), "__module__", None) == "dataclasses"
+            if not is_whole(cls, from_, hook) or (slots_only and hasattr(obj, "__dict__")):
                 raise _RefusedError(
-                    f"{definer.__module__}.{definer.__qualname__}.{hook} says how it is pickled, "
+                    f"{from_.__module__}.{from_.__qualname__}.{hook} says how it is pickled, "
                     "and that may lose a part of its state"
                 )
+        if isinstance(getattr(cls, "__del__", None), types.FunctionType):
+            raise _RefusedError(f"{cls.__qualname__}.__del__ may undo what it shares with a copy")
         return NotImplemented
 
+    def _check_name(self, value: object, module: str, name: str) -> None:
+        if self.names is not None and not self.names.admits(value):
+            raise self.names.refusal(module, name)
 
-def _bind(function: Any, owner: object) -> types.MethodType:
-    return types.MethodType(function, owner)
+    def _reduce_method(self, value: Any) -> Any:
+        """By its name, if its owner knows it by that."""
+        owner, function = value.__self__, getattr(value, "__func__", None)
+        if function is not None and getattr(type(owner), value.__name__, None) is not function:
+            return bind, (function, owner)
+        if self.names is not None:
+            self.names.method(owner, value.__name__)
+        return method, (owner, value.__name__)
+
+
+class _Finder(_Saver):
+    """Finds what is named."""
+
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self.named: list[object] = []
+
+    def reducer_override(self, obj: Any) -> Any:
+        if isinstance(obj, np.ndarray) and not obj.dtype.hasobject:
+            return np.empty, (0,)  # it may be large, and names nothing
+        return super().reducer_override(obj)
+
+    def _check_name(self, value: object, module: str, name: str) -> None:
+        self.named.append(value)
+
+    def _reduce_method(self, value: Any) -> Any:
+        self.named.append(getattr(value, "__func__", None))
+        return super()._reduce_method(value)
+
+
+def _is_named(value: Any) -> bool:
+    """Whether pickle writes nothing but a name."""
+    if isinstance(value, types.BuiltinFunctionType):
+        return value.__self__ is None or isinstance(value.__self__, types.ModuleType)
+    named = isinstance(value, type | types.FunctionType | np.ufunc)
+    return named or type(value).__name__ == _CYTHON_FUNCTION
 
 
 class _RefusedError(Exception):
     """An object would not be whole; says why."""
-
-
-def _is_whole(cls: type, definer: type, hook: str) -> bool:
-    """If pickling by a hook, which a class has from ``definer``, keeps all of the state."""
-    if definer in _WHOLE or definer.__module__.startswith("gymnasium.spaces"):
-        return True
-    if hasattr(cls, "__members__"):  # an enumeration, of Python or of C++
-        return True
-    if getattr(vars(definer)[hook], "__module__", None) in ("dataclasses", "collections"):
-        return True
-    of_a_module = {c.__module__.partition(".")[0] for c in (cls, definer)} <= _WHOLE_MODULES
-    return of_a_module or (definer is cls and cls in _WHOLE_ITSELF)
 
 
 def _reduce_array(array: np.ndarray[Any, Any]) -> Any:
@@ -423,34 +461,13 @@ def _reduce_array(array: np.ndarray[Any, Any]) -> Any:
     if array is owner:
         if array.flags.c_contiguous or array.flags.f_contiguous:
             return NotImplemented
-        order = _axes_in_memory(array)
+        order = axes_in_memory(array)
         return np.transpose, (array.transpose(order).copy(), tuple(np.argsort(order).tolist()))
     if array.size == 0:
         return np.empty, (array.shape, array.dtype)
     offset = array.__array_interface__["data"][0] - owner.__array_interface__["data"][0]
     buffer = memory if isinstance(memory, bytearray) else owner
-    return _view, (buffer, offset, array.dtype, array.shape, array.strides)
-
-
-def _axes_in_memory(array: np.ndarray[Any, Any]) -> list[int]:
-    return sorted(range(array.ndim), key=lambda axis: -array.strides[axis])
-
-
-def _view(buffer: Any, offset: int, dtype: Any, shape: Any, strides: Any) -> Any:
-    if isinstance(buffer, np.ndarray):
-        buffer = buffer.transpose(_axes_in_memory(buffer))
-    return np.ndarray(shape, dtype, buffer, offset, strides)
-
-
-class _Loader(pickle.Unpickler):
-    def __init__(self, stream: io.BytesIO, fixtures: dict[Where, Any]) -> None:
-        super().__init__(stream)
-        self.fixtures = fixtures
-
-    def persistent_load(self, pid: Any) -> Any:
-        if pid[0] == "module":
-            return importlib.import_module(pid[1])
-        return self.fixtures[pid]
+    return view, (buffer, offset, array.dtype, array.shape, array.strides)
 
 
 def _contents(function: types.FunctionType) -> list[tuple[object, ...]]:

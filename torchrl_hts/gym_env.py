@@ -17,7 +17,7 @@ from typing import Any, Literal
 import gymnasium as gym
 import numpy as np
 
-from torchrl_hts.env_state import restore_environment, save_environment
+from torchrl_hts.env_state import names_of, restore_environment, save_environment
 from torchrl_hts.errors import InvalidValueError
 from torchrl_hts.storage import Array, Field, Key, SharedMemory
 
@@ -108,6 +108,7 @@ class GymEnvironment:
     def __init__(self, env: gym.Env[Any, Any], index: int) -> None:
         self.env = env
         self.index = index
+        self._names = names_of(env)
         self.description = GymDescription(env.observation_space, env.action_space)
 
     def bind(self, memory: SharedMemory, options: RowOptions) -> None:
@@ -162,7 +163,7 @@ class GymEnvironment:
             CannotSaveError: if the environment holds something that can't be saved.
         """
         own = (self._observation, self._length, self._state, self._episode)
-        return zlib.compress(save_environment(self.env, own), 1)
+        return zlib.compress(save_environment(self.env, own, names=self._names), 1)
 
     def restore(self, state: bytes) -> None:
         """Go on where `save` was called, in another process and another environment maybe."""

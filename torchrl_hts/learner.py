@@ -211,9 +211,9 @@ class LearnerSide:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on with the state's round; the update with the batch before it counts as done.
 
-        Raises:
-            ValueError: if the state is of other environments or of another policy.
+        The state has been checked (see `check_state`).
         """
+        names = [name for name, _ in policy_tensors(self._weights.policy)]
         batches = [_unpack(batch, self._slots.fields[0]) for batch in state["collected"]]
         last = self._schedule.last_round
         if state["why_environments_are_lost"] and (last is None or state["round"] < last):
@@ -227,7 +227,7 @@ class LearnerSide:
         self.round, self.lent = state["round"], False
         self.seed, self.static_seed = state["seed"], state["static_seed"]
         self._ring = {
-            round_: list(values.values())
+            round_: [values[name] for name in names]
             for round_, values in state["behaviour_parameters"].items()
         }
         self._weights.load_state_dict(state["staged_parameters"])
@@ -251,21 +251,8 @@ def _pack(fields: Mapping[Key, Tensor]) -> dict[str, Tensor]:
 
 
 def _unpack(packed: Mapping[str, Tensor], fields: Mapping[Key, Tensor]) -> dict[Key, Tensor]:
-    """What was packed, in the shapes and data types of a slot's fields.
-
-    Raises:
-        ValueError: if it was a slot of other fields.
-    """
-    names = {"/".join(key): value for key, value in fields.items()}
+    """What was packed, in the shapes and data types of a slot's fields."""
     contents = {name: zlib.decompress(_to_bytes(value)) for name, value in packed.items()}
-    sizes = {name: len(content) for name, content in contents.items()}
-    expected = {name: value.nbytes for name, value in names.items()}
-    if sizes != expected:
-        wrong = sorted({name for name, _ in sizes.items() ^ expected.items()})
-        raise ValueError(
-            "the state is of a collector of other environments or of another policy: missing, "
-            f"unknown or of another shape are {', '.join(wrong)}"
-        )
     return {
         key: _to_tensor(contents["/".join(key)]).view(value.dtype).view(value.shape)
         for key, value in fields.items()
@@ -278,7 +265,7 @@ def _to_tensor(state: bytes) -> Tensor:
 
 
 def _to_bytes(state: Tensor) -> bytes:
-    return bytes(state.numpy().data)
+    return bytes(state.cpu().numpy().data)
 
 
 def environment_seed(seed: int, env: int, round_: int, restarts: int = 0) -> int:

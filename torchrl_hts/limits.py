@@ -9,9 +9,9 @@ from __future__ import annotations
 import contextlib
 import os
 import resource
-from pathlib import Path
 
 from torchrl_hts.errors import ResourceError
+from torchrl_hts.system import read_system_file
 
 __all__ = ["available_memory", "check_descriptors", "check_storage"]
 
@@ -78,22 +78,19 @@ def available_memory() -> int | None:
         found.append(_fields("/proc/meminfo")["MemAvailable:"] * 1024)
     for directory, limit, usage, cache in _CGROUPS:
         with contextlib.suppress(OSError, KeyError, ValueError):  # none here, or "max"
-            most, used = (int(Path(directory, name).read_text()) for name in (limit, usage))
+            most, used = (int(read_system_file(f"{directory}/{name}")) for name in (limit, usage))
             found.append(most - used + _fields(f"{directory}/memory.stat")[cache])
     return max(0, min(found)) if found else None
 
 
 def _fields(path: str) -> dict[str, int]:
     """The lines of a file, each a name and a number."""
-    lines = (line.split() for line in Path(path).read_text().splitlines())
+    lines = (line.split() for line in read_system_file(path).splitlines())
     return {words[0]: int(words[1]) for words in lines}
 
 
 def _open_descriptors() -> int:
-    for path in ("/proc/self/fd", "/dev/fd"):
-        if os.path.isdir(path):
-            return len(os.listdir(path))
-    return 0
+    return len(os.listdir("/dev/fd")) if os.path.isdir("/dev/fd") else 0
 
 
 def _size(num_bytes: int) -> str:

@@ -28,7 +28,6 @@ __all__ = [
     "receive_object",
     "send_message",
     "send_object",
-    "watch_end",
 ]
 
 _HEADER = struct.Struct("!II")  # bytes of JSON that follow, file descriptors that come along
@@ -113,18 +112,6 @@ def read_fds(sock: socket.socket, count: int) -> list[int]:
             os.close(fd)
         raise OSError(errno.EMFILE, f"{missing} of {count} file descriptors could not be opened")
     return fds
-
-
-def watch_end(pid: int) -> int | None:
-    """A descriptor that becomes readable when a process ends.
-
-    Needed where a fork of the main process outlives it and keeps our socket open; elsewhere than
-    on Linux the end of the socket has to do.
-    """
-    try:
-        return os.pidfd_open(pid)
-    except (AttributeError, OSError):
-        return None
 
 
 def readable(fd: int, timeout_s: float) -> bool:

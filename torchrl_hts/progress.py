@@ -38,7 +38,8 @@ class ProgressWatch:
     @property
     def interval_s(self) -> float | None:
         """How often to look; None: never."""
-        return min(self.timeouts_s.values()) / 8 if self.timeouts_s else None
+        # No longer than any system can wait.
+        return min(3600.0, *self.timeouts_s.values()) / 8 if self.timeouts_s else None
 
     def timeout_s(self, name: str) -> float | None:
         """How long a worker may take; None for any time."""

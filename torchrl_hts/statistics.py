@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 
 from torchrl_hts.invariance import InvariantSizes
 from torchrl_hts.storage import Counter, SharedMemory
+from torchrl_hts.system import read_system_file
 
 __all__ = ["Statistics", "WorkerStatistics", "summarise"]
 
@@ -182,7 +182,7 @@ def private_bytes(pid: int) -> int | None:
         True
     """
     try:
-        lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
+        lines = read_system_file(f"/proc/{pid}/smaps_rollup").splitlines()
     except OSError:  # not Linux, or the process has ended
         return None
     return sum(int(line.split()[1]) * 1024 for line in lines if line.startswith("Private_"))

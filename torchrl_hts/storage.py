@@ -30,6 +30,7 @@ import numpy.typing as npt
 
 from torchrl_hts.errors import ResourceError
 from torchrl_hts.schedule import Schedule
+from torchrl_hts.system import anonymous_memory, is_anonymous_memory
 
 __all__ = ["RECORD_BYTES", "Array", "Counter", "Field", "Key", "Layout", "SharedMemory"]
 
@@ -189,8 +190,9 @@ class SharedMemory:
         Args:
             storage_dir: a directory for it; None for memory, as far as the system offers that.
         """
-        if storage_dir is None and hasattr(os, "memfd_create"):
-            return os.memfd_create("torchrl_hts")
+        fd = anonymous_memory("torchrl_hts") if storage_dir is None else None
+        if fd is not None:
+            return fd
         with tempfile.TemporaryFile(prefix="torchrl_hts-", dir=storage_dir) as file:
             return os.dup(file.fileno())
 
@@ -243,19 +245,12 @@ def _grow(fd: int, num_bytes: int) -> None:
 
     That of a file is allocated at once: a disk that is full later would kill with SIGBUS.
     """
-    os.truncate(fd, num_bytes)
-    if not _is_memfd(fd) and hasattr(os, "posix_fallocate"):
-        try:
-            os.posix_fallocate(fd, 0, num_bytes)
-        except OSError as error:
-            raise ResourceError(f"the rounds need {num_bytes} bytes of storage: {error}") from error
-
-
-def _is_memfd(fd: int) -> bool:
     try:
-        return os.readlink(f"/proc/self/fd/{fd}").startswith("/memfd:")
-    except OSError:
-        return False
+        os.truncate(fd, num_bytes)
+        if not is_anonymous_memory(fd) and hasattr(os, "posix_fallocate"):
+            os.posix_fallocate(fd, 0, num_bytes)
+    except OSError as error:
+        raise ResourceError(f"the rounds need {num_bytes} bytes of storage: {error}") from error
 
 
 def _offsets(sizes: Sequence[int]) -> list[int]:

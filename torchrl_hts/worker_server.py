@@ -7,7 +7,6 @@ main process's side.
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import faulthandler
 import gc
 import importlib
@@ -21,13 +20,11 @@ from collections.abc import Sequence
 from multiprocessing.connection import Connection
 from types import FrameType
 
-from torchrl_hts.messages import read_fds, read_message, send_message, send_object, watch_end
+from torchrl_hts.messages import read_fds, read_message, send_message, send_object
+from torchrl_hts.system import die_with_parent, wake_on_time, watch_end
 from torchrl_hts.worker_output import WorkerOutput
 
 __all__ = ["serve"]
-
-_PR_SET_PDEATHSIG = 1
-_PR_SET_TIMERSLACK = 29
 
 
 def serve(fd: int, main_pid: int) -> None:
@@ -110,7 +107,7 @@ def _fork(target: str, fds: list[int], output: WorkerOutput, server_fds: list[in
         os.close(output.write_fd)
         raise
     if pid == 0:
-        _die_with_parent(server_pid)
+        die_with_parent(server_pid)
         _run_worker(target, fds, output, [*server_fds, output.fd])
     os.close(output.write_fd)
     return pid
@@ -134,7 +131,7 @@ def _run_worker(target: str, fds: list[int], output: WorkerOutput, server_fds: l
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         for fd in server_fds:
             os.close(fd)
-        _wake_on_time()
+        wake_on_time()
         control = Connection(fds[0])
         module, _, function = target.partition(":")
         try:
@@ -171,19 +168,6 @@ def _report_exits(requests: socket.socket, workers: dict[int, WorkerOutput]) -> 
         code = os.waitstatus_to_exitcode(status)
         stderr = _last_lines(workers.pop(pid, None))
         send_message(requests, {"exited": pid, "status": code, "stderr": stderr})
-
-
-def _die_with_parent(parent_pid: int) -> None:
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-        if os.getppid() != parent_pid:  # it died before prctl
-            os._exit(1)
-
-
-def _wake_on_time() -> None:
-    """Let environments that sleep wake up to the microsecond, not up to 50 of them later."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_TIMERSLACK, 1, 0, 0, 0)  # in nanoseconds
 
 
 def _do_nothing(signum: int, frame: FrameType | None) -> None:

@@ -31,7 +31,8 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 from torchrl_hts.errors import ResourceError
-from torchrl_hts.messages import read_message, readable, send_message, watch_end
+from torchrl_hts.messages import read_message, readable, send_message
+from torchrl_hts.system import watch_end
 
 __all__ = [
     "TORCH_FREE",

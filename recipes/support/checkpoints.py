@@ -56,7 +56,7 @@ class Checkpoints:
         """The newest checkpoint.
 
         Raises:
-            RecipeError: if there is none, or it is damaged.
+            RecipeError: if there is none, or it is damaged, or would do more than hold data.
         """
         paths = self.paths()
         if not paths:
@@ -66,7 +66,8 @@ class Checkpoints:
         except Exception as error:  # torch raises whatever it stumbles over
             before = f" to go on from {paths[-2].name}" if len(paths) > 1 else ""
             raise RecipeError(
-                f"the checkpoint {paths[-1]} is damaged or cut off: delete it{before}"
+                f"the checkpoint {paths[-1]} is damaged, cut off, or not only data: "
+                f"delete it{before}"
             ) from error
         return state
 

@@ -8,6 +8,7 @@ saved. Neither is imported before it is asked for.
 from __future__ import annotations
 
 import importlib
+import io
 from collections.abc import Sequence
 from itertools import islice
 from typing import Any, Protocol
@@ -17,6 +18,7 @@ import numpy as np
 from torchrl_hts.envs.football_pool import Pool, PoolProcess
 from torchrl_hts.envs.football_rules import HEIGHT, WIDTH, Moment, draw_minimap, engine_seeds
 from torchrl_hts.errors import CannotSaveError
+from torchrl_hts.state_names import Names, StateReader
 
 __all__ = ["Engine", "EnvPoolEngine", "GFootballEngine"]
 
@@ -60,6 +62,17 @@ class Engine(Protocol):
 
     def close(self) -> None:
         """Let go of the game."""
+
+
+def _check_pickle(state: bytes) -> None:
+    """Raise if a state of gfootball's, which unpickles a part of it, names what it shouldn't.
+
+    That part comes first: its size in four bytes, then a pickle of plain data and an ``EnvState``.
+    """
+    from gfootball.env.football_env_core import EnvState
+
+    size = int.from_bytes(state[:4], "little")
+    StateReader(io.BytesIO(state[4 : 4 + size]), Names([EnvState]), {}).load()
 
 
 class GFootballEngine:
@@ -174,6 +187,7 @@ class GFootballEngine:
         self.episode_number = episode_number - 1
         self._seeds = islice(engine_seeds(seed), episode_number - 1, None)
         self.reset()
+        _check_pickle(of_game)
         self._game.set_state(of_game)
         self._observations = self._game.observation()
 

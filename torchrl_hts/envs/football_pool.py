@@ -8,7 +8,6 @@ evaluations do, needs `PoolProcess`; whoever does so once takes `Pool`, which is
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import os
 import signal
 import traceback
@@ -18,13 +17,14 @@ from typing import Any, NoReturn
 
 import numpy as np
 
+from torchrl_hts.system import die_with_parent
+
 __all__ = ["Pool", "PoolProcess"]
 
 Array = np.ndarray[Any, Any]
 Shown = tuple[Array, dict[str, Any]]  # the minimap, uint8 [4, 72, 96], and the numbers beside it
 
 _NUMBERS = ("game_mode", "ball_owned_team", "steps_left", "engine_seed", "episode_number")
-_PR_SET_PDEATHSIG = 1
 
 
 class Pool:
@@ -134,8 +134,6 @@ def _keep_apart(own_fd: int, parent: int) -> None:
     signal.set_wakeup_fd(-1)
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)  # the parent says when
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-    if os.getppid() != parent:  # it died before prctl
-        os._exit(1)
+    die_with_parent(parent)
     os.closerange(3, own_fd)
     os.closerange(own_fd + 1, os.sysconf("SC_OPEN_MAX"))

@@ -1,0 +1,50 @@
+"""What is Linux's own is asked for in one place, which can be told to do without it."""
+
+from __future__ import annotations
+
+import ast
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+PACKAGE = Path(__file__).parents[1] / "torchrl_hts"
+
+LINUX_ONLY = {"memfd_create", "pidfd_open", "prctl", "sched_getaffinity", "eventfd", "signalfd"}
+
+
+@pytest.mark.parametrize("path", sorted(PACKAGE.rglob("*.py")), ids=lambda path: path.name)
+def test_one_module_knows_linux(path: Path) -> None:
+    for node in ast.walk(ast.parse(path.read_text())):
+        if path.name == "system.py":
+            continue
+        if isinstance(node, ast.Attribute):
+            assert node.attr not in LINUX_ONLY, ast.unparse(node)
+        if isinstance(node, ast.Call) and ast.unparse(node.func) in ("Path", "open", "os.listdir"):
+            assert "/proc" not in ast.unparse(node), ast.unparse(node)
+
+
+def test_the_switch_turns_all_of_it_off() -> None:
+    code = (
+        "import os, sys\n"
+        "from torchrl_hts import system\n"
+        "from torchrl_hts.limits import available_memory\n"
+        "from torchrl_hts.storage import SharedMemory\n"
+        "assert not system.ON_LINUX\n"
+        "assert system.watch_end(os.getpid()) is None\n"
+        "assert available_memory() is None\n"
+        "assert system.available_cores() == os.cpu_count()\n"
+        "fd = SharedMemory.create_fd()\n"
+        "assert 'memfd' not in os.readlink(f'/proc/self/fd/{fd}')\n"
+        "assert os.fstat(fd).st_nlink == 0\n"
+        "system.wake_on_time()\n"
+        "print(open('/proc/self/timerslack_ns').read())\n"
+    )
+    environment = {**os.environ, "TORCHRL_HTS_POSIX_ONLY": "1"}
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert int(done.stdout) > 1, "nothing was set"

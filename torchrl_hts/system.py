@@ -1,0 +1,86 @@
+"""What Linux offers beyond POSIX. Elsewhere everything works without it, with fewer assurances.
+
+No other module asks for any of it. With ``TORCHRL_HTS_POSIX_ONLY=1`` in the environment Linux is
+treated as another system, so that tests can show that nothing depends on it.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import sys
+from pathlib import Path
+
+__all__ = [
+    "ON_LINUX",
+    "anonymous_memory",
+    "available_cores",
+    "die_with_parent",
+    "is_anonymous_memory",
+    "read_system_file",
+    "wake_on_time",
+    "watch_end",
+]
+
+ON_LINUX = sys.platform == "linux" and not os.environ.get("TORCHRL_HTS_POSIX_ONLY")
+
+_PR_SET_PDEATHSIG = 1
+_PR_SET_TIMERSLACK = 29
+
+
+def anonymous_memory(name: str) -> int | None:
+    """A descriptor of memory without a place in the file system; None: take a file."""
+    if not (ON_LINUX and hasattr(os, "memfd_create")):
+        return None
+    fd = os.memfd_create(name)
+    os.fchmod(fd, 0o600)  # as that of a temporary file: Linux begins with all rights for all
+    return fd
+
+
+def is_anonymous_memory(fd: int) -> bool:
+    """Whether a descriptor is one of `anonymous_memory`."""
+    try:
+        return ON_LINUX and os.readlink(f"/proc/self/fd/{fd}").startswith("/memfd:")
+    except OSError:
+        return False
+
+
+def watch_end(pid: int) -> int | None:
+    """A descriptor that becomes readable when a process ends.
+
+    Needed where a fork of the main process outlives it and keeps our socket open; elsewhere than
+    on Linux the end of the socket has to do.
+    """
+    try:
+        return os.pidfd_open(pid) if ON_LINUX else None
+    except (AttributeError, OSError):
+        return None
+
+
+def die_with_parent(parent_pid: int) -> None:
+    """Let this process be killed as soon as its parent ends, however that ends."""
+    if ON_LINUX:
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+        if os.getppid() != parent_pid:  # it died before prctl
+            os._exit(1)
+
+
+def wake_on_time() -> None:
+    """Let this process wake up from sleep to the microsecond, not up to 50 of them later."""
+    if ON_LINUX:
+        ctypes.CDLL(None).prctl(_PR_SET_TIMERSLACK, 1, 0, 0, 0)  # in nanoseconds
+
+
+def available_cores() -> int:
+    """The number of cores that this process may use, as far as the system says."""
+    if ON_LINUX and hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def read_system_file(path: str) -> str:
+    """What a file below /proc or /sys says; raises OSError where there is none."""
+    if not ON_LINUX:
+        raise FileNotFoundError(f"{path} is asked for on Linux alone")
+    return Path(path).read_text()
