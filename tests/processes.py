@@ -61,6 +61,14 @@ def wait_until_gone(pids: Iterable[int], timeout_s: float = 20.0) -> None:
     wait_until(lambda: not any(map(alive, pids)), timeout_s)
 
 
+# A test that is killed takes its script along.
+_ENDS_WITH_THE_TEST = """\
+import ctypes, signal, sys
+if sys.platform == "linux":
+    ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
+"""
+
+
 class Script:
     """A user's script, run by a fresh interpreter in a session of its own.
 
@@ -68,7 +76,7 @@ class Script:
     """
 
     def __init__(self, path: Path, source: str, *args: str) -> None:
-        path.write_text(source)
+        path.write_text(_ENDS_WITH_THE_TEST + source)
         package = str(_TESTS.parent)
         self.process = subprocess.Popen(
             [sys.executable, str(path), *args],
