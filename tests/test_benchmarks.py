@@ -163,3 +163,21 @@ def test_learning_goes_on_with_what_is_missing(tmp_path: Path) -> None:
     rows = (tmp_path / "multi-sync-seed0.csv").read_text().splitlines()
     assert [row.split(",")[1] for row in rows] == ["steps", "32", "64"]
     assert "</svg>" in (tmp_path / "learning.svg").read_text()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_flatness_watches_a_run_to_its_end(tmp_path: Path) -> None:
+    printed = run(
+        "flatness.py", "--steps", "3000", "--interval", "0.5", "--output-dir", str(tmp_path)
+    )
+    assert "| main process, descriptors |" in printed
+    assert "| steps per second |" in printed
+    header, *rows = (tmp_path / "processes.csv").read_text().splitlines()
+    assert header == "elapsed_s,pid,memory_mib,descriptors"
+    assert len({row.split(",")[1] for row in rows}) >= 5, "main, two servers, workers"
+    assert "</svg>" in (tmp_path / "flatness.svg").read_text()
+    assert subprocess.run(
+        [sys.executable, str(BENCHMARKS / "flatness.py"), "--pid", "999999999"],
+        capture_output=True,
+        check=False,
+    ).stderr.endswith(b"error: there is no process 999999999\n")
