@@ -90,7 +90,7 @@ def test_with_a_barrier_everybody_waits_for_the_slowest(tmp_path: Path) -> None:
     assert batches[0] == batches[1]
     steps = timeline.of(Activity.STEP)
     rounds = timeline.rounds(steps)
-    for round_ in range(5):
+    for round_ in range(1, 5):  # the first two are open from the start
         ended = steps[rounds == round_]["ended"].max()
         assert ended <= steps[rounds == round_ + 1]["began"].min()
 

@@ -23,6 +23,7 @@ from __future__ import annotations
 
 import contextlib
 import copyreg
+import enum
 import hashlib
 import inspect
 import io
@@ -382,6 +383,8 @@ class _Saver(pickle.Pickler):
             return self._reduce_method(obj)
         if isinstance(obj, np.ndarray):
             return _reduce_array(obj)
+        if isinstance(obj, enum.Enum):  # by some versions of Python, as a call of getattr
+            return cls, (obj._value_,)
         if isinstance(obj, np.void) and obj.base is not None:
             raise _RefusedError("it is or holds a record that shares the memory of an array")
         if cls in copyreg.dispatch_table and cls.__module__ not in (*WHOLE_MODULES, "builtins"):
