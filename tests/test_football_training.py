@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 from football_engines import ENGINES, need
+from processes import wait_until
 from recipe_runs import assert_equal_runs, rows, run, start
 from tensordict.nn import TensorDictModule
 from torch import nn
@@ -75,15 +76,11 @@ def test_the_recipe_trains_and_evaluates(engine: str, tmp_path: Path) -> None:
 
 def test_i7_a_killed_run_goes_on_bit_for_bit(tmp_path: Path) -> None:
     need("gfootball")
-    flags = f"{SMALL} --total-frames 192 --eval-interval 0"
+    flags = f"{SMALL} --total-frames 640 --eval-interval 0"
     whole, killed = tmp_path / "whole", tmp_path / "killed"
     run(flags, "--output-dir", str(whole), "--checkpoint-interval", "0")
-    process = start(
-        flags, "--output-dir", str(killed), "--checkpoint-interval", "64", unbuffered=True
-    )
-    for line in process.stdout:
-        if "steps (" in line and (killed / "checkpoints").exists():
-            break
+    process = start(flags, "--output-dir", str(killed), "--checkpoint-interval", "64")
+    wait_until(lambda: any((killed / "checkpoints").glob("step-*.pt")), timeout_s=120)
     process.kill()
     process.communicate()
     assert len(rows(killed / "metrics.csv")) < len(rows(whole / "metrics.csv"))
