@@ -109,8 +109,8 @@ TASKS = {
             "ppo": Settings(64, 1e-3, gamma=0.99, gae_lambda=0.94, epochs=4, minibatches=4),
         },
     ),
-    "breakout": Task("MinAtar Breakout", partial(MinAtar, "breakout"), 300_000, _MINATAR),
+    "breakout": Task("MinAtar Breakout", partial(MinAtar, "breakout"), 150_000, _MINATAR),
     "space_invaders": Task(
-        "MinAtar Space Invaders", partial(MinAtar, "space_invaders"), 300_000, _MINATAR
+        "MinAtar Space Invaders", partial(MinAtar, "space_invaders"), 150_000, _MINATAR
     ),
 }
