@@ -25,10 +25,11 @@ from told import LAST_WORDS, ToldEnv
 from told_policy import CALIBRATION, learn, told_policy
 
 from torchrl_hts import Failure, HTSCollector, WorkerError
+from torchrl_hts.learner import environment_seed
 
 pytestmark = [pytest.mark.usefixtures("nothing_left"), pytest.mark.timeout(120)]
 
-N, T, ROUNDS, LAG = 3, 4, 6, 1
+N, T, ROUNDS, LAG, SEED = 3, 4, 6, 1, 3
 VICTIM = 1  # the environment that fails, in an executor of its own
 OTHERS = [env for env in range(N) if env != VICTIM]
 TIMEOUT_S = 4.0
@@ -45,7 +46,7 @@ def run(
     **kwargs: Any,
 ) -> HTSCollector:
     """Collect all rounds, with an update after each; what came goes into ``received``."""
-    kwargs = {"num_executors": N, "num_actors": 1, "seed": 3, "lag": LAG} | kwargs
+    kwargs = {"num_executors": N, "num_actors": 1, "seed": SEED, "lag": LAG} | kwargs
     with HTSCollector(
         envs, policy, frames_per_batch=N * T, total_frames=N * T * ROUNDS, **kwargs
     ) as collector:
@@ -108,6 +109,7 @@ FAULTS = {
 STEPS = {
     "first step": (0, 0, 0),
     "first round": (2, 0, 2),
+    "after an end": (5, 1, 1),
     "end of a round": (11, 2, 3),
     "begin of a round": (12, 3, 0),
     "mid-round": (14, 3, 2),
@@ -154,7 +156,7 @@ def test_environment_restart(
     fault: str, phase: str, tmp_path: Path, record_property: Record
 ) -> None:
     """A new episode from the transition that failed; nobody else notices."""
-    step_of_life, _, step = STEPS[phase]
+    step_of_life, round_, step = STEPS[phase]
     received: list[TensorDictBase] = []
     with pytest.warns(RuntimeWarning, match="(?s)a worker is replaced: .*executor 1") as warned:
         collector = run(
@@ -171,9 +173,9 @@ def test_environment_restart(
     rows = torch.cat([batch[VICTIM] for batch in received])
     # What has begun there began with a seed of its own, and a reset.
     assert rows["observation"][step_of_life, 2] == 0
-    assert rows["observation"][step_of_life, 0] != rows["observation"][0, 0] or step_of_life == 0
+    assert rows["observation"][step_of_life, 0] == environment_seed(SEED, VICTIM, round_, 1)
     if step:
-        assert rows["next", "truncated"][step_of_life - 1]
+        assert rows["next", "truncated"][step_of_life - 1] == (phase != "after an end")
         assert rows["next", "done"][step_of_life - 1]
     assert not rows["next", "truncated"][step_of_life:].any()
     record_property("fault", ("executor", fault, phase, "restart"))
