@@ -6,7 +6,8 @@
 The first runs HTSCollector on environments that cost nothing, in a process of its own, and watches
 it to its end; the second watches a run that is under way, such as a recipe's, from outside.
 Watched are the process and all that descend from it. Memory is what a process has to itself plus
-its part of what it shares (PSS).
+its part of what it shares with others of the run, without the pages of libraries, whose share
+depends on whoever else on the machine uses them.
 
 Writes processes.csv as it goes, and flatness.svg; prints how each process, and the speed, changed
 from the second tenth of the time to the last. Linux only.
@@ -30,6 +31,7 @@ import _recipes  # noqa: F401  so that the package of this checkout is found
 from matplotlib.figure import Figure
 
 COLUMNS = ("elapsed_s", "pid", "memory_mib", "descriptors")
+_OWN = ("Pss_Anon:", "Pss_Shmem:")  # of smaps_rollup
 REPORT_STEPS = 50_000  # between two rows of the costless run's metrics
 
 
@@ -81,11 +83,11 @@ def sample(pid: int, elapsed_s: float) -> Sample | None:
     """What a process uses now; None if it has ended."""
     try:
         lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
-        pss_kib = next(int(line.split()[1]) for line in lines if line.startswith("Pss:"))
+        kib = sum(int(line.split()[1]) for line in lines if line.startswith(_OWN))
         descriptors = len(list(Path(f"/proc/{pid}/fd").iterdir()))
-    except (OSError, StopIteration):
+    except OSError:
         return None
-    return Sample(round(elapsed_s, 1), pid, round(pss_kib / 1024, 2), descriptors)
+    return Sample(round(elapsed_s, 1), pid, round(kib / 1024, 2), descriptors)
 
 
 def watch(pid: int, seconds: float, interval_s: float, file: Path) -> list[Sample]:
