@@ -123,7 +123,10 @@ def alive(pid: int) -> bool:
 def speeds(metrics: Path, points: int = 50) -> list[tuple[float, float]]:
     """Seconds and steps per second over equal numbers of rows of a run's metrics."""
     with metrics.open(newline="") as file:
-        rows = [(float(r["time/elapsed_s"]), int(r["step"])) for r in csv.DictReader(file)]
+        whole = [
+            r for r in csv.DictReader(file) if r["time/elapsed_s"]
+        ]  # the last is being written
+        rows = [(float(r["time/elapsed_s"]), int(r["step"])) for r in whole]
     every = max(1, len(rows) // points)
     chosen = rows[::every]
     return [
@@ -220,13 +223,20 @@ def main() -> int:
         print(f"error: there is no process {pid}", file=sys.stderr)
         return 1
     samples = watch(pid, 60 * given.minutes, given.interval, given.output_dir / "processes.csv")
+    code = 0
     if process is not None:
         process.terminate()
-        process.wait()
+        code = max(0, process.wait())  # below 0: we have ended it
+    if not samples:
+        print("error: there was nothing to watch", file=sys.stderr)
+        return code or 1
     speed = speeds(metrics) if metrics is not None and metrics.exists() else []
+    if given.pid is not None and speed:  # by the clock of the watch, which began later
+        late = speed[-1][0] - samples[-1].elapsed_s
+        speed = [(at - late, value) for at, value in speed if at >= late]
     report(samples, speed, pid)
     draw(samples, speed, given.output_dir / "flatness.svg")
-    return 0
+    return code
 
 
 if __name__ == "__main__":

@@ -227,7 +227,7 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
         default=["hts", "multi-sync", "parallel"],
         help=f"of {', '.join(LABELS)}",
     )
-    parser.add_argument("--output-dir", type=Path, default=Path("runs/learning"))
+    parser.add_argument("--output-dir", type=Path, help="by default runs/learning/GAME")
     parser.add_argument("--alone", choices=[*LABELS], help=argparse.SUPPRESS)
     return parser.parse_args(arguments)
 
@@ -256,7 +256,7 @@ def main() -> int:
     """Runs the contenders that are missing, each in a process of its own, and draws them all."""
     given = parse()
     options = options_of(given)
-    directory: Path = given.output_dir
+    directory: Path = given.output_dir or Path("runs/learning") / options.task.rpartition("/")[2]
     directory.mkdir(parents=True, exist_ok=True)
     files = {name: directory / f"{name}-seed{given.seed}.csv" for name in given.contenders}
     if given.alone is not None:

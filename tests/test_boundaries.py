@@ -110,7 +110,9 @@ class TestValues:
         with pytest.raises(InvalidValueError, match=f"the environment returned .*{said}"):
             play(Scripted(space, observation), memory_fd)
 
-    @pytest.mark.parametrize("reward", [np.nan, None, "much", np.zeros(2)])
+    @pytest.mark.parametrize(
+        "reward", [np.nan, None, "much", np.zeros(2), 10**400, np.ma.masked, np.array("x")]
+    )
     def test_a_reward_is_a_number(self, reward: Any, memory_fd: int) -> None:
         env = Scripted(FLOATS, np.zeros(2, np.float32), reward)
         with pytest.raises(InvalidValueError, match=r"the reward .*; expected one number"):

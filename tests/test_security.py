@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import ast
+import copy
 import gc
 import hashlib
 import json
+import math
 import os
 import pickle
+import random
 import re
 import stat
 import subprocess
@@ -79,6 +82,14 @@ class Game(EchoEnv):
         """A method that it has from the start."""
 
 
+class Holder(EchoEnv):
+    """Holds one thing, and no method."""
+
+    def __init__(self, held: Any = None) -> None:
+        super().__init__()
+        self.held = held
+
+
 # Pickles, written by hand: pickle itself would not write most of them.
 
 
@@ -127,6 +138,15 @@ def attacks(victim: str) -> dict[str, tuple[bytes, str]]:
         "to be called later": (
             name("functools", "partial") + name("posix", "remove") + pickle.TUPLE1 + pickle.REDUCE,
             REMOVE,
+        ),
+        "a constructor": (
+            name("copyreg", "_reconstructor")
+            + pickle.MARK
+            + 2 * name(US, "Piece")
+            + value(victim)
+            + pickle.TUPLE
+            + pickle.REDUCE,
+            "it names copyreg._reconstructor",
         ),
         "an old opcode": (
             b"(V%b\niposix\nremove\n" % victim.encode(), "a class in a way that states don't",
@@ -220,6 +240,26 @@ def test_what_may_be_named_can_be_read() -> None:
     assert type(piece) is Piece
     assert piece.a == 1
     assert (dtype, copy()) == (np.dtype("f8"), [1])
+
+
+@pytest.mark.parametrize("held", [re.compile("a+"), [1].copy, random.Random(3).random])
+@pytest.mark.parametrize("late", [False, True])
+def test_what_is_saved_can_be_restored(held: Any, late: bool) -> None:
+    env, other = (Holder(None if late else copy.deepcopy(held)) for _ in range(2))
+    names, others_names = names_of(env), names_of(other)
+    env.held = copy.deepcopy(held)
+    restore_environment(other, save_environment(env, names=names), names=others_names)
+    assert repr(other.held).partition(" at ")[0] == repr(held).partition(" at ")[0]
+
+
+@pytest.mark.parametrize("held", [np.mean, np.sin, " and ".join, math.sqrt])
+def test_what_an_environment_has_when_it_is_new_can_be_restored(held: Any) -> None:
+    """Even after it is gone."""
+    env, other = Holder(held), Holder(held)
+    names = names_of(other)
+    other.held = None
+    restore_environment(other, save_environment(env, names=names_of(env)), names=names)
+    assert other.held.__name__ == held.__name__
 
 
 @pytest.mark.parametrize(

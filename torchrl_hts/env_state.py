@@ -150,14 +150,15 @@ def save_environment(
     return _MAGIC + hashlib.sha256(body).digest() + body
 
 
-def restore_environment(env: gym.Env[Any, Any], state: bytes) -> Any:
+def restore_environment(env: gym.Env[Any, Any], state: bytes, *, names: Names | None = None) -> Any:
     """Put an environment into a saved state; returns what was saved along.
 
     A state runs no code that comes with it: see `torchrl_hts.state_names`.
 
     Args:
-        env: newly made, by the factory that made the saved one.
+        env: made by the factory that made the saved one.
         state: from `save_environment`.
+        names: what it may name; by default, what the environment as it is now has.
 
     Raises:
         ValueError: the state is damaged, or that of an environment of another make, or names
@@ -175,7 +176,7 @@ def restore_environment(env: gym.Env[Any, Any], state: bytes) -> Any:
     layers = _layers(env)
     fixtures = _fixtures(layers)
     _compare(saved["chain"], _description(layers, fixtures))
-    loader = StateReader(io.BytesIO(stream), names_of(env), fixtures)
+    loader = StateReader(io.BytesIO(stream), names or names_of(env), fixtures)
     *wrappers, last = saved["names"]
     try:  # all is read before anything is changed
         parts = [{name: loader.load() for name in names} for names in wrappers]
@@ -431,7 +432,7 @@ class _Finder(_Saver):
         self.named.append(value)
 
     def _reduce_method(self, value: Any) -> Any:
-        self.named.append(getattr(value, "__func__", None))
+        self.named.append(getattr(type(value.__self__), value.__name__, value))
         return super()._reduce_method(value)
 
 
@@ -439,7 +440,7 @@ def _is_named(value: Any) -> bool:
     """Whether pickle writes nothing but a name."""
     if isinstance(value, types.BuiltinFunctionType):
         return value.__self__ is None or isinstance(value.__self__, types.ModuleType)
-    named = isinstance(value, type | types.FunctionType | np.ufunc)
+    named = isinstance(value, type | types.FunctionType | np.ufunc | type(np.mean))
     return named or type(value).__name__ == _CYTHON_FUNCTION
 
 

@@ -8,6 +8,7 @@ its true last observation.
 
 from __future__ import annotations
 
+import contextlib
 import zlib
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -19,6 +20,7 @@ import numpy as np
 
 from torchrl_hts.env_state import names_of, restore_environment, save_environment
 from torchrl_hts.errors import InvalidValueError
+from torchrl_hts.state_names import Names
 from torchrl_hts.storage import Array, Field, Key, SharedMemory
 
 __all__ = ["GymDescription", "GymEnvironment", "RowOptions", "observation_fields"]
@@ -108,7 +110,9 @@ class GymEnvironment:
     def __init__(self, env: gym.Env[Any, Any], index: int) -> None:
         self.env = env
         self.index = index
-        self._names = names_of(env)
+        self._names: Names | None = None
+        with contextlib.suppress(Exception):  # which is met again, and told, where it is saved
+            self._names = names_of(env)
         self.description = GymDescription(env.observation_space, env.action_space)
 
     def bind(self, memory: SharedMemory, options: RowOptions) -> None:
@@ -167,7 +171,7 @@ class GymEnvironment:
 
     def restore(self, state: bytes) -> None:
         """Go on where `save` was called, in another process and another environment maybe."""
-        own = restore_environment(self.env, zlib.decompress(state))
+        own = restore_environment(self.env, zlib.decompress(state), names=self._names)
         self._observation, self._length, self._state, self._episode = own
 
     def write_observation(self, slot: int, t: int) -> None:
@@ -184,7 +188,7 @@ class GymEnvironment:
         """Step with the action at ``t`` and write the transition; returns if the episode ended."""
         observation, reward, terminated, truncated, _ = self.env.step(self._action(slot, t))
         self._check(observation)
-        number = reward if isinstance(reward, float | int) else _number(reward)
+        number = reward if isinstance(reward, float) else _number(reward)
         if number != number:  # NaN
             raise _not_a_number(reward)
         self._reward[slot][t] = number
@@ -252,10 +256,12 @@ class GymEnvironment:
 
 
 def _number(reward: Any) -> float:
-    """A reward that comes as an array, or as a scalar of numpy; None becomes NaN."""
+    """A reward that is no float: an integer, an array or a tensor of one number; None is NaN."""
+    if np.ma.is_masked(reward):
+        raise _not_a_number(reward)
     try:
         return float(np.asarray(reward, np.float64).item())
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, OverflowError, RuntimeError) as error:
         raise _not_a_number(reward) from error
 
 

@@ -120,10 +120,14 @@ def _check_collected(state: Mapping[str, Any], layout: Layout) -> None:
 
 def _unpacked_size(packed: Tensor, expected: int, where: str) -> int:
     """Never unpacks much more than is expected."""
+    unpacker = zlib.decompressobj()
     try:
-        return len(zlib.decompressobj().decompress(bytes(packed.cpu().numpy().data), expected + 1))
+        size = len(unpacker.decompress(bytes(packed.cpu().numpy().data), expected + 1))
     except zlib.error as error:
         raise ValueError(f"state_dict{where} is damaged: {error}") from error
+    if size == expected and not unpacker.eof:
+        raise ValueError(f"state_dict{where} is damaged: its end is missing")
+    return size
 
 
 def _check_bytes(value: Any, where: str) -> None:

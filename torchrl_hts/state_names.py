@@ -17,6 +17,7 @@ restores, so that whatever is refused is refused when it is saved.
 from __future__ import annotations
 
 import collections
+import copyreg
 import datetime
 import decimal
 import fractions
@@ -148,7 +149,7 @@ def _reconstructors() -> Iterable[Any]:
 # May be called with anything, likewise.
 _FUNCTIONS: tuple[Any, ...] = (
     *_reconstructors(),
-    *(re.compile("").__reduce__()[0], np.transpose, np.empty),
+    *(copyreg.dispatch_table[re.Pattern](re.compile(""))[0], np.transpose, np.empty),
     *(bind, view, ...),
 )
 
@@ -173,7 +174,8 @@ class Names:
 
     def admits(self, value: Any) -> bool:
         """Whether a function, a class, a module or another thing with a name may be named."""
-        if id(value) in self._held or any(value is function for function in _FUNCTIONS):
+        known = value is method or any(value is function for function in _FUNCTIONS)
+        if known or id(value) in self._held:
             return True
         if isinstance(value, type):
             ours = _package(value.__module__) in self._packages
