@@ -14,6 +14,10 @@ Not saved: module globals, attributes of classes, Python's and numpy's global ge
 clock, and engines that an environment knows by a number only. An environment should draw from its
 own ``np_random``. Emulators show the restored state from their next frame on.
 
+Refused, too, is what a reader of the state would have to believe (`torchrl_hts.state_names`): above
+all functions, methods and modules, and objects of foreign packages, that the environment did not
+have when it was new, and objects with a ``__del__``.
+
 A base environment whose attributes can't be saved so defines ``get_state()``, which returns all
 that ``set_state(state)`` needs to put a new one into the same state. It is then saved by them,
 together with gymnasium's own attributes (the generator and the spaces).
