@@ -1,7 +1,7 @@
 """Return against wall-clock: one PPO, through HTSCollector and through TorchRL's own collectors.
 
     python benchmarks/learning.py --env-id ALE/Pong-v5 --total-frames 600000
-    python benchmarks/learning.py --contenders hts multi-sync --output-dir runs/learning
+    python benchmarks/learning.py --contenders hts multi-sync --output-dir runs/two
     python benchmarks/learning.py --scenario academy_empty_goal_close --reach 0.4 0.8
 
 Each contender trains the agent of recipes/ppo_atari.py, or with --scenario that of
