@@ -1,4 +1,7 @@
-"""Collectors in programs that start and end Python in their own way: Jupyter, pytest-xdist."""
+"""Collectors in programs that start and end Python in their own way.
+
+Jupyter, pytest-xdist, and each start method of multiprocessing.
+"""
 
 from __future__ import annotations
 
@@ -198,6 +201,49 @@ def test_pytest_xdist(tmp_path: Path) -> None:
     assert "1 failed, 3 passed" in done.stdout, done.stdout + done.stderr
     found = [json.loads(path.read_text()) for path in sorted(tmp_path.glob("found-*"))]
     assert {worker for worker, _, _ in found} == {"gw0", "gw1"}
+    assert all(observations == found[0][2] for _, _, observations in found)
+    wait_until_gone({pid for _, pids, _ in found for pid in pids}, SECONDS_TO_END)
+    assert time.monotonic() - ended < SECONDS_TO_END
+
+
+NESTED = """
+import json, multiprocessing
+from environments import EchoEnv
+from policies import categorical
+from torchrl_hts import HTSCollector
+
+class Mine(EchoEnv):
+    pass
+
+def work(connection):
+    collector = HTSCollector([Mine] * 2, categorical(), frames_per_batch=8, seed=3)
+    pids = [*collector.worker_pids().values(), *(s.pid for s in collector._crew._servers)]
+    batch = next(iter(collector))
+    connection.send([pids, batch["observation"].tolist()])  # and ends without a shutdown
+
+if __name__ == "__main__":
+    for method in ("fork", "spawn", "forkserver"):
+        context = multiprocessing.get_context(method)
+        ours, theirs = context.Pipe()
+        process = context.Process(target=work, args=(theirs,))
+        process.start()
+        theirs.close()
+        found = ours.recv()
+        process.join()
+        print(json.dumps([process.exitcode, *found]), flush=True)
+"""
+
+
+def test_start_methods_of_multiprocessing(tmp_path: Path) -> None:
+    """In processes that the user has forked, spawned, or had forked by a server."""
+    script = tmp_path / "script.py"
+    script.write_text(NESTED)
+    done = subprocess.run(
+        [sys.executable, script], env=ENVIRONMENT, capture_output=True, text=True, timeout=150
+    )
+    ended = time.monotonic()
+    found = [json.loads(line) for line in done.stdout.splitlines()]
+    assert [exitcode for exitcode, _, _ in found] == [0, 0, 0], done.stderr
     assert all(observations == found[0][2] for _, _, observations in found)
     wait_until_gone({pid for _, pids, _ in found for pid in pids}, SECONDS_TO_END)
     assert time.monotonic() - ended < SECONDS_TO_END
