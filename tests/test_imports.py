@@ -16,8 +16,8 @@ PACKAGE = ROOT / "torchrl_hts"
 ORDER = [
     "system", "theory", "forecast", "errors", "schedule", "exchange", "storage", "recording",
     "messages",
-    "worker_output", "worker_server", "workers", "ale_state", "state_names", "env_state",
-    "gym_env", "executor", "slots", "torchrl_env", "invariance", "draws", "short_cut",
+    "worker_output", "worker_server", "workers", "ale_state", "state_names", "state_pickle",
+    "env_state", "gym_env", "executor", "slots", "torchrl_env", "invariance", "draws", "short_cut",
     "sampling", "gathering", "actor", "timeline_picture", "saved_state", "timeline", "statistics",
     "weights", "batch_plan", "restarts", "pickling", "limits", "arguments", "progress", "failures",
     "roster", "staff", "crew", "learner", "collector", "delayed_gradient", "episodes", "video",

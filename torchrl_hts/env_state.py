@@ -26,43 +26,28 @@ together with gymnasium's own attributes (the generator and the spaces).
 from __future__ import annotations
 
 import contextlib
-import copyreg
-import enum
 import hashlib
 import inspect
 import io
 import json
-import pickle
 import sys
 import types
 from collections.abc import Iterator
 from typing import Any
 
 import gymnasium as gym
-import numpy as np
 from gymnasium.envs.registration import EnvSpec
 
 from torchrl_hts.ale_state import describe, is_emulator, restore_emulator, save_emulator
 from torchrl_hts.errors import CannotSaveError
-from torchrl_hts.state_names import (
-    HOOKS,
-    WHOLE_MODULES,
-    Names,
-    StateReader,
-    axes_in_memory,
-    bind,
-    definer,
-    is_whole,
-    method,
-    view,
-)
+from torchrl_hts.state_names import Names
+from torchrl_hts.state_pickle import NameFinder, StateReader, StateSaver
 
 __all__ = ["CannotSaveError", "names_of", "restore_environment", "save_environment"]
 
 Where = tuple[int | str, ...]  # the index of a layer, an attribute of it, a cell, ...
 
 _MAGIC = b"torchrl_hts environment 2\n"
-_PROTOCOL = 4  # 5 restores arrays over memory that belongs to another object
 
 # Set when an environment is made, and never after.
 _CONSTANTS = frozenset(
@@ -71,9 +56,6 @@ _CONSTANTS = frozenset(
 # What gymnasium.Env itself keeps in an environment.
 _GYMNASIUM = ("_np_random", "_np_random_seed", "action_space", "observation_space")
 
-# Own the memory of arrays: of constants, and of what functions of C++ (nanobind, pybind11) return.
-_ARRAY_KEEPERS = ("bytes", "nb_ndarray", "PyCapsule")
-_CYTHON_FUNCTION = "cython_function_or_method"
 _ATOMS = (int, float, complex, str, bytes, tuple, type, types.FunctionType, types.ModuleType)
 
 
@@ -81,7 +63,7 @@ def names_of(env: gym.Env[Any, Any]) -> Names:
     """What the states of an environment may name; to be asked for when the environment is new."""
     layers = _layers(env)
     fixtures = _fixtures(layers)
-    finder = _Finder(io.BytesIO(), fixtures, None)
+    finder = NameFinder(io.BytesIO(), fixtures, None)
     parts = [value for layer in layers for value in _attributes(layer).values()]
     for part in (*parts, *(_function_state(function) for _, function in _functions(fixtures))):
         with contextlib.suppress(Exception):  # it can't be saved, which is said when it is to be
@@ -121,7 +103,7 @@ def save_environment(
     fixtures = _fixtures(layers)
     base = layers[-1]
     stream = io.BytesIO()
-    saver = _Saver(stream, fixtures, names or names_of(env))
+    saver = StateSaver(stream, fixtures, names or names_of(env))
     by_protocol = _has_protocol(base) and not _can_be_pickled(base, fixtures)
     if by_protocol:
         saver.private = {
@@ -132,23 +114,24 @@ def save_environment(
         }
     written = []
     for layer in layers[:-1]:
-        written.append(saver.save_parts(_name(layer), _attributes(layer)))
+        written.append(_save_parts(saver, _name(layer), _attributes(layer)))
     for where, function in _functions(fixtures):
-        saver.save_parts(
+        _save_parts(
+            saver,
             f"function {function.__qualname__} of {_name(layers[int(where[0])])}",
             {"closure and defaults": _function_state(function)},
         )
     saver.private = {}
     parts = _protocol_parts(base) if by_protocol else _attributes(base)
-    written.append(saver.save_parts(_name(base), parts))
+    written.append(_save_parts(saver, _name(base), parts))
     for where, emulator in _emulators(fixtures):
         layer = layers[int(where[0])]
         try:
             state = save_emulator(emulator, continuous=getattr(layer, "continuous", False))
         except CannotSaveError as error:
             raise CannotSaveError(f"{_name(layer)}: {error}") from error
-        saver.save_parts(_name(layer), {where[1]: state})
-    saver.save_parts("what was given to be saved along", {"extra": extra})
+        _save_parts(saver, _name(layer), {where[1]: state})
+    _save_parts(saver, "what was given to be saved along", {"extra": extra})
     head = json.dumps({"chain": _description(layers, fixtures), "names": written}).encode()
     body = head + b"\n" + stream.getvalue()
     return _MAGIC + hashlib.sha256(body).digest() + body
@@ -216,6 +199,19 @@ _REMEDY = (
 )
 
 
+def _save_parts(saver: StateSaver, owner: str, parts: dict[Any, object]) -> list[str]:
+    """Write each part of a layer or a function; returns their names."""
+    for name, value in parts.items():
+        try:
+            saver.dump(value)
+        except Exception as error:
+            kind = f"{type(value).__module__}.{type(value).__qualname__}"
+            raise CannotSaveError(
+                f"{owner}: attribute {name!r} ({kind}) can't be saved: {error}. {_REMEDY}"
+            ) from error
+    return list(parts)
+
+
 def _layers(env: gym.Env[Any, Any]) -> list[gym.Env[Any, Any]]:
     """The wrappers, outermost first, and the base."""
     layers = [env]
@@ -240,7 +236,7 @@ def _has_protocol(base: gym.Env[Any, Any]) -> bool:
 
 def _can_be_pickled(base: gym.Env[Any, Any], fixtures: dict[Where, Any]) -> bool:
     try:
-        _Saver(io.BytesIO(), fixtures, None).save_parts(_name(base), _attributes(base))
+        _save_parts(StateSaver(io.BytesIO(), fixtures, None), _name(base), _attributes(base))
     except CannotSaveError:
         return False
     return True
@@ -334,148 +330,6 @@ def _compare(saved: list[str], here: list[str]) -> None:
         f"{'; '.join(surplus) or 'the same in another order'}. Restore it in an environment of the "
         "factory that made the saved one"
     )
-
-
-class _Saver(pickle.Pickler):
-    """A pickler that refuses what pickling might lose. One object of many dumps, one memo.
-
-    Args:
-        stream: to write to.
-        fixtures: what is referred to by keys.
-        names: what may be named; None for anything.
-    """
-
-    def __init__(self, stream: io.BytesIO, fixtures: dict[Where, Any], names: Names | None) -> None:
-        super().__init__(stream, _PROTOCOL)
-        self.names = names
-        self.fixtures = {id(value): where for where, value in fixtures.items()}
-        self.private: dict[int, str] = {}
-
-    def save_parts(self, owner: str, parts: dict[Any, object]) -> list[str]:
-        """Write each; returns their names."""
-        for name, value in parts.items():
-            try:
-                self.dump(value)
-            except Exception as error:
-                kind = f"{type(value).__module__}.{type(value).__qualname__}"
-                raise CannotSaveError(
-                    f"{owner}: attribute {name!r} ({kind}) can't be saved: {error}. {_REMEDY}"
-                ) from error
-        return list(parts)
-
-    def persistent_id(self, obj: object) -> tuple[Any, ...] | None:
-        if id(obj) in self.private:
-            raise _RefusedError(
-                f"it shares {self.private[id(obj)]!r} with the base environment, which is saved "
-                "by its get_state()"
-            )
-        if isinstance(obj, types.ModuleType):
-            self._check_name(obj, "the module", obj.__name__)
-            return ("module", obj.__name__)
-        if isinstance(obj, set) or (isinstance(obj, frozenset) and len(obj) > 1):
-            raise _RefusedError(
-                "it is or holds a set, and the order in which that iterates can't be restored: "
-                "use a dict with values of None, or a sorted list"
-            )
-        return self.fixtures.get(id(obj))
-
-    def reducer_override(self, obj: Any) -> Any:
-        cls = type(obj)
-        if _is_named(obj):
-            self._check_name(obj, str(obj.__module__), getattr(obj, "__qualname__", obj.__name__))
-            return NotImplemented  # by name
-        if isinstance(obj, types.MethodType | types.BuiltinMethodType):
-            return self._reduce_method(obj)
-        if isinstance(obj, np.ndarray):
-            return _reduce_array(obj)
-        if isinstance(obj, enum.Enum):  # by some versions of Python, as a call of getattr
-            return cls, (obj._value_,)
-        if isinstance(obj, np.void) and obj.base is not None:
-            raise _RefusedError("it is or holds a record that shares the memory of an array")
-        if cls in copyreg.dispatch_table and cls.__module__ not in (*WHOLE_MODULES, "builtins"):
-            raise _RefusedError(f"a function of copyreg pickles {cls.__qualname__}")
-        for hook in HOOKS:
-            from_ = definer(cls, hook)
-            slots_only = getattr(vars(from_).get(hook), "__module__", None) == "dataclasses"
-            if not is_whole(cls, from_, hook) or (slots_only and hasattr(obj, "__dict__")):
-                raise _RefusedError(
-                    f"{from_.__module__}.{from_.__qualname__}.{hook} says how it is pickled, "
-                    "and that may lose a part of its state"
-                )
-        if isinstance(getattr(cls, "__del__", None), types.FunctionType):
-            raise _RefusedError(f"{cls.__qualname__}.__del__ may undo what it shares with a copy")
-        return NotImplemented
-
-    def _check_name(self, value: object, module: str, name: str) -> None:
-        if self.names is not None and not self.names.admits(value):
-            raise self.names.refusal(module, name)
-
-    def _reduce_method(self, value: Any) -> Any:
-        """By its name, if its owner knows it by that."""
-        owner, function = value.__self__, getattr(value, "__func__", None)
-        if function is not None and getattr(type(owner), value.__name__, None) is not function:
-            return bind, (function, owner)
-        if self.names is not None:
-            self.names.method(owner, value.__name__)
-        return method, (owner, value.__name__)
-
-
-class _Finder(_Saver):
-    """Finds what is named."""
-
-    def __init__(self, *arguments: Any) -> None:
-        super().__init__(*arguments)
-        self.named: list[object] = []
-
-    def reducer_override(self, obj: Any) -> Any:
-        if isinstance(obj, np.ndarray) and not obj.dtype.hasobject:
-            return np.empty, (0,)  # it may be large, and names nothing
-        return super().reducer_override(obj)
-
-    def _check_name(self, value: object, module: str, name: str) -> None:
-        self.named.append(value)
-
-    def _reduce_method(self, value: Any) -> Any:
-        self.named.append(getattr(type(value.__self__), value.__name__, value))
-        return super()._reduce_method(value)
-
-
-def _is_named(value: Any) -> bool:
-    """Whether pickle writes nothing but a name."""
-    if isinstance(value, types.BuiltinFunctionType):
-        return value.__self__ is None or isinstance(value.__self__, types.ModuleType)
-    named = isinstance(value, type | types.FunctionType | np.ufunc | type(np.mean))
-    return named or type(value).__name__ == _CYTHON_FUNCTION
-
-
-class _RefusedError(Exception):
-    """An object would not be whole; says why."""
-
-
-def _reduce_array(array: np.ndarray[Any, Any]) -> Any:
-    """Pickle alone would make copies of views, and put the axes of others into C order."""
-    owner: Any = array
-    while isinstance(owner.base, np.ndarray):
-        owner = owner.base
-    if type(array) is not np.ndarray or type(owner) is not np.ndarray:
-        raise _RefusedError("it is or holds an array of a class derived from numpy.ndarray")
-    memory = owner.base.obj if isinstance(owner.base, memoryview) else owner.base
-    if isinstance(memory, bytearray):  # arrays that were themselves unpickled
-        owner = np.frombuffer(memory, np.uint8)
-    elif memory is not None and type(memory).__name__ not in _ARRAY_KEEPERS:
-        raise _RefusedError(
-            f"it is or holds an array whose memory belongs to a {type(memory).__qualname__}"
-        )
-    if array is owner:
-        if array.flags.c_contiguous or array.flags.f_contiguous:
-            return NotImplemented
-        order = axes_in_memory(array)
-        return np.transpose, (array.transpose(order).copy(), tuple(np.argsort(order).tolist()))
-    if array.size == 0:
-        return np.empty, (array.shape, array.dtype)
-    offset = array.__array_interface__["data"][0] - owner.__array_interface__["data"][0]
-    buffer = memory if isinstance(memory, bytearray) else owner
-    return view, (buffer, offset, array.dtype, array.shape, array.strides)
 
 
 def _contents(function: types.FunctionType) -> list[tuple[object, ...]]:

@@ -1,7 +1,7 @@
 """What the state of an environment may name: reading one runs no code that comes with it.
 
-A state is a pickle, which says by name what is to be called and made. `StateReader` goes by these
-rules instead of believing it:
+A state is a pickle, which says by name what is to be called and made. Its reader
+(`state_pickle.py`) goes by these rules instead of believing it:
 
 - called are a few functions and types that only make values: those of `_FUNCTIONS` and `_TYPES`;
 - objects of other classes are made without their constructor and filled with attributes. Their
@@ -28,9 +28,9 @@ import re
 import sys
 import types
 import uuid
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from functools import partial
-from typing import IO, Any, ClassVar
+from typing import Any
 
 import numpy as np
 
@@ -38,7 +38,6 @@ __all__ = [
     "HOOKS",
     "WHOLE_MODULES",
     "Names",
-    "StateReader",
     "axes_in_memory",
     "bind",
     "definer",
@@ -236,90 +235,3 @@ def is_whole(cls: type, definer: type, hook: str) -> bool:
         return True
     of_a_module = {_package(c.__module__) for c in (cls, definer)} <= WHOLE_MODULES
     return of_a_module or (definer is cls and cls in _WHOLE_ITSELF)
-
-
-# In pure Python, where each kind of call is a method of its own.
-_Unpickler: Any = pickle._Unpickler
-_NOT_WRITTEN = b"".join((pickle.INST, pickle.OBJ, pickle.EXT1, pickle.EXT2, pickle.EXT4))
-
-
-class StateReader(_Unpickler):  # type: ignore[misc]
-    """An unpickler that goes by `Names`.
-
-    Args:
-        stream: to read from.
-        names: what may be named.
-        fixtures: what a state refers to by keys.
-    """
-
-    dispatch: ClassVar[dict[int, Callable[[Any], None]]] = {**_Unpickler.dispatch}
-
-    def __init__(self, stream: IO[bytes], names: Names, fixtures: dict[Any, Any]) -> None:
-        super().__init__(stream)
-        self.names = names
-        self.fixtures = fixtures
-
-    def find_class(self, module: str, name: str) -> Any:
-        """What a state names."""
-        if self.names.may_import(module):
-            value = super().find_class(module, name)
-            if value is method or self.names.admits(value):
-                return value
-        raise self.names.refusal(module, name)
-
-    def persistent_load(self, pid: Any) -> Any:
-        """What a state refers to by a key."""
-        if pid[0] != "module":
-            return self.fixtures[pid]
-        module = sys.modules.get(pid[1])
-        if module is None or not self.names.admits(module):
-            raise self.names.refusal("the module", pid[1])
-        return module
-
-    def load_reduce(self) -> None:
-        """Call something."""
-        arguments = self.stack.pop()
-        function = self.stack[-1]
-        if function is method:
-            self.stack[-1] = self.names.method(*arguments)
-        elif self.names.calls(function):
-            self.stack[-1] = function(*arguments)
-        else:
-            raise self._refused(function)
-
-    def load_newobj(self) -> None:
-        """Make an object without calling its constructor."""
-        arguments = self.stack.pop()
-        self._make(self.stack.pop(), arguments, {})
-
-    def load_newobj_ex(self) -> None:
-        """The same, with keyword arguments."""
-        options = self.stack.pop()
-        arguments = self.stack.pop()
-        self._make(self.stack.pop(), arguments, options)
-
-    def _make(self, cls: Any, arguments: Any, options: Any) -> None:
-        if not (isinstance(cls, type) and self.names.makes(cls)):
-            raise self._refused(cls)
-        self.append(cls.__new__(cls, *arguments, **options))
-
-    def load_build(self) -> None:
-        """Fill an object."""
-        target = self.stack[-2]
-        given = any(target is fixture for fixture in self.fixtures.values())
-        if given or not self.names.makes(type(target)):
-            raise self._refused(type(target))
-        super().load_build()
-
-    def _refused(self, value: Any) -> pickle.UnpicklingError:
-        kind = value if hasattr(value, "__qualname__") else type(value)
-        return self.names.refusal(str(kind.__module__), kind.__qualname__)
-
-    def _refuse_code(self) -> None:
-        raise pickle.UnpicklingError("it names a class in a way that states don't")
-
-    dispatch |= dict.fromkeys(_NOT_WRITTEN, _refuse_code)
-    dispatch[pickle.REDUCE[0]] = load_reduce
-    dispatch[pickle.NEWOBJ[0]] = load_newobj
-    dispatch[pickle.NEWOBJ_EX[0]] = load_newobj_ex
-    dispatch[pickle.BUILD[0]] = load_build
