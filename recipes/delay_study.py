@@ -419,7 +419,14 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
         parser.add_argument(
             f"--{name}", nargs="+", default=names, metavar="NAME", help=f"of {', '.join(names)}"
         )
-    parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2, 3, 4], metavar="SEED")
+    parser.add_argument(
+        "--seeds",
+        nargs="+",
+        type=int,
+        default=[0, 1, 2, 3, 4],
+        metavar="SEED",
+        help="(default: 0 1 2 3 4)",
+    )
     parser.add_argument(
         "--learning-rates",
         nargs="+",
@@ -430,7 +437,12 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     )
     parser.add_argument("--total-frames", type=int, help="by default each environment's own")
     parser.add_argument("--jobs", type=int, default=1, help="cells at a time (default: 1)")
-    parser.add_argument("--output-dir", type=Path, default=Path("runs/delay_study"))
+    parser.add_argument(
+        "--output-dir",
+        type=Path,
+        default=Path("runs/delay_study"),
+        help="where cells and pictures lie (default: runs/delay_study)",
+    )
     parser.add_argument("--plot", action="store_true", help="train nothing, draw what is there")
     given = parser.parse_args(arguments)
     for name, names in known.items():

@@ -65,7 +65,13 @@ def make_networks(env: gym.Env, hidden_units: int) -> tuple[ProbabilisticActor, 
             f"this recipe plays environments with Discrete actions; those of {env.spec.id} are "
             f"{env.action_space}"
         )
-    num_inputs = env.observation_space.shape[0]
+    space = env.observation_space
+    if not isinstance(space, gym.spaces.Box) or len(space.shape) != 1:
+        raise RecipeError(
+            "this recipe plays environments that are observed as vectors (Box, one "
+            f"dimension); those of {env.spec.id} give {space}"
+        )
+    num_inputs = space.shape[0]
     num_actions = int(env.action_space.n)
 
     def mlp(outputs: int, output_gain: float) -> nn.Sequential:
@@ -92,6 +98,8 @@ def make_networks(env: gym.Env, hidden_units: int) -> tuple[ProbabilisticActor, 
 
 def train(options: Options) -> int:
     """Trains a policy; returns the exit code."""
+    if options.require_return is not None and not options.eval_interval:
+        raise RecipeError("--require-return looks at evaluations: leave --eval-interval 0 out")
     torch.manual_seed(options.seed)
     torch.set_num_threads(options.torch_threads)
     make_env = partial(gym.make, options.env_id)

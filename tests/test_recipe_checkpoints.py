@@ -34,15 +34,22 @@ def test_a_damaged_checkpoint_is_named_with_what_to_do(tmp_path: Path, size: int
     checkpoints.save(1, {"values": torch.arange(10_000)})
     path = checkpoints.save(2, {"values": torch.arange(10_000)})
     path.write_bytes(path.read_bytes()[:size])
-    with pytest.raises(RecipeError, match=r"step-0*2\.pt is damaged.*delete it to go on from step"):
+    with pytest.raises(RecipeError, match=r"step-0*2\.pt is damaged.*move it away to go on from"):
         checkpoints.load()
     path.unlink()
     assert checkpoints.load()["values"].equal(torch.arange(10_000))
 
 
-def test_no_checkpoint_is_an_error(tmp_path: Path) -> None:
-    with pytest.raises(RecipeError, match="there is no checkpoint"):
-        Checkpoints(tmp_path, keep=1).load()
+def test_a_checkpoint_that_cannot_be_read_is_not_called_damaged(tmp_path: Path) -> None:
+    checkpoints = Checkpoints(tmp_path, keep=1)
+    assert checkpoints.load() is None
+    (tmp_path / "step-000000000001.pt").mkdir()
+    with pytest.raises(RecipeError, match="can't be read: Is a directory"):
+        checkpoints.load()
+    (tmp_path / "step-000000000001.pt").rmdir()
+    torch.save([1], tmp_path / "step-000000000001.pt")
+    with pytest.raises(RecipeError, match=r"is damaged.*move it away to begin anew"):
+        checkpoints.load()
 
 
 @pytest.fixture

@@ -43,6 +43,8 @@ def test_values_that_make_no_sense_are_refused() -> None:
         parse_options(Options, "", ["--steps", "101"])
     with pytest.raises(RecipeError, match="--total-frames must be at least 1, and is -5"):
         parse_options(Options, "", ["--total-frames", "-5"])
+    with pytest.raises(RecipeError, match="--record-video films evaluations"):
+        parse_options(Options, "", ["--record-video", "--eval-interval", "0"])
 
 
 def test_help_explains_each_flag(capsys: pytest.CaptureFixture[str]) -> None:
@@ -58,6 +60,7 @@ def test_help_explains_each_flag(capsys: pytest.CaptureFixture[str]) -> None:
         "in % of the most",
         "{a,b}",
         "--record-video, --no-record-video",
+        "Given anew may be",
     ):
         assert text in shown
 
@@ -95,7 +98,7 @@ def test_a_resumed_run_keeps_its_options(tmp_path: Path, flags: list[str], messa
 def test_only_a_run_can_be_resumed(tmp_path: Path) -> None:
     with pytest.raises(RecipeError, match="holds no run to go on with"):
         parse_options(Options, "", ["--resume", str(tmp_path)])
-    with pytest.raises(RecipeError, match=r"not the configuration of this recipe.*colour"):
+    with pytest.raises(RecipeError, match=r"not the configuration.*colour.*of 'r': resume"):
         parse_options(Options, "", ["--resume", str(saved_run(tmp_path, colour="red"))])
     (tmp_path / "config.json").write_text("{")
     with pytest.raises(RecipeError, match="not the configuration"):

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import random
 import re
-import resource
 import shutil
 import signal
 import subprocess
@@ -16,8 +14,6 @@ import pytest
 import torch
 from processes import wait_until
 from recipe_runs import CARTPOLE, assert_equal_runs, rows, run, start
-
-from torchrl_hts import Evaluator
 
 pytest.importorskip("ale_py")
 pytest.importorskip("rich")
@@ -137,17 +133,6 @@ def test_training_is_safe_while_the_last_evaluation_runs(tmp_path: Path) -> None
     assert_equal_runs(whole, stopped)
 
 
-def test_a_run_goes_on_without_its_evaluator(tmp_path: Path) -> None:
-    whole, hurt = tmp_path / "whole", tmp_path / "hurt"
-    flags = f"{CARTPOLE} --total-frames 3200 --log-interval 300 --eval-interval 1000"
-    run(flags, "--output-dir", str(whole))
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Evaluator, "submit", lambda self, step: os.kill(self.pid, signal.SIGKILL))
-        output = run(flags, "--output-dir", str(hurt))
-    assert "there are no more evaluations: the evaluator" in output
-    assert rows(hurt / "metrics.csv") == rows(whole / "metrics.csv")
-
-
 def test_two_runs_do_not_share_a_directory(tmp_path: Path) -> None:
     process = start(LONG, "--output-dir", str(tmp_path), unbuffered=True)
     for line in process.stdout:
@@ -169,16 +154,20 @@ def test_an_output_directory_that_cannot_be(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        ("--env-id ALE/Pongg-v5", "Pongg"),
-        ("--env-id Pong-v5", "prefix the name of the game with 'ALE/'"),
-        ("--resume /nowhere", "/nowhere holds no run to go on with"),
-        ("--num-envs 0", "--num-envs must be at least 1, and is 0"),
-        ("--keep-checkpoints 0", "--keep-checkpoints must be at least 1"),
+        ("ppo_atari.py --env-id ALE/Pongg-v5", "Pongg"),
+        ("ppo_atari.py --env-id Pong-v5", "prefix the name of the game with 'ALE/'"),
+        ("ppo_atari.py --resume /nowhere", "/nowhere holds no run to go on with"),
+        ("ppo_atari.py --num-envs 0", "--num-envs must be at least 1, and is 0"),
+        ("ppo_atari.py --keep-checkpoints 0", "--keep-checkpoints must be at least 1"),
+        ("a2c_atari.py --env-id ALE/Xyz-v5", "Its games are Adventure, "),
+        ("ppo_cartpole.py --env-id FrozenLake-v1", "observed as vectors (Box, one dimension)"),
+        ("ppo_cartpole.py --env-id Pendulum-v1", "plays environments with Discrete actions"),
+        ("ppo_cartpole.py --require-return 1 --eval-interval 0", "leave --eval-interval 0 out"),
     ],
 )
 def test_bad_input_is_one_clear_message(tmp_path: Path, flags: str, message: str) -> None:
     directory = [] if "resume" in flags else ["--output-dir", str(tmp_path / "run")]
-    output = run(f"ppo_atari.py {flags}", *directory, code=1)
+    output = run(flags, *directory, code=1)
     assert output.startswith("error: ")
     assert message in output
     assert not (tmp_path / "run").exists()
@@ -231,30 +220,9 @@ def test_a_cut_off_checkpoint_and_the_one_before_it(finished_run: Path, tmp_path
     path.write_bytes(path.read_bytes()[:5000])
     output = run("ppo_cartpole.py", "--resume", str(copied), code=1)
     assert (
-        "is damaged, cut off, or not only data: delete it to go on from step-000000000192.pt"
-        in output
+        "is damaged, cut off, of another version of torch, or not only data: move it away to go on "
+        "from step-000000000192.pt" in output
     )
     path.unlink()
-    run("ppo_cartpole.py", "--resume", str(copied))
-    assert_equal_runs(finished_run, copied)
-
-
-def test_a_disk_that_is_full_while_saving(finished_run: Path, tmp_path: Path) -> None:
-    copied = shutil.copytree(finished_run, tmp_path / "run")
-    newest = max((copied / "checkpoints").iterdir())
-    size = newest.stat().st_size
-    newest.unlink()
-    kept = max((copied / "checkpoints").iterdir())
-    content = kept.read_bytes()
-
-    def limit() -> None:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (size // 2, size // 2))
-
-    process = start("ppo_cartpole.py", "--resume", str(copied), preexec_fn=limit)
-    output, _ = process.communicate(timeout=100)
-    assert process.returncode == 1
-    assert re.search(r"error: can't save the checkpoint .*whole, the newest is step-0*192", output)
-    assert "Traceback" not in output
-    assert kept.read_bytes() == content
     run("ppo_cartpole.py", "--resume", str(copied))
     assert_equal_runs(finished_run, copied)

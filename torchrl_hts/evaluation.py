@@ -75,7 +75,8 @@ class Evaluator:
         ModuleNotFoundError: if a video is asked for and imageio-ffmpeg is not installed.
         PolicyError: if the policy fails in a trial run.
         WorkerError: if an environment can't be made; later, from every method but `state_dict`
-            and `shutdown`, if the process fails.
+            and `shutdown`, if the process fails. What was submitted stays pending, the submission
+            that raises included: a new evaluator plays it if it is given the `state_dict`.
 
     Example:
         >>> import functools, torch
@@ -176,7 +177,6 @@ class Evaluator:
             step: for the result, such as the number of environment steps so far; sampled actions
                 depend on it.
         """
-        self._process.check()
         step = check_integer("step", step, least=0)
         values = [tensor.to("cpu", copy=True) for _, tensor in policy_tensors(self.policy)]
         self._submitted.append(_Submission(step, values))

@@ -18,18 +18,19 @@ VIDEO_FPS = 15  # of steps, each of 4 frames at 60 a second
 
 @dataclass(frozen=True)
 class AtariOptions:
-    """Options of the Atari recipes, to be mixed in before those of an algorithm.
+    """Options of the game.
 
-    Without a base: a dataclass takes over all fields that a base has, inherited ones included, and
-    the defaults of `PixelOptions` would come before the algorithm's own.
+    To be mixed in before those of an algorithm, and without a base: a dataclass takes over all
+    fields that a base has, inherited ones included, and the defaults of `PixelOptions` would come
+    before the algorithm's own.
     """
 
-    env_id: str = option("ALE/Pong-v5", "id of ale-py")
+    env_id: str = option("ALE/Pong-v5", "id of ale-py: ALE/ and the game's name")
     total_frames: int = option(
         10_000_000, "environment steps in all, of 4 emulator frames each", least=1
     )
     terminal_on_life_loss: bool = option(
-        False, "in training each life is an episode, of its own return"
+        False, "end training's episodes with each life; their returns are then per life"
     )
     sticky_actions: bool = option(False, "repeat the last action with probability 0.25")
 

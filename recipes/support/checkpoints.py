@@ -52,22 +52,31 @@ class Checkpoints:
             old.unlink()
         return path
 
-    def load(self) -> dict[str, Any]:
-        """The newest checkpoint.
+    def load(self) -> dict[str, Any] | None:
+        """The newest checkpoint; None if there is none.
 
         Raises:
-            RecipeError: if there is none, or it is damaged, or would do more than hold data.
+            RecipeError: if it can't be read, is damaged, or would do more than hold data.
         """
         paths = self.paths()
         if not paths:
-            raise RecipeError(f"there is no checkpoint in {self.directory}: start a new run")
+            return None
+        path = paths[-1]
         try:
-            state: dict[str, Any] = torch.load(paths[-1], weights_only=True)
+            content = path.read_bytes()
+        except OSError as error:
+            raise RecipeError(f"the checkpoint {path} can't be read: {error.strerror}") from error
+        try:
+            state = torch.load(io.BytesIO(content), weights_only=True)
+            if not isinstance(state, dict):
+                raise TypeError(f"it holds a {type(state).__name__}")
+        except MemoryError:
+            raise
         except Exception as error:  # torch raises whatever it stumbles over
-            before = f" to go on from {paths[-2].name}" if len(paths) > 1 else ""
+            before = f"go on from {paths[-2].name}" if len(paths) > 1 else "begin anew"
             raise RecipeError(
-                f"the checkpoint {paths[-1]} is damaged, cut off, or not only data: "
-                f"delete it{before}"
+                f"the checkpoint {path} is damaged, cut off, of another version of torch, or not "
+                f"only data: move it away to {before}"
             ) from error
         return state
 

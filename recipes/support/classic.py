@@ -27,7 +27,14 @@ class MinAtar(gym.Env[np.ndarray, np.int64]):
     """
 
     def __init__(self, game: str) -> None:
-        from minatar import Environment  # an optional package, and slow to import
+        try:
+            from minatar import Environment  # an optional package, and slow to import
+        except ModuleNotFoundError as error:
+            raise ModuleNotFoundError(
+                "MinAtar's games need the package minatar, which is not installed: "
+                "pip install 'torchrl_hts[minatar]'",
+                name=error.name,
+            ) from error
 
         self._game = Environment(game)
         self._actions = self._game.minimal_action_set()

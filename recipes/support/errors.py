@@ -9,7 +9,7 @@ from typing import NoReturn
 
 import gymnasium as gym
 
-from torchrl_hts import WorkerError
+from torchrl_hts import HTSError
 
 __all__ = ["RecipeError", "exit_with"]
 
@@ -25,15 +25,16 @@ def exit_with(main: Callable[[], int]) -> NoReturn:
     """Run a recipe and end the process with its exit code; 1 and a message if it fails."""
     try:
         code = main()
-    except (RecipeError, ModuleNotFoundError, ValueError, gym.error.Error, WorkerError) as error:
+    except (RecipeError, ModuleNotFoundError, ValueError, gym.error.Error, HTSError) as error:
         print(f"error: {error}", file=sys.stderr)
         code = 1
     except OSError as error:
         if error.errno not in _NO_SPACE:
             raise
+        name = "a file" if error.filename is None else error.filename
         print(
-            f"error: a file can't be written: {error.strerror}. The newest checkpoint is whole: "
-            "make room, then go on with --resume",
+            f"error: {name} can't be written: {error.strerror}. Checkpoints are whole: make room, "
+            "then go on with --resume",
             file=sys.stderr,
         )
         code = 1

@@ -7,8 +7,12 @@ the clock; all others are the same, bit for bit, in every run with the same opti
 
 from __future__ import annotations
 
+import contextlib
 import csv
+import io
 import math
+import os
+from collections.abc import Iterator
 from pathlib import Path
 from statistics import fmean
 
@@ -56,16 +60,33 @@ class Table:
             )
         self.rows: list[Row] = [{name: float(v) for name, v in row.items()} for row in found]
         write_atomically(path, b"".join(lines))
+        self._path = path
         self._file = path.open("a", newline="")
 
     def append(self, row: Row) -> None:
         """Add a row, to the file as well."""
         writer = csv.DictWriter(self._file, list(row))
-        if not self.rows:
-            writer.writeheader()
-        writer.writerow(row)
-        self._file.flush()
+        with self._writing():
+            if not self.rows:
+                writer.writeheader()
+            writer.writerow(row)
+            self._file.flush()
         self.rows.append(row)
+
+    def sync(self) -> None:
+        """Have the file on disk before a checkpoint that counts on its rows."""
+        with self._writing():
+            os.fsync(self._file.fileno())
+
+    @contextlib.contextmanager
+    def _writing(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            raise RecipeError(
+                f"{self._path} can't be written: {error.strerror}. Checkpoints are whole: make "
+                f"room, then go on with --resume {self._path.parent}"
+            ) from error
 
     def close(self) -> None:
         """Close the file."""
@@ -162,4 +183,6 @@ def draw_curve(path: Path, title: str, rows: list[Row], evaluations: list[Row]) 
     axes.set(xlabel="environment steps", ylabel="episode return", title=title)
     axes.grid(alpha=0.3)
     axes.legend()
-    figure.savefig(path, dpi=150)
+    picture = io.BytesIO()
+    figure.savefig(picture, dpi=150, format=path.suffix[1:])
+    write_atomically(path, picture.getbuffer())

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import argparse
 import json
+import textwrap
 import types
 import typing
 from collections.abc import Sequence
-from dataclasses import MISSING, asdict, dataclass, field, fields
+from dataclasses import MISSING, Field, asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
@@ -57,7 +58,9 @@ class RunOptions:
     )
     log_interval: int = option(4_000, "steps between two rows of metrics", least=1)
     logger: Literal["none", "csv", "tensorboard", "wandb"] = option(
-        "none", "where metrics go, beside metrics.csv", may_change=True
+        "none",
+        "where metrics go, beside metrics.csv (extras 'wandb', 'tensorboard')",
+        may_change=True,
     )
     wandb_mode: Literal["online", "offline"] = option(
         "online", "offline keeps the run on disk, for 'wandb sync'", may_change=True
@@ -70,7 +73,12 @@ class RunOptions:
     eval_interval: int = option(100_000, "steps between two evaluations; 0: none at all", least=0)
     eval_episodes: int = option(10, "episodes of each evaluation", least=1)
     eval_sampled: bool = option(False, "sample the actions of evaluations instead of the likeliest")
-    record_video: bool = option(False, "keep the best evaluation episode as best.mp4")
+    eval_max_steps: int = option(
+        0, "cut the episodes of evaluations off after so many steps; 0: never", least=0
+    )
+    record_video: bool = option(
+        False, "keep the best evaluation episode as best.mp4 (extra 'video')"
+    )
     checkpoint_interval: int = option(
         100_000,
         "steps between two checkpoints; 0: only where the run ends",
@@ -102,6 +110,8 @@ class RunOptions:
                 raise RecipeError(f"{_flag(entry.name)} must be at least {least}, and is {value}")
             if most is not None and value is not None and not value <= most:
                 raise RecipeError(f"{_flag(entry.name)} must be at most {most}, and is {value}")
+        if self.record_video and not self.eval_interval:
+            raise RecipeError("--record-video films evaluations: leave --eval-interval 0 out")
 
 
 def parse_options(
@@ -143,7 +153,8 @@ def parse_options(
     except (ValueError, KeyError, TypeError) as error:
         recipe = config.get("recipe") if isinstance(config, dict) else None
         raise RecipeError(
-            f"{file} is not the configuration of this recipe (it is of {recipe!r}): {error}"
+            f"{file} is not the configuration of a run of this recipe ({error}); it is of "
+            f"{recipe!r}: resume with that, of the version that made it"
         ) from error
     anew = {"output_dir": None, "ignore_versions": False}
     options = options_class(**{**vars(saved), **anew, **chosen})
@@ -195,18 +206,31 @@ def _flag(name: str) -> str:
     return "--" + name.replace("_", "-")
 
 
+def _given_anew(entry: Field[Any]) -> bool:
+    """Whether a resumed run may be given another value."""
+    return entry.metadata["may_change"] and entry.name not in ("output_dir", "resume")
+
+
 def _parser(options_class: type[Any], description: str | None) -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(description=description, formatter_class=_HelpFormatter)
+    anew = [_flag(entry.name) for entry in fields(options_class) if _given_anew(entry)]
+    parser = argparse.ArgumentParser(
+        description=description,
+        formatter_class=_HelpFormatter,
+        epilog=textwrap.fill(
+            f"With --resume the options of the run hold. Given anew may be {', '.join(anew)}.",
+            width=100,
+            break_on_hyphens=False,
+        ),
+    )
     hints = typing.get_type_hints(options_class)
-    groups = {}
+    groups = {
+        owner: parser.add_argument_group((owner.__doc__ or "").split("\n")[0].rstrip("."))
+        for owner in options_class.__mro__[:-1]
+    }
     for entry in fields(options_class):
         if entry.default is MISSING:
             raise TypeError(f"{options_class.__name__}.{entry.name} has no default: use option()")
         owner = next(c for c in reversed(options_class.__mro__) if entry.name in vars(c))
-        if owner not in groups:
-            groups[owner] = parser.add_argument_group(
-                (owner.__doc__ or "").split("\n")[0].rstrip(".")
-            )
         shown = "" if entry.default is None else f" (default: {entry.default})"
         settings: dict[str, Any] = {
             "default": argparse.SUPPRESS,

@@ -47,8 +47,9 @@ __all__ = ["Run"]
 _FORMAT = 1  # of checkpoints
 _PACKAGES = (
     *("torchrl_hts", "torch", "torchrl", "tensordict", "gymnasium", "numpy"),
-    *("ale-py", "envpool", "gfootball"),
+    *("ale-py", "opencv-python", "opencv-python-headless", "envpool", "gfootball"),
 )
+_EVALUATORS = 4  # how many are started for one that fails, it included
 
 
 class Stateful(Protocol):
@@ -102,7 +103,10 @@ class Run:
         self._recipe = recipe
         self._collector = collector
         self._claim_output_dir()
-        self._evaluator = self._make_evaluator(eval_env, video_fps)
+        self._display = Display(self._total_frames)
+        self._new_evaluator = partial(self._make_evaluator, eval_env, video_fps)
+        self._evaluator = self._new_evaluator() if options.eval_interval else None
+        self._evaluators = 1
         self._evaluator_works = self._evaluator is not None
         self._returns = EpisodeReturns()
         self._parts: dict[str, Stateful] = {
@@ -122,7 +126,12 @@ class Run:
         try:
             kept = self._resume() if options.resume is not None else (0, 0)
             self._logger = make_logger(options, self.output_dir, self._id)
-            config = {"recipe": recipe, "options": to_json(options), "versions": _versions()}
+            config = {
+                "recipe": recipe,
+                "id": self._id,
+                "options": to_json(options),
+                "versions": _versions(),
+            }
             write_atomically(
                 self.output_dir / "config.json", (json.dumps(config, indent=2) + "\n").encode()
             )
@@ -131,7 +140,6 @@ class Run:
         except BaseException:
             self._shut_down_evaluator()
             raise
-        self._display = Display(self._total_frames)
 
     def _claim_output_dir(self) -> None:
         """Make the output directory, and keep other runs out of it as long as this process lives.
@@ -156,12 +164,8 @@ class Run:
         if self.options.resume is None:
             refuse_old_run(self.output_dir)  # one that has ended since the options were read
 
-    def _make_evaluator(
-        self, eval_env: Callable[..., Any], video_fps: float | None
-    ) -> Evaluator | None:
+    def _make_evaluator(self, eval_env: Callable[..., Any], video_fps: float | None) -> Evaluator:
         options = self.options
-        if not options.eval_interval:
-            return None
         render_env = partial(eval_env, render_mode="rgb_array")
         sampled = ExplorationType.RANDOM if options.eval_sampled else ExplorationType.DETERMINISTIC
         return Evaluator(
@@ -170,6 +174,7 @@ class Run:
             num_episodes=options.eval_episodes,
             seed=options.seed,
             exploration_type=sampled,
+            max_frames_per_episode=options.eval_max_steps,
             video_path=self.output_dir / "best.mp4" if options.record_video else None,
             create_render_env_fn=render_env if options.record_video else None,
             fps=video_fps,
@@ -210,9 +215,12 @@ class Run:
             closing.callback(self._display.__exit__, *exception)
 
     def _draw_curve(self) -> None:
-        rows, evaluations = self._metrics.rows, self._evaluations.rows
-        if rows:
-            draw_curve(self.output_dir / "curve.png", self._title, rows, evaluations)
+        file = self.output_dir / "curve.png"
+        if self._metrics.rows:
+            try:
+                draw_curve(file, self._title, self._metrics.rows, self._evaluations.rows)
+            except OSError as error:  # no reason to hide how the run ended
+                self.say(f"{file} can't be written: {error.strerror}")
 
     def __iter__(self) -> Iterator[TensorDictBase]:
         """Yields the batches; what has to be done after an update is done between two."""
@@ -221,31 +229,40 @@ class Run:
             self._recorded.clear()
             yield batch
             at_end = self.step >= self._total_frames
-            try:
-                self._after_update(at_end)
-            except BaseException:  # what has been learned is whole, whatever has failed
-                with contextlib.suppress(Exception):
-                    self._save()
-                raise
+            self._after_update(at_end)
             if at_end:
                 break
             if self._stop_signal is not None:
                 self._end_early()
                 return
-        # The training is safe on disk. The last evaluations may take their time.
+        if self._evaluator_works and self._evaluator.pending and self._stop_signal is None:
+            self.say(
+                "the training is done and saved; the last evaluations are being played (Ctrl-C "
+                "leaves them to --resume)"
+            )
         while self._evaluator_works and self._evaluator.pending and self._stop_signal is None:
             time.sleep(0.05)
-            self._take_evaluations()
+            self._tell(None, self._take_evaluations())
         if self._stop_signal is not None:
             self._end_early()
         else:
             self._save()
 
     def _after_update(self, at_end: bool) -> None:
-        """All that is to be done between an update and the next batch."""
-        if at_end or self._is_due(self.options.log_interval):
-            self._log(at_end)
-        self._take_evaluations(submit=at_end or self._is_due(self.options.eval_interval))
+        """All that is to be done between an update and the next batch.
+
+        First all that a checkpoint counts on. If others fail to take it up (a logger), what has
+        been learned is saved. A run that fails in any other way goes on from its last checkpoint.
+        """
+        row = self._measure() if at_end or self._is_due(self.options.log_interval) else None
+        due = at_end or self._is_due(self.options.eval_interval)
+        evaluations = self._take_evaluations(submit=due)
+        try:
+            self._tell(row, evaluations, at_once=at_end)
+        except Exception:
+            with contextlib.suppress(Exception):
+                self._save()
+            raise
         if at_end or self._is_due(self.options.checkpoint_interval):
             self._save()
 
@@ -289,7 +306,8 @@ class Run:
 
     # What is written.
 
-    def _log(self, at_end: bool) -> None:
+    def _measure(self) -> Row:
+        """Add a row to the metrics."""
         statistics = self._collector.statistics()
         means = {
             name: fmean(each[name] for each in self._recorded)
@@ -303,36 +321,66 @@ class Run:
         }
         self._last_speed = (statistics.frames, statistics.elapsed_s)
         self._metrics.append(row)
-        self._send(row)
-        self._display.show(row, at_once=at_end)
+        return row
 
-    def _take_evaluations(self, *, submit: bool = False) -> None:
-        """Write down what the evaluator has finished; go on without it if it has failed."""
+    def _take_evaluations(self, *, submit: bool = False) -> list[Evaluation]:
+        """Write down what the evaluator has finished, and return it."""
         if not self._evaluator_works:
-            return
+            return []
         try:
             if submit:
-                self._evaluator.submit(self.step)
+                self._evaluator.submit(self.step)  # stays pending if it fails
             finished = self._evaluator.poll()
         except WorkerError as error:
-            self._evaluator_works = False
-            self.say(f"there are no more evaluations: {error}\na resumed run evaluates again")
-            return
+            self._replace_evaluator(error)
+            return []
         for evaluation in finished:
-            self._take(evaluation)
+            self._evaluations.append(evaluation_metrics(evaluation))
+            if evaluation.mean > self._best:
+                self._best = evaluation.mean
+                best = {"step": evaluation.step, "return": evaluation.mean}
+                save_atomically(
+                    self.output_dir / "best.pt", {**best, "policy": evaluation.parameters}
+                )
+        return finished
 
-    def _take(self, evaluation: Evaluation) -> None:
-        row = evaluation_metrics(evaluation)
-        self._evaluations.append(row)
-        self._send(row)
-        self.say(
-            f"{evaluation.step:,} steps: evaluation return {evaluation.mean:.1f} "
-            f"({evaluation.min:.1f} to {evaluation.max:.1f})"
-        )
-        if evaluation.mean > self._best:
-            self._best = evaluation.mean
-            best = {"step": evaluation.step, "return": evaluation.mean}
-            save_atomically(self.output_dir / "best.pt", {**best, "policy": evaluation.parameters})
+    def _replace_evaluator(self, failure: WorkerError) -> None:
+        """Play what is pending in a new process; go on without one if that fails too often."""
+        evaluator = None
+        try:
+            if self._evaluators == _EVALUATORS:
+                raise failure
+            self._evaluators += 1
+            evaluator = self._new_evaluator()
+            evaluator.load_state_dict(self._evaluator.state_dict())
+        except WorkerError as error:
+            if evaluator is not None:
+                evaluator.shutdown()
+            self._evaluator_works = False
+            self.say(
+                f"there are no more evaluations: {error}\na resumed run plays those that were "
+                "asked for until now"
+            )
+            return
+        self._evaluator.shutdown()
+        self._evaluator = self._parts["evaluator"] = evaluator
+        self.say(f"evaluations are played again in a new process: {failure}")
+
+    def _tell(
+        self, row: Row | None, evaluations: list[Evaluation], *, at_once: bool = False
+    ) -> None:
+        """Give new rows to the logger and to the display."""
+        if row is not None:
+            self._send(row)
+            self._display.show(row, at_once=at_once)
+        for evaluation in evaluations:
+            self._send(evaluation_metrics(evaluation))
+            late = self.step - evaluation.step
+            self.say(
+                f"{evaluation.step:,} steps: evaluation return {evaluation.mean:.1f} "
+                f"({evaluation.min:.1f} to {evaluation.max:.1f})"
+                + (f", {late:,} steps late" if late > self.options.eval_interval else "")
+            )
 
     def _send(self, row: Row) -> None:
         """Give a row to the logger; NaN, where there is nothing yet, is left out."""
@@ -371,12 +419,18 @@ class Run:
         if lost and not self._told_of_loss:
             self._told_of_loss = True
             self.say(f"a run that is resumed from here begins new episodes: {lost}")
+        self._metrics.sync()
+        self._evaluations.sync()
         self._checkpoints.save(self.step, state)
         save_atomically(self.output_dir / "policy.pt", self._collector.policy.state_dict())
 
     def _resume(self) -> tuple[int, int]:
         """Load the newest checkpoint; returns the rows of metrics and evaluations before it."""
         state = self._checkpoints.load()
+        if state is None:
+            self.say(f"there is no checkpoint in {self.output_dir} yet: the run begins anew")
+            self._id = json.loads((self.output_dir / "config.json").read_text()).get("id", self._id)
+            return 0, 0
         self._check(state)
         for name, part in self._parts.items():
             part.load_state_dict(state["parts"][name])

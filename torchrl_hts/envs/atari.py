@@ -150,6 +150,13 @@ def make_atari(
     cv2.setNumThreads(1)
     ale_py.ALEInterface.setLoggerMode(ale_py.LoggerMode.Error)  # no banner from each executor
     gym.register_envs(ale_py)
+    try:
+        gym.spec(env_id)
+    except gym.error.NameNotFound as error:
+        if "Did you mean" in str(error):
+            raise
+        games = sorted(spec.name for spec in gym.registry.values() if spec.namespace == "ALE")
+        raise gym.error.NameNotFound(f"{error} Its games are {', '.join(games)}") from error
     env: gym.Env[Any, Any] = gym.make(
         env_id,
         # AtariPreprocessing skips frames itself and reads its screens from the emulator: what the

@@ -1,0 +1,192 @@
+"""Runs that fail, or that a part of them fails: what they leave, and that they go on from it."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import re
+import resource
+import shutil
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+import script_paths  # noqa: F401  so that the scripts are found
+import support.checkpoints
+from processes import wait_until_gone
+from recipe_runs import CARTPOLE, assert_equal_runs, run, start
+from support.run import Run
+
+from torchrl_hts import Evaluator
+from torchrl_hts.crew import Crew
+
+pytest.importorskip("rich")
+pytest.importorskip("matplotlib")
+
+pytestmark = pytest.mark.usefixtures("nothing_left")
+
+FLAGS = f"{CARTPOLE} --total-frames 640 --log-interval 64 --eval-interval 128 --checkpoint-interval"
+
+
+@pytest.fixture(scope="module")
+def whole(warm_servers: None, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of ten rounds, five evaluations and five checkpoints that nothing has disturbed."""
+    directory = tmp_path_factory.mktemp("whole") / "run"
+    run(f"{FLAGS} 128", "--keep-checkpoints", "5", "--output-dir", str(directory))
+    return directory
+
+
+def checkpoints(directory: Path) -> list[int]:
+    """The steps of those there are."""
+    return sorted(int(path.stem[5:]) for path in (directory / "checkpoints").glob("*.pt"))
+
+
+def test_what_was_learned_is_saved_where_a_logger_fails(
+    whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def send(self: Run, row: dict[str, float]) -> None:
+        if row["step"] == 320:
+            raise ValueError("the network is down")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Run, "_send", send)
+        output = run(f"{FLAGS} 0", "--output-dir", str(tmp_path), code=1)
+    assert "error: the network is down" in output
+    assert checkpoints(tmp_path) == [320]
+    run("ppo_cartpole.py", "--resume", str(tmp_path))
+    assert_equal_runs(whole, tmp_path)
+
+
+def test_stopped_at_once_in_the_middle_of_saving(
+    whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ctrl-C while open rounds are finished shuts the collector down: there is nothing to save."""
+    saves = 0
+    save = Crew.save
+
+    def interrupted(self: Crew) -> Any:
+        nonlocal saves
+        saves += 1
+        if saves == 3:
+            raise KeyboardInterrupt
+        return save(self)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Crew, "save", interrupted)
+        output = run(f"{FLAGS} 128", "--output-dir", str(tmp_path), code=130)
+    assert "interrupted" in output
+    assert checkpoints(tmp_path) == [128, 256]
+    run("ppo_cartpole.py", "--resume", str(tmp_path))
+    assert_equal_runs(whole, tmp_path)
+
+
+def test_killed_before_its_first_checkpoint(whole: Path, tmp_path: Path) -> None:
+    """The same two commands do for a run that was killed at any moment."""
+    killed = shutil.copytree(whole, tmp_path / "run")
+    shutil.rmtree(killed / "checkpoints")
+    (killed / "best.pt").unlink()
+    name = json.loads((killed / "config.json").read_text())["id"]
+    output = run("ppo_cartpole.py", "--resume", str(killed))
+    assert f"there is no checkpoint in {killed} yet: the run begins anew" in output
+    assert_equal_runs(whole, killed)
+    assert json.loads((killed / "config.json").read_text())["id"] == name
+
+
+def kill(evaluator: Evaluator) -> None:
+    """Kill its process."""
+    os.kill(evaluator.pid, signal.SIGKILL)
+    wait_until_gone({evaluator.pid})
+
+
+def test_evaluations_go_on_where_their_process_is_killed(
+    whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    killed = []
+    submit = Evaluator.submit
+
+    def killing(self: Evaluator, step: int) -> None:
+        if len(killed) < 2:
+            killed.append(self)
+            kill(self)
+        submit(self, step)
+
+    monkeypatch.setattr(Evaluator, "submit", killing)
+    output = run(f"{FLAGS} 128", "--output-dir", str(tmp_path))
+    assert output.count("evaluations are played again in a new process: the evaluator") == 2
+    assert killed[0] is not killed[1]
+    assert_equal_runs(whole, tmp_path)
+
+
+def test_a_run_goes_on_without_evaluations_that_always_fail(
+    whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    submit, poll = Evaluator.submit, Evaluator.poll
+
+    def killing(self: Evaluator, step: int) -> None:
+        kill(self)
+        submit(self, step)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Evaluator, "submit", killing)
+        patch.setattr(Evaluator, "poll", lambda self: poll(self) and [])
+        output = run(f"{FLAGS} 128 --total-frames 512", "--output-dir", str(tmp_path))
+    assert output.count("there are no more evaluations: the evaluator") == 1
+    assert checkpoints(tmp_path)[-1] == 512
+
+
+@pytest.mark.parametrize("what", ["a checkpoint", "the metrics"])
+def test_a_disk_that_fills_up(
+    whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str
+) -> None:
+    """One message with what to do, from whatever can't be written first, and nothing lost."""
+    broken = False
+
+    class Os:
+        def __getattr__(self, name: str) -> Any:
+            return getattr(os, name)
+
+        def fsync(self, fd: int) -> None:
+            nonlocal broken
+            written = Path(os.readlink(f"/proc/self/fd/{fd}")).name
+            broken |= written.startswith("step-000000000256") or (
+                what == "the metrics" and written == "metrics.csv"
+            )
+            if broken:
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            os.fsync(fd)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(support.checkpoints, "os", Os())
+        patch.setattr(support.metrics, "os", Os())
+        output = run(f"{FLAGS} 128", "--output-dir", str(tmp_path), code=1)
+    error = next(line for line in output.splitlines() if line.startswith("error: "))
+    assert "No space left on device" in error
+    assert f"--resume {tmp_path}" in error
+    assert "curve.png can't be written: No space left on device" in output
+    assert checkpoints(tmp_path) == ([] if what == "the metrics" else [128])
+    run("ppo_cartpole.py", "--resume", str(tmp_path))
+    assert_equal_runs(whole, tmp_path)
+
+
+def test_a_file_that_may_not_grow(whole: Path, tmp_path: Path) -> None:
+    """By the limit of the system itself, in a process of its own."""
+    copied = shutil.copytree(whole, tmp_path / "run")
+    newest = max((copied / "checkpoints").iterdir())
+    size = newest.stat().st_size
+    newest.unlink()
+    kept = max((copied / "checkpoints").iterdir())
+    content = kept.read_bytes()
+
+    def limit() -> None:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (size // 2, size // 2))
+
+    process = start("ppo_cartpole.py", "--resume", str(copied), preexec_fn=limit)
+    output, _ = process.communicate(timeout=100)
+    assert process.returncode == 1
+    assert re.search(r"error: can't save the checkpoint .*whole, the newest is step-0*512", output)
+    assert "Traceback" not in output
+    assert kept.read_bytes() == content
+    run("ppo_cartpole.py", "--resume", str(copied))
+    assert_equal_runs(whole, copied)
