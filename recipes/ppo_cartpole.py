@@ -1,8 +1,9 @@
 """PPO on CartPole-v1 with HTSCollector and DelayedGradient: TorchRL's own loss, unchanged.
 
 Executors step the environments and an actor runs the policy while this process learns. Each round
-is gathered by parameters that are one update old, and DelayedGradient takes the gradients of a
-round at the parameters that gathered it, so that PPO starts each update exactly on-policy.
+is gathered by parameters that are one update old, and DelayedGradient takes the policy's gradients
+of a round at the parameters that gathered it, so that PPO starts each update exactly on-policy. The
+critic has a network of its own, and is trained without delay (recipes/README.md says why).
 
     python recipes/ppo_cartpole.py --require-return 475
 
@@ -119,7 +120,7 @@ def train(options: Options) -> int:
     num_rounds = -(-options.total_frames // frames_per_batch)
     optimizer = torch.optim.Adam(loss_module.parameters(), lr=options.learning_rate, eps=1e-5)
     schedule = torch.optim.lr_scheduler.LinearLR(optimizer, 1.0, 0.0, total_iters=num_rounds)
-    delayed = DelayedGradient(loss_module, lag=options.lag)
+    delayed = DelayedGradient(actor, lag=options.lag)
 
     with (
         HTSCollector(
@@ -140,7 +141,7 @@ def train(options: Options) -> int:
         ) as run,
     ):
         for batch in run:  # the next round is already running
-            with delayed(batch):  # parameters are the ones that gathered this batch
+            with delayed(batch):  # the policy is the one that gathered this batch
                 with torch.no_grad():
                     advantage(batch)
                 steps = batch.reshape(-1)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
+import pty
 import random
 import re
 import shutil
@@ -14,6 +17,7 @@ import pytest
 import torch
 from processes import wait_until
 from recipe_runs import CARTPOLE, assert_equal_runs, rows, run, start
+from script_paths import RECIPES
 
 pytest.importorskip("ale_py")
 pytest.importorskip("rich")
@@ -47,14 +51,47 @@ def test_a_game_with_all_options(tmp_path: Path, recipe: str) -> None:
     flags = "--num-envs 2 --sync-interval 16 --total-frames 64 --log-interval 32 --lag 2"
     flags += " --env-id ALE/Breakout-v5 --terminal-on-life-loss --sticky-actions --eval-sampled"
     flags += " --eval-interval 64 --eval-episodes 2 --record-video --num-actors 2"
-    run(f"{recipe} {flags}", "--output-dir", str(tmp_path))
-    assert [row["step"] for row in rows(tmp_path / "metrics.csv")] == ["32", "64"]
-    policy = torch.load(tmp_path / "policy.pt")
+    flags += " --checkpoint-interval 32 --eval-max-steps 100"
+    whole = tmp_path / "whole"
+    run(f"{recipe} {flags}", "--output-dir", str(whole))
+    assert [row["step"] for row in rows(whole / "metrics.csv")] == ["32", "64"]
+    policy = torch.load(whole / "policy.pt")
     assert any(value.shape == (4, 512) for value in policy.values())
-    best = torch.load(tmp_path / "best.pt")
+    best = torch.load(whole / "best.pt")
     assert best["step"] == 64
     assert all(torch.equal(best["policy"][name], policy[name]) for name in policy)
-    assert b"ftyp" in (tmp_path / "best.mp4").read_bytes()[:64]
+    assert b"ftyp" in (whole / "best.mp4").read_bytes()[:64]
+    (evaluation,) = rows(whole / "evaluations.csv")
+    assert 0 < float(evaluation["evaluation/length_mean"]) <= 100
+
+    resumed = shutil.copytree(whole, tmp_path / "resumed")
+    max((resumed / "checkpoints").iterdir()).unlink()
+    run(recipe.split()[0], "--resume", str(resumed))
+    assert_equal_runs(whole, resumed)
+
+
+def test_the_display_on_a_terminal(tmp_path: Path) -> None:
+    """Kept up to date in place, with evaluations as lines above."""
+    ours, terminal = pty.openpty()
+    recipe, *flags = f"{CARTPOLE} --total-frames 192 --log-interval 64".split()
+    process = subprocess.Popen(
+        [sys.executable, str(RECIPES / recipe), *flags, "--output-dir", str(tmp_path / "run")],
+        stdout=terminal,
+        stderr=terminal,
+        env={**os.environ, "TERM": "xterm", "COLUMNS": "120", "LINES": "40"},
+    )
+    os.close(terminal)
+    shown = b""
+    with contextlib.suppress(OSError):  # at the end of all who write to it
+        while part := os.read(ours, 1 << 16):
+            shown += part
+    os.close(ours)
+    assert process.wait() == 0
+    text = re.sub(rb"\x1b\[[0-9;?]*[A-Za-z]", b"", shown).decode()
+    assert b"\x1b[1A" in shown, "the bar and the metrics are drawn over"
+    for part in ("192 of 192 steps", "192 steps: evaluation return", "learner", "executors"):
+        assert part in text
+    assert "Traceback" not in text
 
 
 @pytest.mark.parametrize(
