@@ -16,23 +16,22 @@ from __future__ import annotations
 import argparse
 import itertools
 import json
-import math
 import multiprocessing
 import time
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from statistics import fmean, stdev
-from typing import Any, Literal
+from statistics import fmean
+from typing import Any
 
 import gymnasium as gym
-import numpy as np
 import torch
-from matplotlib.figure import Figure
 from support.classic import TASKS, Settings
 from support.errors import RecipeError, exit_with
-from tensordict.nn import TensorDictModule
+from support.pixels import Agent
+from support.study import ALGORITHMS, VARIANTS, draw, load, table
+from tensordict.nn import TensorDictModule, TensorDictModuleBase, TensorDictSequential
 from torch import Tensor, nn
 from torchrl.modules import ProbabilisticActor, ValueOperator
 from torchrl.objectives import A2CLoss, ClipPPOLoss, LossModule
@@ -42,35 +41,6 @@ from torchrl_hts import DelayedGradient, EpisodeReturns, HTSCollector, keep_serv
 
 NUM_POINTS = 50  # of a learning curve, each the mean over the episodes that ended in its steps
 FINAL_SHARE = 0.1  # of the steps, at the end, that the final return is the mean of
-
-
-@dataclass(frozen=True)
-class Variant:
-    """A lag, and where gradients are taken.
-
-    Attributes:
-        critic_delayed: False takes the critic's gradients, and the values that advantages are made
-            of, at its newest parameters, wherever the policy's are taken.
-    """
-
-    label: str
-    lag: int
-    gradient_at: Literal["behaviour", "newest"]
-    color: str
-    line: str
-    critic_delayed: bool = True
-
-
-VARIANTS = {
-    "lag0": Variant("lag 0", 0, "behaviour", "black", "-"),
-    "lag1-delayed": Variant("lag 1, delayed", 1, "behaviour", "C0", "-"),
-    "lag1-newest": Variant("lag 1, newest", 1, "newest", "C1", "-"),
-    "lag1-split": Variant("lag 1, policy delayed", 1, "behaviour", "C2", "-", False),
-    "lag2-delayed": Variant("lag 2, delayed", 2, "behaviour", "C0", "--"),
-    "lag2-newest": Variant("lag 2, newest", 2, "newest", "C1", "--"),
-    "lag2-split": Variant("lag 2, policy delayed", 2, "behaviour", "C2", "--", False),
-}
-ALGORITHMS = ("a2c", "ppo")
 
 
 @dataclass(frozen=True)
@@ -115,13 +85,15 @@ class Cell:
 class Pixels(nn.Module):
     """Planes of MinAtar, ``[..., 10, 10, C]`` bool, to float features ``[..., 128]``."""
 
+    WIDTH = 128
+
     def __init__(self, channels: int) -> None:
         super().__init__()
         self.layers = nn.Sequential(
             nn.Conv2d(channels, 16, kernel_size=3),
             nn.ReLU(),
             nn.Flatten(),
-            nn.Linear(16 * 8 * 8, 128),
+            nn.Linear(16 * 8 * 8, self.WIDTH),
             nn.ReLU(),
         )
 
@@ -130,13 +102,48 @@ class Pixels(nn.Module):
         return self.layers(flat).unflatten(0, planes.shape[:-3])
 
 
-def make_networks(env: gym.Env) -> tuple[ProbabilisticActor, ValueOperator]:
-    """A policy and a value function with a trunk each, orthogonally initialised."""
+def initialise(layers: nn.Module, last: nn.Module | None = None, last_gain: float = 1.0) -> None:
+    """Orthogonal weights, with a gain of their own in the last layer; biases 0."""
+    for layer in layers.modules():
+        if isinstance(layer, nn.Conv2d | nn.Linear):
+            nn.init.orthogonal_(layer.weight, last_gain if layer is last else 2**0.5)
+            nn.init.zeros_(layer.bias)
+
+
+@dataclass(frozen=True)
+class Networks:
+    """What is trained.
+
+    Attributes:
+        policy: observations to actions; what the collector runs.
+        actor, critic: what the loss module takes. Where there is a shared trunk, they read its
+            features.
+        trunk: writes these features; None if there is none.
+    """
+
+    policy: TensorDictModuleBase
+    actor: TensorDictModuleBase
+    critic: TensorDictModuleBase
+    trunk: TensorDictModule | None = None
+
+    @property
+    def value(self) -> TensorDictModuleBase:
+        """Observations to values."""
+        return self.critic if self.trunk is None else TensorDictSequential(self.trunk, self.critic)
+
+
+def make_networks(env: gym.Env, *, shared_trunk: bool) -> Networks:
+    """A policy and a value function, orthogonally initialised."""
     shape = env.observation_space.shape
+    if shared_trunk:
+        trunk = Pixels(shape[-1])
+        initialise(trunk)
+        agent = Agent(env, trunk, Pixels.WIDTH)
+        return Networks(agent.policy, agent.actor_head, agent.critic_head, agent.trunk)
 
     def network(outputs: int, output_gain: float) -> nn.Sequential:
         if len(shape) == 3:
-            layers = nn.Sequential(Pixels(shape[-1]), nn.Linear(128, outputs))
+            layers = nn.Sequential(Pixels(shape[-1]), nn.Linear(Pixels.WIDTH, outputs))
         else:
             layers = nn.Sequential(
                 nn.Linear(shape[0], 64),
@@ -145,10 +152,7 @@ def make_networks(env: gym.Env) -> tuple[ProbabilisticActor, ValueOperator]:
                 nn.Tanh(),
                 nn.Linear(64, outputs),
             )
-        for layer in layers.modules():
-            if isinstance(layer, nn.Conv2d | nn.Linear):
-                nn.init.orthogonal_(layer.weight, output_gain if layer is layers[-1] else 2**0.5)
-                nn.init.zeros_(layer.bias)
+        initialise(layers, layers[-1], output_gain)
         return layers
 
     actor = ProbabilisticActor(
@@ -157,26 +161,33 @@ def make_networks(env: gym.Env) -> tuple[ProbabilisticActor, ValueOperator]:
         distribution_class=torch.distributions.Categorical,
         return_log_prob=True,
     )
-    return actor, ValueOperator(network(1, 1.0), in_keys=["observation"])
+    return Networks(actor, actor, ValueOperator(network(1, 1.0), in_keys=["observation"]))
 
 
-def make_loss(
-    cell: Cell, actor: nn.Module, critic: nn.Module
-) -> tuple[LossModule, torch.optim.Optimizer]:
-    """The algorithm's loss and optimizer, as TorchRL and torch have them."""
-    settings = cell.settings
+def make_loss(cell: Cell, networks: Networks) -> LossModule:
+    """The algorithm's loss, as TorchRL has it."""
     common = {
-        "entropy_coeff": settings.entropy_coefficient,
+        "entropy_coeff": cell.settings.entropy_coefficient,
         "critic_coeff": 0.5,
         "loss_critic_type": "l2",
     }
     if cell.algorithm == "ppo":
-        loss = ClipPPOLoss(actor, critic, clip_epsilon=0.2, normalize_advantage=True, **common)
-        return loss, torch.optim.Adam(loss.parameters(), settings.learning_rate, eps=1e-5)
-    loss = A2CLoss(actor, critic, **common)
-    return loss, torch.optim.RMSprop(
-        loss.parameters(), settings.learning_rate, alpha=0.99, eps=1e-5
-    )
+        return ClipPPOLoss(
+            networks.actor,
+            networks.critic,
+            clip_epsilon=0.2,
+            normalize_advantage=True,
+            **common,
+        )
+    return A2CLoss(networks.actor, networks.critic, **common)
+
+
+def make_optimizer(cell: Cell, model: nn.Module) -> torch.optim.Optimizer:
+    """The algorithm's optimizer, as torch has it."""
+    learning_rate = cell.settings.learning_rate
+    if cell.algorithm == "ppo":
+        return torch.optim.Adam(model.parameters(), learning_rate, eps=1e-5)
+    return torch.optim.RMSprop(model.parameters(), learning_rate, alpha=0.99, eps=1e-5)
 
 
 def train(cell: Cell) -> list[tuple[int, float]]:
@@ -184,13 +195,15 @@ def train(cell: Cell) -> list[tuple[int, float]]:
     torch.manual_seed(cell.seed)
     torch.set_num_threads(1)
     settings, variant = cell.settings, VARIANTS[cell.variant]
-    make_env = TASKS[cell.env].make_env
-    actor, critic = make_networks(make_env())
-    advantage = GAE(gamma=settings.gamma, lmbda=settings.gae_lambda, value_network=critic)
-    loss_module, optimizer = make_loss(cell, actor, critic)
+    task = TASKS[cell.env]
+    networks = make_networks(task.make_env(), shared_trunk=task.shared_trunk)
+    advantage = GAE(gamma=settings.gamma, lmbda=settings.gae_lambda, value_network=networks.value)
+    loss_module = make_loss(cell, networks)
+    model = nn.ModuleList([loss_module, *filter(None, [networks.trunk])])
+    optimizer = make_optimizer(cell, model)
     schedule = torch.optim.lr_scheduler.LinearLR(optimizer, 1.0, 0.0, total_iters=cell.num_rounds)
     delayed = DelayedGradient(
-        loss_module if variant.critic_delayed else actor,
+        model if variant.critic_delayed else networks.policy,
         lag=variant.lag,
         gradient_at=variant.gradient_at,
     )
@@ -198,8 +211,8 @@ def train(cell: Cell) -> list[tuple[int, float]]:
     returns, episodes, frames = EpisodeReturns(), [], 0
 
     with HTSCollector(
-        [make_env] * settings.num_envs,
-        actor,
+        [task.make_env] * settings.num_envs,
+        networks.policy,
         frames_per_batch=frames_per_batch,
         total_frames=cell.num_rounds * frames_per_batch,
         num_executors=1,
@@ -216,10 +229,13 @@ def train(cell: Cell) -> list[tuple[int, float]]:
                 steps = batch.reshape(-1)
                 for _ in range(settings.epochs):
                     for indices in torch.randperm(len(steps)).chunk(settings.minibatches):
-                        losses = loss_module(steps[indices])
+                        rows = steps[indices]
+                        if networks.trunk is not None:
+                            networks.trunk(rows)
+                        losses = loss_module(rows)
                         loss = sum(v for name, v in losses.items() if name.startswith("loss_"))
                         loss.backward()
-                        nn.utils.clip_grad_norm_(loss_module.parameters(), 0.5)
+                        nn.utils.clip_grad_norm_(model.parameters(), 0.5)
                         optimizer.step()
                         optimizer.zero_grad()
             schedule.step()
@@ -278,102 +294,6 @@ def is_done(cell: Cell, directory: Path) -> bool:
             "--output-dir"
         )
     return True
-
-
-# What is made of the cells that are there.
-
-Panel = tuple[str, float]  # environment and multiplier of the learning rate
-Results = dict[str, dict[Panel, dict[str, list[dict[str, Any]]]]]  # algorithm, panel, variant
-
-
-def load(directory: Path) -> Results:
-    """The cells of a directory, algorithms and panels in a fixed order, variants as they come.
-
-    Raises:
-        RecipeError: if there are none, or those of one panel differ in their number of steps.
-    """
-    cells = [(file, json.loads(file.read_text())) for file in sorted(directory.glob("*.json"))]
-    if not cells:
-        raise RecipeError(f"there are no cells in {directory}: run the study first")
-    cells.sort(key=lambda each: ([*TASKS].index(each[1]["env"]), each[1]["multiplier"]))
-    results: Results = {name: {} for name in ALGORITHMS}
-    frames: dict[tuple[str, Panel], int] = {}
-    for file, cell in cells:
-        algorithm, panel = cell["algorithm"], (cell["env"], cell["multiplier"])
-        results[algorithm].setdefault(panel, {}).setdefault(cell["variant"], []).append(cell)
-        expected = frames.setdefault((algorithm, panel), cell["total_frames"])
-        if cell["total_frames"] != expected:
-            raise RecipeError(
-                f"{file} has {cell['total_frames']} steps, others like it {expected}: keep them "
-                "in directories of their own"
-            )
-    return {algorithm: panels for algorithm, panels in results.items() if panels}
-
-
-def curves_of(cells: Sequence[dict[str, Any]]) -> np.ndarray:
-    """Returns ``[cells, points]``; NaN before the first episode has ended."""
-    curves = np.array([cell["returns"] for cell in cells], float)
-    for cell, curve in zip(cells, curves, strict=True):
-        steps, known = np.array(cell["steps"]), ~np.isnan(curve)
-        if known.any():
-            curve[:] = np.interp(steps, steps[known], curve[known], left=np.nan)
-    return curves
-
-
-def draw(algorithm: str, panels: dict[Panel, dict[str, list[dict[str, Any]]]], file: Path) -> None:
-    """Draws return against steps: a panel per environment and learning rate."""
-    columns = min(2, len(panels))
-    rows = math.ceil(len(panels) / columns)
-    figure = Figure(figsize=(6 * columns, 3.5 * rows + 1), layout="constrained")
-    grid = figure.subplots(rows, columns, squeeze=False)
-    lines = {}
-    for axes, (panel, cells) in zip(grid.flat, panels.items(), strict=False):
-        for name in [name for name in VARIANTS if name in cells]:
-            variant, curves = VARIANTS[name], curves_of(cells[name])
-            steps, mean = cells[name][0]["steps"], curves.mean(0)
-            (lines[variant.label],) = axes.plot(steps, mean, variant.line, color=variant.color)
-            if len(curves) > 1:
-                error = curves.std(0, ddof=1) / len(curves) ** 0.5
-                axes.fill_between(
-                    steps, mean - error, mean + error, color=variant.color, alpha=0.1, linewidth=0
-                )
-        counts = sorted({len(each) for each in cells.values()})
-        seeds = " to ".join(str(count) for count in dict.fromkeys((counts[0], counts[-1])))
-        axes.set(xlabel="environment steps", ylabel="episode return")
-        axes.set_title(f"{panel_title(panel)} (seeds: {seeds})")
-        axes.grid(alpha=0.3)
-    for axes in grid.flat[len(panels) :]:
-        axes.remove()
-    figure.legend(lines.values(), lines.keys(), loc="outside lower center", ncols=len(lines))
-    figure.suptitle(f"{algorithm.upper()}: mean over the seeds; band: \u00b1 standard error")
-    figure.savefig(file, dpi=120)
-
-
-def table(results: Results) -> str:
-    """Final returns in Markdown: mean over the seeds, standard error, number of seeds."""
-
-    def entry(cells: Sequence[dict[str, Any]]) -> str:
-        values = [cell["final_return"] for cell in cells if cell["final_return"] is not None]
-        if len(values) < 2:
-            return f"{values[0]:.1f} (1)" if values else ""
-        error = stdev(values) / len(values) ** 0.5
-        return f"{fmean(values):.1f} \u00b1 {error:.1f} ({len(values)})"
-
-    lines = [
-        ["environment", "algorithm", *(variant.label for variant in VARIANTS.values())],
-        ["---"] * (2 + len(VARIANTS)),
-    ]
-    for algorithm, panels in results.items():
-        for panel, cells in panels.items():
-            entries = [entry(cells.get(name, [])) for name in VARIANTS]
-            lines.append([panel_title(panel), algorithm.upper(), *entries])
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
-
-
-def panel_title(panel: Panel) -> str:
-    """Such as ``"CartPole-v1, learning rate x 2.5"``."""
-    env, multiplier = panel
-    return TASKS[env].title + (f", learning rate \u00d7 {multiplier:g}" if multiplier != 1 else "")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

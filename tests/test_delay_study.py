@@ -14,9 +14,10 @@ import script_paths  # noqa: F401  so that the scripts are found
 
 pytest.importorskip("matplotlib")
 import delay_study
-from delay_study import VARIANTS, Cell
+from delay_study import Cell
 from support.classic import TASKS, MinAtar
 from support.errors import RecipeError
+from support.study import VARIANTS, curves_of, load
 
 TINY = (
     "--envs cartpole --algorithms ppo --variants lag1-delayed --learning-rates 1 "
@@ -78,10 +79,18 @@ def test_the_variants_act_with_other_parameters() -> None:
 
 
 @pytest.mark.usefixtures("nothing_left")
-@pytest.mark.parametrize("algorithm", ["a2c", "ppo"])
-def test_minatar_is_trained(algorithm: str) -> None:
+@pytest.mark.parametrize(
+    ("env", "algorithm", "variant"),
+    [
+        ("breakout", "a2c", "lag2-newest"),
+        ("breakout", "ppo", "lag2-newest"),
+        ("breakout_shared", "a2c", "lag1-split"),
+        ("breakout_shared", "ppo", "lag1-delayed"),
+    ],
+)
+def test_minatar_is_trained(env: str, algorithm: str, variant: str) -> None:
     pytest.importorskip("minatar")
-    episodes = delay_study.train(Cell("breakout", algorithm, "lag2-newest", 1.0, 0, 1500))
+    episodes = delay_study.train(Cell(env, algorithm, variant, 1.0, 0, 1500))
     assert len(episodes) > 20
     assert all(value >= 0 for _, value in episodes)
 
@@ -148,8 +157,8 @@ def test_pictures_and_table_are_made_of_the_cells_that_are_there(
         ["Acrobot-v1", "A2C", "-81.2 (1)", *[""] * 6],
         ["CartPole-v1, learning rate × 2.5", "PPO", "", "", f"470.0 ± {error:.1f} (3)", *[""] * 4],
     ]
-    cells = delay_study.load(tmp_path)["ppo"]["cartpole", 2.5]["lag1-newest"]
-    np.testing.assert_array_equal(delay_study.curves_of(cells), [[np.nan, 100, 200, 300]] * 3)
+    cells = load(tmp_path)["ppo"]["cartpole", 2.5]["lag1-newest"]
+    np.testing.assert_array_equal(curves_of(cells), [[np.nan, 100, 200, 300]] * 3)
 
 
 def test_cells_of_different_lengths_make_no_mean(tmp_path: Path) -> None:

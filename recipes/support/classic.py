@@ -84,12 +84,18 @@ class Task:
         make_env: makes one.
         total_frames: environment steps of a run.
         settings: by algorithm.
+        shared_trunk: whether actor and critic share all layers but the last.
     """
 
     title: str
     make_env: Callable[[], gym.Env[Any, Any]]
     total_frames: int
     settings: Mapping[str, Settings]
+    shared_trunk: bool = False
+
+
+def _minatar(title: str, game: str, *, shared_trunk: bool) -> Task:
+    return Task(title, partial(MinAtar, game), 150_000, _MINATAR, shared_trunk)
 
 
 _MINATAR = {
@@ -116,8 +122,10 @@ TASKS = {
             "ppo": Settings(64, 1e-3, gamma=0.99, gae_lambda=0.94, epochs=4, minibatches=4),
         },
     ),
-    "breakout": Task("MinAtar Breakout", partial(MinAtar, "breakout"), 150_000, _MINATAR),
-    "space_invaders": Task(
-        "MinAtar Space Invaders", partial(MinAtar, "space_invaders"), 150_000, _MINATAR
+    "breakout": _minatar("MinAtar Breakout", "breakout", shared_trunk=False),
+    "space_invaders": _minatar("MinAtar Space Invaders", "space_invaders", shared_trunk=False),
+    "breakout_shared": _minatar("MinAtar Breakout, shared trunk", "breakout", shared_trunk=True),
+    "space_invaders_shared": _minatar(
+        "MinAtar Space Invaders, shared trunk", "space_invaders", shared_trunk=True
     ),
 }

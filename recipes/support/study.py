@@ -1,0 +1,141 @@
+"""What the delay study compares, and the pictures and the table that are made of its cells."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import fmean, stdev
+from typing import Any, Literal
+
+import numpy as np
+from matplotlib.figure import Figure
+
+from support.classic import TASKS
+from support.errors import RecipeError
+
+__all__ = ["ALGORITHMS", "VARIANTS", "Variant", "curves_of", "draw", "load", "table"]
+
+
+@dataclass(frozen=True)
+class Variant:
+    """A lag, and where gradients are taken.
+
+    Attributes:
+        critic_delayed: False takes the critic's gradients, and the values that advantages are made
+            of, at its newest parameters, wherever the policy's are taken.
+    """
+
+    label: str
+    lag: int
+    gradient_at: Literal["behaviour", "newest"]
+    color: str
+    line: str
+    critic_delayed: bool = True
+
+
+VARIANTS = {
+    "lag0": Variant("lag 0", 0, "behaviour", "black", "-"),
+    "lag1-delayed": Variant("lag 1, delayed", 1, "behaviour", "C0", "-"),
+    "lag1-newest": Variant("lag 1, newest", 1, "newest", "C1", "-"),
+    "lag1-split": Variant("lag 1, policy delayed", 1, "behaviour", "C2", "-", False),
+    "lag2-delayed": Variant("lag 2, delayed", 2, "behaviour", "C0", "--"),
+    "lag2-newest": Variant("lag 2, newest", 2, "newest", "C1", "--"),
+    "lag2-split": Variant("lag 2, policy delayed", 2, "behaviour", "C2", "--", False),
+}
+ALGORITHMS = ("a2c", "ppo")
+
+Panel = tuple[str, float]  # environment and multiplier of the learning rate
+Results = dict[str, dict[Panel, dict[str, list[dict[str, Any]]]]]  # algorithm, panel, variant
+
+
+def load(directory: Path) -> Results:
+    """The cells of a directory, algorithms and panels in a fixed order, variants as they come.
+
+    Raises:
+        RecipeError: if there are none, or those of one panel differ in their number of steps.
+    """
+    cells = [(file, json.loads(file.read_text())) for file in sorted(directory.glob("*.json"))]
+    if not cells:
+        raise RecipeError(f"there are no cells in {directory}: run the study first")
+    cells.sort(key=lambda each: ([*TASKS].index(each[1]["env"]), each[1]["multiplier"]))
+    results: Results = {name: {} for name in ALGORITHMS}
+    frames: dict[tuple[str, Panel], int] = {}
+    for file, cell in cells:
+        algorithm, panel = cell["algorithm"], (cell["env"], cell["multiplier"])
+        results[algorithm].setdefault(panel, {}).setdefault(cell["variant"], []).append(cell)
+        expected = frames.setdefault((algorithm, panel), cell["total_frames"])
+        if cell["total_frames"] != expected:
+            raise RecipeError(
+                f"{file} has {cell['total_frames']} steps, others like it {expected}: keep them "
+                "in directories of their own"
+            )
+    return {algorithm: panels for algorithm, panels in results.items() if panels}
+
+
+def curves_of(cells: Sequence[dict[str, Any]]) -> np.ndarray:
+    """Returns ``[cells, points]``; NaN before the first episode has ended."""
+    curves = np.array([cell["returns"] for cell in cells], float)
+    for cell, curve in zip(cells, curves, strict=True):
+        steps, known = np.array(cell["steps"]), ~np.isnan(curve)
+        if known.any():
+            curve[:] = np.interp(steps, steps[known], curve[known], left=np.nan)
+    return curves
+
+
+def draw(algorithm: str, panels: dict[Panel, dict[str, list[dict[str, Any]]]], file: Path) -> None:
+    """Draws return against steps: a panel per environment and learning rate."""
+    columns = min(2, len(panels))
+    rows = math.ceil(len(panels) / columns)
+    figure = Figure(figsize=(6 * columns, 3.5 * rows + 1), layout="constrained")
+    grid = figure.subplots(rows, columns, squeeze=False)
+    lines = {}
+    for axes, (panel, cells) in zip(grid.flat, panels.items(), strict=False):
+        for name in [name for name in VARIANTS if name in cells]:
+            variant, curves = VARIANTS[name], curves_of(cells[name])
+            steps, mean = cells[name][0]["steps"], curves.mean(0)
+            (lines[variant.label],) = axes.plot(steps, mean, variant.line, color=variant.color)
+            if len(curves) > 1:
+                error = curves.std(0, ddof=1) / len(curves) ** 0.5
+                axes.fill_between(
+                    steps, mean - error, mean + error, color=variant.color, alpha=0.1, linewidth=0
+                )
+        counts = sorted({len(each) for each in cells.values()})
+        seeds = " to ".join(str(count) for count in dict.fromkeys((counts[0], counts[-1])))
+        axes.set(xlabel="environment steps", ylabel="episode return")
+        axes.set_title(f"{panel_title(panel)} (seeds: {seeds})")
+        axes.grid(alpha=0.3)
+    for axes in grid.flat[len(panels) :]:
+        axes.remove()
+    figure.legend(lines.values(), lines.keys(), loc="outside lower center", ncols=len(lines))
+    figure.suptitle(f"{algorithm.upper()}: mean over the seeds; band: \u00b1 standard error")
+    figure.savefig(file, dpi=120)
+
+
+def table(results: Results) -> str:
+    """Final returns in Markdown: mean over the seeds, standard error, number of seeds."""
+
+    def entry(cells: Sequence[dict[str, Any]]) -> str:
+        values = [cell["final_return"] for cell in cells if cell["final_return"] is not None]
+        if len(values) < 2:
+            return f"{values[0]:.1f} (1)" if values else ""
+        error = stdev(values) / len(values) ** 0.5
+        return f"{fmean(values):.1f} \u00b1 {error:.1f} ({len(values)})"
+
+    lines = [
+        ["environment", "algorithm", *(variant.label for variant in VARIANTS.values())],
+        ["---"] * (2 + len(VARIANTS)),
+    ]
+    for algorithm, panels in results.items():
+        for panel, cells in panels.items():
+            entries = [entry(cells.get(name, [])) for name in VARIANTS]
+            lines.append([panel_title(panel), algorithm.upper(), *entries])
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def panel_title(panel: Panel) -> str:
+    """Such as ``"CartPole-v1, learning rate x 2.5"``."""
+    env, multiplier = panel
+    return TASKS[env].title + (f", learning rate \u00d7 {multiplier:g}" if multiplier != 1 else "")
