@@ -47,10 +47,10 @@ class DelayedGradient(TrainerHookBase):  # type: ignore[misc]  # torchrl is unty
 
     What is moved is ``loss_module.parameters()``. Buffers (target networks, normalisation
     statistics) stay as they are, and a parameter that the loss module doesn't hold is trained
-    without delay. So ``DelayedGradient(policy)`` delays the policy alone: where the critic has
-    networks of its own, it then learns as without lag, which was better in every task that was
-    tried (recipes/README.md). Weight decay acts at theta_j, as part of the update. Finish the optimizer steps
-    of a batch inside the block: one made after it belongs to no round.
+    without delay: ``DelayedGradient(policy)`` delays the policy alone, and a critic with networks
+    of its own then learns as it does without lag (``recipes/README.md`` compares them). Weight
+    decay acts at theta_j, as part of the update. Finish the optimizer steps of a batch inside the
+    block: one made after it belongs to no round.
 
     With a lag of 0, or with ``gradient_at="newest"``, parameters are left alone, bit for bit; only
     rounds are counted and batches checked.
