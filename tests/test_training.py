@@ -179,9 +179,36 @@ def make_trainer(
     return trainer
 
 
+def test_the_policy_alone_is_delayed() -> None:
+    """The critic learns as without lag: inside the block, too, it is the newest."""
+    policy, critic = models()
+    loss_module = A2CLoss(policy, critic)
+    advantage = GAE(gamma=0.99, lmbda=0.95, value_network=critic)
+    optimizer = torch.optim.SGD(loss_module.parameters(), lr=0.5)
+    delayed = DelayedGradient(policy)
+    moved = []
+    with collect(policy) as collector:
+        for batch in collector:
+            newest = digest(policy.parameters())
+            value = digest(critic.parameters())
+            with delayed(batch):
+                assert distance(policy, batch) < 1e-5
+                assert digest(critic.parameters()) == value
+                moved.append(digest(policy.parameters()) != newest)
+                advantage(batch)
+                losses = loss_module(batch.reshape(-1))
+                sum(v for k, v in losses.items() if k.startswith("loss_")).backward()
+                optimizer.step()
+                optimizer.zero_grad()
+                value = digest(critic.parameters())
+            assert digest(critic.parameters()) == value
+    assert moved == [False, *[True] * (ROUNDS - 1)]
+
+
+@pytest.mark.parametrize("policy_alone", [False, True])
 @pytest.mark.parametrize("lag", [0, 1])
 @pytest.mark.parametrize("kind", ["plain", "a2c", "ppo"])
-def test_torchrls_trainers(kind: str, lag: int) -> None:
+def test_torchrls_trainers(kind: str, lag: int, policy_alone: bool) -> None:
     """All rounds are trained on, at the parameters that took them, and reproducibly."""
 
     def run() -> str:
@@ -191,7 +218,7 @@ def test_torchrls_trainers(kind: str, lag: int) -> None:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
                 trainer = make_trainer(kind, collector, policy, critic)
-            delayed = DelayedGradient(trainer.loss_module)
+            delayed = DelayedGradient(policy if policy_alone else trainer.loss_module)
             delayed.register(trainer)
 
             def check(batch: Any) -> None:

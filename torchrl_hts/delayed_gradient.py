@@ -39,9 +39,9 @@ class DelayedGradient(TrainerHookBase):  # type: ignore[misc]  # torchrl is unty
     """Takes a batch's gradients at the parameters that gathered it, and moves the newest by them.
 
     Use it as a context around everything that is done with one batch, or with a trainer:
-    ``DelayedGradient(loss_module).register(trainer)``. Inside the context the parameters of the
-    loss module *are* theta_j, so that values, advantages and PPO's ratios (1 at first) are those
-    of the policy that acted. Outside it they are the newest ones, theta_{j+lag}: what
+    ``DelayedGradient(trainer.loss_module).register(trainer)``. Inside the context the parameters of
+    the loss module *are* theta_j, so that values, advantages and PPO's ratios (1 at first) are
+    those of the policy that acted. Outside it they are the newest ones, theta_{j+lag}: what
     evaluation, checkpoints and the collector's weight update have to see. Values are copied in
     place, so losses, value estimators and optimizers that hold the same parameters follow.
 
@@ -214,7 +214,7 @@ class DelayedGradient(TrainerHookBase):  # type: ignore[misc]  # torchrl is unty
         Raises:
             TypeError: if the trainer's collector has no `lag`.
             ValueError: if the lag given or already trained with isn't the collector's, or the
-                trainer trains other parameters, or not here, batch by batch.
+                trainer doesn't train these parameters, or not here, batch by batch.
             RuntimeError: if the trainer has such a hook already.
         """
         lag = self._lag_in(trainer)
@@ -372,10 +372,10 @@ class DelayedGradient(TrainerHookBase):  # type: ignore[misc]  # torchrl is unty
             )
         if isinstance(trainer.loss_module, nn.Module):
             trained = {id(parameter) for parameter in trainer.loss_module.parameters()}
-            if trained != {id(parameter) for parameter in self.loss_module.parameters()}:
+            if not trained >= {id(parameter) for parameter in self.loss_module.parameters()}:
                 raise ValueError(
-                    "the trainer's loss module has other parameters than that of DelayedGradient. "
-                    "Construct DelayedGradient with trainer.loss_module."
+                    "DelayedGradient has other parameters than the trainer's loss module. "
+                    "Construct it with trainer.loss_module, or with the policy that this trains."
                 )
         return lag
 
