@@ -318,7 +318,7 @@ def test_a_checkpoint_of_a_recipe(tmp_path: Path) -> None:
     victim.touch()
     checkpoints = Checkpoints(tmp_path, keep=1)
     path = checkpoints.save(1, {"values": torch.arange(3), "more": Malicious(victim)})
-    with pytest.raises(RecipeError, match=f"{path.name} is damaged, cut off, or not only data"):
+    with pytest.raises(RecipeError, match=f"{path.name} is damaged, .* or not only data"):
         checkpoints.load()
     assert victim.exists()
     torch.load(path, weights_only=False)

@@ -102,19 +102,18 @@ class Run:
         self._title = f"{recipe} on {options.task}"
         self._recipe = recipe
         self._collector = collector
-        self._claim_output_dir()
+        self._eval_env = eval_env
+        self._video_fps = video_fps
         self._display = Display(self._total_frames)
-        self._new_evaluator = partial(self._make_evaluator, eval_env, video_fps)
-        self._evaluator = self._new_evaluator() if options.eval_interval else None
-        self._evaluators = 1
-        self._evaluator_works = self._evaluator is not None
         self._returns = EpisodeReturns()
         self._parts: dict[str, Stateful] = {
             "collector": collector,
             "returns": self._returns,
-            **({"evaluator": self._evaluator} if self._evaluator is not None else {}),
             **parts,
         }
+        self._evaluator: Evaluator | None = None
+        self._evaluator_works = options.eval_interval > 0
+        self._evaluators = 1
         self._checkpoints = Checkpoints(self.output_dir / "checkpoints", options.keep_checkpoints)
         self._id = uuid.uuid4().hex[:8]
         self._elapsed_before_s = 0.0
@@ -123,7 +122,10 @@ class Run:
         self._last_speed = (0, 0.0)
         self._stop_signal: int | None = None
         self._told_of_loss = False
+        self._claim_output_dir()
         try:
+            if self._evaluator_works:
+                self._evaluator = self._parts["evaluator"] = self._make_evaluator()
             kept = self._resume() if options.resume is not None else (0, 0)
             self._logger = make_logger(options, self.output_dir, self._id)
             config = {
@@ -139,6 +141,7 @@ class Run:
             self._evaluations = Table(self.output_dir / "evaluations.csv", keep=kept[1])
         except BaseException:
             self._shut_down_evaluator()
+            self._lock.close()
             raise
 
     def _claim_output_dir(self) -> None:
@@ -164,12 +167,12 @@ class Run:
         if self.options.resume is None:
             refuse_old_run(self.output_dir)  # one that has ended since the options were read
 
-    def _make_evaluator(self, eval_env: Callable[..., Any], video_fps: float | None) -> Evaluator:
+    def _make_evaluator(self) -> Evaluator:
         options = self.options
-        render_env = partial(eval_env, render_mode="rgb_array")
+        render_env = partial(self._eval_env, render_mode="rgb_array")
         sampled = ExplorationType.RANDOM if options.eval_sampled else ExplorationType.DETERMINISTIC
         return Evaluator(
-            eval_env,
+            self._eval_env,
             self._collector.policy,
             num_episodes=options.eval_episodes,
             seed=options.seed,
@@ -177,7 +180,7 @@ class Run:
             max_frames_per_episode=options.eval_max_steps,
             video_path=self.output_dir / "best.mp4" if options.record_video else None,
             create_render_env_fn=render_env if options.record_video else None,
-            fps=video_fps,
+            fps=self._video_fps,
         )
 
     def _shut_down_evaluator(self) -> None:
@@ -351,7 +354,7 @@ class Run:
             if self._evaluators == _EVALUATORS:
                 raise failure
             self._evaluators += 1
-            evaluator = self._new_evaluator()
+            evaluator = self._make_evaluator()
             evaluator.load_state_dict(self._evaluator.state_dict())
         except WorkerError as error:
             if evaluator is not None:
