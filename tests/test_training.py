@@ -63,7 +63,7 @@ def distance(policy: nn.Module, batch: TensorDictBase) -> float:
 def train(
     loss_class: type, lag: int, *, epochs: int = 1, minibatches: int = 1, estimator: str = "gae"
 ) -> tuple[list[str], list[float]]:
-    """The loop of the README, actor and critic delayed: digests of the batches, the ratios off 1."""
+    """The README's loop, actor and critic delayed: digests of the batches, the ratios off 1."""
     policy, critic = models()
     loss_module = loss_class(policy, critic)
     make = {
