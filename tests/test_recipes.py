@@ -231,7 +231,7 @@ def finished_run(warm_servers: None, tmp_path_factory: pytest.TempPathFactory) -
     ("change", "message"),
     [
         ({"recipe": "a2c_atari"}, "of recipe 'a2c_atari'"),
-        ({"format": 0}, "format 0; this is 'ppo_cartpole', format 1"),
+        ({"format": 0}, "format 0; this is 'ppo_cartpole', format 2"),
         ({"versions": {"torch": "1.0"}}, r"torch was 1.0 and is 2.*pass --ignore-versions"),
         ({"options": {"env_id": "Acrobot-v1"}}, "--env-id was Acrobot-v1 and is CartPole-v1"),
     ],

@@ -14,7 +14,6 @@ import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping
 from datetime import datetime
-from functools import partial
 from pathlib import Path
 from statistics import fmean
 from types import FrameType
@@ -24,11 +23,11 @@ import numpy as np
 import torch
 from tensordict import TensorDictBase
 from torch import Tensor
-from torchrl.envs.utils import ExplorationType
 
 from support.checkpoints import Checkpoints, save_atomically, write_atomically
 from support.display import Display
 from support.errors import RecipeError
+from support.evaluations import Evaluations
 from support.loggers import make_logger
 from support.metrics import (
     Row,
@@ -40,16 +39,15 @@ from support.metrics import (
     time_metrics,
 )
 from support.options import RunOptions, differences, refuse_old_run, to_json
-from torchrl_hts import EpisodeReturns, Evaluation, Evaluator, HTSCollector, WorkerError
+from torchrl_hts import EpisodeReturns, Evaluation, HTSCollector
 
 __all__ = ["Run"]
 
-_FORMAT = 1  # of checkpoints
+_FORMAT = 2  # of checkpoints
 _PACKAGES = (
     *("torchrl_hts", "torch", "torchrl", "tensordict", "gymnasium", "numpy"),
     *("ale-py", "opencv-python", "opencv-python-headless", "envpool", "gfootball"),
 )
-_EVALUATORS = 4  # how many are started for one that fails, it included
 
 
 class Stateful(Protocol):
@@ -102,8 +100,6 @@ class Run:
         self._title = f"{recipe} on {options.task}"
         self._recipe = recipe
         self._collector = collector
-        self._eval_env = eval_env
-        self._video_fps = video_fps
         self._display = Display(self._total_frames)
         self._returns = EpisodeReturns()
         self._parts: dict[str, Stateful] = {
@@ -111,22 +107,21 @@ class Run:
             "returns": self._returns,
             **parts,
         }
-        self._evaluator: Evaluator | None = None
-        self._evaluator_works = options.eval_interval > 0
-        self._evaluators = 1
         self._checkpoints = Checkpoints(self.output_dir / "checkpoints", options.keep_checkpoints)
         self._id = uuid.uuid4().hex[:8]
         self._elapsed_before_s = 0.0
-        self._best = -math.inf
         self._recorded: list[Row] = []
         self._last_speed = (0, 0.0)
         self._stop_signal: int | None = None
         self._told_of_loss = False
         self._claim_output_dir()
-        try:
-            if self._evaluator_works:
-                self._evaluator = self._parts["evaluator"] = self._make_evaluator()
-            kept = self._resume() if options.resume is not None else (0, 0)
+        with contextlib.ExitStack() as undoing:
+            undoing.callback(self._lock.close)
+            self._evaluations = self._parts["evaluations"] = Evaluations(
+                options, eval_env, collector, self.output_dir, video_fps, self.say
+            )
+            undoing.callback(self._evaluations.close)
+            kept_rows = self._resume() if options.resume is not None else 0
             self._logger = make_logger(options, self.output_dir, self._id)
             config = {
                 "recipe": recipe,
@@ -137,12 +132,9 @@ class Run:
             write_atomically(
                 self.output_dir / "config.json", (json.dumps(config, indent=2) + "\n").encode()
             )
-            self._metrics = Table(self.output_dir / "metrics.csv", keep=kept[0])
-            self._evaluations = Table(self.output_dir / "evaluations.csv", keep=kept[1])
-        except BaseException:
-            self._shut_down_evaluator()
-            self._lock.close()
-            raise
+            self._metrics = Table(self.output_dir / "metrics.csv", keep=kept_rows)
+            self._evaluations.open()
+            undoing.pop_all()
 
     def _claim_output_dir(self) -> None:
         """Make the output directory, and keep other runs out of it as long as this process lives.
@@ -166,26 +158,6 @@ class Run:
             ) from error
         if self.options.resume is None:
             refuse_old_run(self.output_dir)  # one that has ended since the options were read
-
-    def _make_evaluator(self) -> Evaluator:
-        options = self.options
-        render_env = partial(self._eval_env, render_mode="rgb_array")
-        sampled = ExplorationType.RANDOM if options.eval_sampled else ExplorationType.DETERMINISTIC
-        return Evaluator(
-            self._eval_env,
-            self._collector.policy,
-            num_episodes=options.eval_episodes,
-            seed=options.seed,
-            exploration_type=sampled,
-            max_frames_per_episode=options.eval_max_steps,
-            video_path=self.output_dir / "best.mp4" if options.record_video else None,
-            create_render_env_fn=render_env if options.record_video else None,
-            fps=self._video_fps,
-        )
-
-    def _shut_down_evaluator(self) -> None:
-        if self._evaluator is not None:
-            self._evaluator.shutdown()
 
     @property
     def step(self) -> int:
@@ -214,7 +186,6 @@ class Run:
             closing.callback(self._draw_curve)
             closing.callback(self._evaluations.close)
             closing.callback(self._metrics.close)
-            closing.callback(self._shut_down_evaluator)
             closing.callback(self._display.__exit__, *exception)
 
     def _draw_curve(self) -> None:
@@ -238,14 +209,14 @@ class Run:
             if self._stop_signal is not None:
                 self._end_early()
                 return
-        if self._evaluator_works and self._evaluator.pending and self._stop_signal is None:
+        if self._evaluations.pending and self._stop_signal is None:
             self.say(
                 "the training is done and saved; the last evaluations are being played (Ctrl-C "
                 "leaves them to --resume)"
             )
-        while self._evaluator_works and self._evaluator.pending and self._stop_signal is None:
+        while self._evaluations.pending and self._stop_signal is None:
             time.sleep(0.05)
-            self._tell(None, self._take_evaluations())
+            self._tell(None, self._evaluations.take())
         if self._stop_signal is not None:
             self._end_early()
         else:
@@ -258,8 +229,9 @@ class Run:
         been learned is saved. A run that fails in any other way goes on from its last checkpoint.
         """
         row = self._measure() if at_end or self._is_due(self.options.log_interval) else None
-        due = at_end or self._is_due(self.options.eval_interval)
-        evaluations = self._take_evaluations(submit=due)
+        if at_end or self._is_due(self.options.eval_interval):
+            self._evaluations.submit(self.step)
+        evaluations = self._evaluations.take()
         try:
             self._tell(row, evaluations, at_once=at_end)
         except Exception:
@@ -326,49 +298,6 @@ class Run:
         self._metrics.append(row)
         return row
 
-    def _take_evaluations(self, *, submit: bool = False) -> list[Evaluation]:
-        """Write down what the evaluator has finished, and return it."""
-        if not self._evaluator_works:
-            return []
-        try:
-            if submit:
-                self._evaluator.submit(self.step)  # stays pending if it fails
-            finished = self._evaluator.poll()
-        except WorkerError as error:
-            self._replace_evaluator(error)
-            return []
-        for evaluation in finished:
-            self._evaluations.append(evaluation_metrics(evaluation))
-            if evaluation.mean > self._best:
-                self._best = evaluation.mean
-                best = {"step": evaluation.step, "return": evaluation.mean}
-                save_atomically(
-                    self.output_dir / "best.pt", {**best, "policy": evaluation.parameters}
-                )
-        return finished
-
-    def _replace_evaluator(self, failure: WorkerError) -> None:
-        """Play what is pending in a new process; go on without one if that fails too often."""
-        evaluator = None
-        try:
-            if self._evaluators == _EVALUATORS:
-                raise failure
-            self._evaluators += 1
-            evaluator = self._make_evaluator()
-            evaluator.load_state_dict(self._evaluator.state_dict())
-        except WorkerError as error:
-            if evaluator is not None:
-                evaluator.shutdown()
-            self._evaluator_works = False
-            self.say(
-                f"there are no more evaluations: {error}\na resumed run plays those that were "
-                "asked for until now"
-            )
-            return
-        self._evaluator.shutdown()
-        self._evaluator = self._parts["evaluator"] = evaluator
-        self.say(f"evaluations are played again in a new process: {failure}")
-
     def _tell(
         self, row: Row | None, evaluations: list[Evaluation], *, at_once: bool = False
     ) -> None:
@@ -413,8 +342,6 @@ class Run:
             "step": self.step,
             "elapsed_s": self._elapsed_before_s + self._collector.statistics().elapsed_s,
             "rows": len(self._metrics.rows),
-            "evaluations": len(self._evaluations.rows),
-            "best": self._best,
             "random_states": _random_states(),
             "parts": {name: dict(part.state_dict()) for name, part in self._parts.items()},
         }
@@ -427,22 +354,21 @@ class Run:
         self._checkpoints.save(self.step, state)
         save_atomically(self.output_dir / "policy.pt", self._collector.policy.state_dict())
 
-    def _resume(self) -> tuple[int, int]:
-        """Load the newest checkpoint; returns the rows of metrics and evaluations before it."""
+    def _resume(self) -> int:
+        """Load the newest checkpoint; returns the rows of metrics before it."""
         state = self._checkpoints.load()
         if state is None:
             self.say(f"there is no checkpoint in {self.output_dir} yet: the run begins anew")
             self._id = json.loads((self.output_dir / "config.json").read_text()).get("id", self._id)
-            return 0, 0
+            return 0
         self._check(state)
         for name, part in self._parts.items():
             part.load_state_dict(state["parts"][name])
         _set_random_states(state["random_states"])
         self._id = state["id"]
         self._elapsed_before_s = state["elapsed_s"]
-        self._best = state["best"]
         self._last_speed = (state["step"], 0.0)
-        return state["rows"], state["evaluations"]
+        return state["rows"]
 
     def _check(self, state: dict[str, Any]) -> None:
         """Refuse a checkpoint that this run could not go on from."""
