@@ -158,7 +158,6 @@ def _hts(workload: Workload, training: Training, num_envs: int, agent: Agent, la
         workload.factories(num_envs),
         policy_of(agent, training),
         **_sizes(training, num_envs),
-        num_executors=num_envs if workload.waits else None,
         lag=lag,
         seed=0,
     )

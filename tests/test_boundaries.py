@@ -17,10 +17,15 @@ from environments import EchoEnv
 from policies import categorical
 from torch import nn
 
-from torchrl_hts import HTSCollector, ResourceError
+from torchrl_hts import HTSCollector, ResourceError, limits
 from torchrl_hts.errors import InvalidValueError
 from torchrl_hts.gym_env import GymEnvironment, RowOptions, observation_fields
-from torchrl_hts.limits import available_memory, check_descriptors, check_storage
+from torchrl_hts.limits import (
+    available_cores,
+    available_memory,
+    check_descriptors,
+    check_storage,
+)
 from torchrl_hts.pickling import find_unpicklable, pickle_factories, pickle_policy
 from torchrl_hts.progress import ProgressWatch, at_work
 from torchrl_hts.schedule import Phase, Schedule
@@ -133,6 +138,34 @@ class TestLimits:
                 check_descriptors(100, 2)
         finally:
             resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+    @pytest.mark.parametrize(
+        ("files", "cores"),
+        [
+            ({}, 8),
+            ({"cpu.max": "max 100000\n"}, 8),
+            ({"cpu.max": "200000 100000\n"}, 2),
+            ({"cpu.max": "250000 100000\n"}, 3),
+            ({"cpu.max": "5000 100000\n"}, 1),
+            ({"cpu.max": "1600000 100000\n"}, 8),
+            ({"cpu/cpu.cfs_quota_us": "-1\n", "cpu/cpu.cfs_period_us": "100000\n"}, 8),
+            ({"cpu/cpu.cfs_quota_us": "400000\n", "cpu/cpu.cfs_period_us": "100000\n"}, 4),
+        ],
+    )
+    def test_cores_of_a_container(
+        self, monkeypatch: pytest.MonkeyPatch, files: dict[str, str], cores: int
+    ) -> None:
+        """A quota of processor time counts like so many cores; each of the 8 may be run on."""
+
+        def read(path: str) -> str:
+            try:
+                return files[path.removeprefix("/sys/fs/cgroup/")]
+            except KeyError:
+                raise FileNotFoundError(path) from None
+
+        monkeypatch.setattr(limits, "allowed_cores", lambda: 8)
+        monkeypatch.setattr(limits, "read_system_file", read)
+        assert available_cores() == cores
 
     def test_too_little_memory(self) -> None:
         available = available_memory()

@@ -456,7 +456,7 @@ def say(*collectors):
     }
     print(json.dumps([name, main, sorted(pids)]), flush=True)
 
-make = partial(HTSCollector, [EchoEnv] * 2, categorical())
+make = partial(HTSCollector, [EchoEnv] * 2, categorical(), num_executors=2)
 if name == "leaves":
     dropped = make(frames_per_batch=8)
     for _ in dropped:

@@ -13,6 +13,7 @@ from torchrl_hts.exchange import STOP, Inbox
 from torchrl_hts.gathering import Gatherer
 from torchrl_hts.schedule import Phase, Schedule
 from torchrl_hts.storage import Counter
+from torchrl_hts.watching import Watcher
 
 OWNER = (0, 0, 1, 1)  # two executors of two environments
 LONG = 10**12  # more patience than any test has
@@ -30,7 +31,8 @@ class World:
         self.counters[:2, Counter.CPU_NS] = 600
 
     def gatherer(self, cores: int | None) -> Gatherer:
-        return Gatherer(self.schedule, self.inbox, OWNER, self.counters, cores)
+        watcher = Watcher(self.inbox, self.schedule, num_workers=3, cores=1)
+        return Gatherer(watcher, OWNER, self.counters, cores)
 
     def answered(self, *envs: int) -> None:
         """These have an action to step with; all others wait to be served."""

@@ -39,6 +39,7 @@ from torchrl_hts.recording import Activity, Record, recorder
 from torchrl_hts.sampling import CounterPolicy
 from torchrl_hts.slots import Slots, bind_parameters
 from torchrl_hts.storage import Array, Counter, Key, Layout, SharedMemory
+from torchrl_hts.watching import Watcher
 
 __all__ = ["ActorJob", "run_actor"]
 
@@ -65,7 +66,7 @@ class ActorJob:
         device: where it runs.
         num_threads: torch's intra-op threads.
         owner: for each environment, the index of its executor.
-        cores: the number of cores to keep busy; None where other actors read the same inbox.
+        cores: the number of cores that the collector may use.
         sizes: the batch sizes that agree; None if the actor is to find out.
     """
 
@@ -79,7 +80,7 @@ class ActorJob:
     device: str
     num_threads: int
     owner: tuple[int, ...]
-    cores: int | None
+    cores: int
     sizes: InvariantSizes | None = None
 
 
@@ -107,7 +108,9 @@ def run_actor(control: Connection, fds: list[int]) -> None:
             send_object(control, ("policy", str(error), None))
             return
         actor.sizes = receive_object(control)
-        source = Gatherer(actor.schedule, inbox, job.owner, memory.counters, job.cores)
+        watcher = Watcher(inbox, actor.schedule, job.layout.num_workers, job.cores)
+        alone = job.layout.num_workers == len(executors) + 1
+        source = Gatherer(watcher, job.owner, memory.counters, job.cores if alone else None)
         counters = memory.counters[job.worker].data
         histogram = memory.histograms[job.worker].data
         record = recorder(memory, job.worker)

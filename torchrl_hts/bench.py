@@ -24,7 +24,6 @@ from tensordict.nn import TensorDictModuleBase
 
 from torchrl_hts.arguments import make_policy
 from torchrl_hts.costs import (
-    EnvironmentTimes,
     default_policy,
     measure_environment,
     measure_learning,
@@ -33,7 +32,8 @@ from torchrl_hts.costs import (
 )
 from torchrl_hts.errors import HTSError
 from torchrl_hts.forecast import Costs, Forecast, Setting, forecast, recommend
-from torchrl_hts.system import available_cores
+from torchrl_hts.limits import available_cores
+from torchrl_hts.probing import EnvironmentTimes
 from torchrl_hts.theory import rollout_time
 from torchrl_hts.workers import keep_servers
 

@@ -43,13 +43,13 @@ from torchrl_hts.batch_plan import plan_batch
 from torchrl_hts.crew import Crew
 from torchrl_hts.exchange import MAX_ENVS
 from torchrl_hts.learner import LearnerSide
+from torchrl_hts.limits import available_cores
 from torchrl_hts.pickling import pickle_factories, pickle_policy
 from torchrl_hts.recording import recorder
 from torchrl_hts.saved_state import check_state
 from torchrl_hts.slots import Slots, field_of, policy_tensors
 from torchrl_hts.statistics import Statistics, summarise
 from torchrl_hts.storage import Layout
-from torchrl_hts.system import available_cores
 from torchrl_hts.timeline import Timeline, check_path, read_timeline
 from torchrl_hts.weights import WeightSource
 
@@ -86,8 +86,10 @@ class HTSCollector(BaseCollector):  # type: ignore[misc]  # torchrl has no types
         lag: how many updates the behaviour parameters are behind. 1 is the paper; 0 is synchronous.
         num_actors: processes that run the policy. A lone one waits for larger batches while every
             core has other work.
-        num_executors: processes that step environments; by default one per core, at most one per
-            environment. One per environment is right for environments that wait.
+        num_executors: processes that step environments, at most one per environment. By default
+            a process that then ends makes one more environment, plays some steps at random, and
+            the time they take decides: one executor per core for environments that compute, up to
+            one per environment if they wait, one or few if they take microseconds.
         seed: of everything random, an int >= 0; by default drawn from torch's generator.
         device: default of the three that follow; all default to the CPU.
         storing_device: where batches are handed out.
@@ -210,9 +212,8 @@ class HTSCollector(BaseCollector):  # type: ignore[misc]  # torchrl has no types
         timeouts_s = check_timeouts(timeout_s)
         check_integer("timeline_events", timeline_events, least=0)
         cores = available_cores()
-        if num_executors is None:
-            num_executors = cores
-        num_executors = min(self.num_envs, check_integer("num_executors", num_executors))
+        if num_executors is not None:
+            check_integer("num_executors", num_executors)
         if max_frames_per_traj is None:
             max_frames_per_traj = 0
         max_frames = check_integer("max_frames_per_traj", max_frames_per_traj, least=0)
@@ -247,7 +248,9 @@ class HTSCollector(BaseCollector):  # type: ignore[misc]  # torchrl has no types
         self._finalizer = weakref.finalize(self, self._crew.shutdown, 5.0)
         try:
             env_options = {"max_frames_per_traj": max_frames, "device": env_device}
-            descriptions = self._crew.start_executors(pickle_factories(factories), env_options)
+            descriptions = self._crew.start_executors(
+                pickle_factories(factories), env_options, cores
+            )
             check_equal(descriptions)
             plan = plan_batch(
                 descriptions[0],
@@ -270,13 +273,13 @@ class HTSCollector(BaseCollector):  # type: ignore[misc]  # torchrl has no types
                 self.num_envs,
                 self.sync_interval,
                 self.lag,
-                num_executors + num_actors,
+                self._crew.num_executors + num_actors,
                 plan.fields,
                 tuple(field_of((n,), t, 0) for n, t in policy_tensors(self.policy)),
                 timeline_events,
             )
             memory, schedule = self._crew.share(
-                layout, self._last_round, plan.options, plan.truncated_keys
+                layout, self._last_round, plan.options, cores, plan.truncated_keys
             )
             self._memory = memory
             slots = Slots(memory)
@@ -296,7 +299,7 @@ class HTSCollector(BaseCollector):  # type: ignore[misc]  # torchrl has no types
                     device=policy_device or "cpu",
                     num_threads=actor_threads,
                     owner=self._crew.owner,
-                    cores=cores if num_actors == 1 else None,
+                    cores=cores,
                 )
             )
         except BaseException:
@@ -394,7 +397,7 @@ class HTSCollector(BaseCollector):  # type: ignore[misc]  # torchrl has no types
         now = time.monotonic() if self._crew.closed_at is None else self._crew.closed_at
         return summarise(
             self._memory,
-            len(self._crew.executor_inboxes),
+            self._crew.num_executors,
             self.worker_pids() if memory and not self._crew.is_closed() else {},
             frames=self._frames,
             frames_loaded=self._frames_loaded,
@@ -430,8 +433,7 @@ class HTSCollector(BaseCollector):  # type: ignore[misc]  # torchrl has no types
                 "nothing was recorded: make the collector with timeline_events=100_000, so many "
                 "events of each worker, to have a timeline of them"
             )
-        num_executors = len(self._crew.executor_inboxes)
-        found = read_timeline(self._memory, num_executors)
+        found = read_timeline(self._memory, self._crew.num_executors)
         found.write(file, num_rounds)
         return found
 

@@ -10,7 +10,6 @@ from typing import Any
 
 import gymnasium as gym
 import numpy as np
-import numpy.typing as npt
 import torch
 from tensordict import TensorDict, TensorDictBase
 from tensordict.nn import TensorDictModule, TensorDictModuleBase
@@ -21,10 +20,10 @@ from torchrl.modules import MLP, ConvNet, NormalParamExtractor, ProbabilisticAct
 from torchrl_hts.batch_plan import plan_batch
 from torchrl_hts.collector import HTSCollector
 from torchrl_hts.gym_env import GymDescription
+from torchrl_hts.probing import EnvironmentTimes, GymPlay, time_steps
 from torchrl_hts.sampling import CounterPolicy
 
 __all__ = [
-    "EnvironmentTimes",
     "Trial",
     "default_policy",
     "measure_environment",
@@ -33,8 +32,6 @@ __all__ = [
     "run_trial",
 ]
 
-Times = npt.NDArray[np.float64]
-
 _MIN_STEPS = 200
 _WARM_UP = 10
 _LEARNING_ROWS = 256
@@ -42,68 +39,20 @@ _WIDTH = 64
 _IMAGE_SIZE = 36  # the least that the Nature CNN's layers leave something of
 
 
-@dataclass(frozen=True)
-class EnvironmentTimes:
-    """What random play of one environment took, in seconds.
-
-    Attributes:
-        steps: of each step, resets left out.
-        resets: of each reset.
-        cpu_share: the part of the steps during which a core was used.
-    """
-
-    steps: Times
-    resets: Times
-    cpu_share: float
-
-    def with_resets(self, seed: int = 0) -> Times:
-        """Step times as an executor sees them: a reset is part of the step before it."""
-        times = self.steps.copy()
-        ends = np.random.default_rng(seed).permutation(len(times))[: len(self.resets)]
-        times[ends] += self.resets[: len(ends)]
-        return times
-
-
 def measure_environment(
     make_env: Callable[[], gym.Env[Any, Any]], seconds: float
 ) -> EnvironmentTimes:
-    """Play at random and time each step and each reset apart.
+    """Play an environment at random and time each step and each reset apart.
 
     Args:
         make_env: makes the environment, which is closed in the end.
         seconds: for how long; but for 200 steps at least.
-
-    Returns:
-        `EnvironmentTimes`. A reset is part of it once for each episode that ended.
     """
     env = make_env()
     try:
-        env.action_space.seed(0)
-        env.reset(seed=0)
-        for _ in range(_WARM_UP):
-            _, _, terminated, truncated, _ = env.step(env.action_space.sample())
-            if terminated or truncated:
-                env.reset()
-        steps: list[int] = []
-        resets: list[int] = []
-        used_ns = 0
-        clock, cpu_clock = time.perf_counter_ns, time.process_time_ns
-        end = clock() + int(seconds * 1e9)
-        while len(steps) < _MIN_STEPS or clock() < end:
-            action = env.action_space.sample()
-            used, began = cpu_clock(), clock()
-            _, _, terminated, truncated, _ = env.step(action)
-            steps.append(clock() - began)
-            used_ns += cpu_clock() - used
-            if terminated or truncated:
-                began = clock()
-                env.reset()
-                resets.append(clock() - began)
+        return time_steps(GymPlay(env), seconds, least=_MIN_STEPS, warm_up=_WARM_UP)
     finally:
         env.close()
-    return EnvironmentTimes(
-        np.array(steps) / 1e9, np.array(resets) / 1e9, min(1.0, used_ns / sum(steps))
-    )
 
 
 def default_policy(env: gym.Env[Any, Any]) -> TensorDictModuleBase:

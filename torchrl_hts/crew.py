@@ -30,7 +30,7 @@ class Crew(Staff):
     replaced.
     """
 
-    def __init__(self, *sizes: int, restarts: Restarts | None = None, **options: Any) -> None:
+    def __init__(self, *sizes: Any, restarts: Restarts | None = None, **options: Any) -> None:
         self.restarts = restarts or Restarts()
         super().__init__(*sizes, **options)
 

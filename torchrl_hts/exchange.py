@@ -28,6 +28,7 @@ from __future__ import annotations
 import contextlib
 import os
 import select
+import time
 from array import array
 from collections.abc import Iterable, Sequence
 
@@ -54,6 +55,9 @@ class Inbox:
     def __init__(self, read_fd: int, write_fd: int) -> None:
         self.read_fd = read_fd
         self.write_fd = write_fd
+        self._poll = select.poll()  # unlike select(), for any number of descriptors
+        if read_fd >= 0:
+            self._poll.register(read_fd, select.POLLIN)
 
     @classmethod
     def create(cls) -> Inbox:
@@ -64,12 +68,24 @@ class Inbox:
         """Append words; the reader wakes up. Never blocks: far fewer are pending than fit."""
         os.write(self.write_fd, array("H", words).tobytes())
 
-    def take(self) -> array[int]:
+    def is_ready(self, timeout_ms: int = 0) -> bool:
+        """Whether there is something to take, or will be within the time-out."""
+        return bool(self._poll.poll(timeout_ms))
+
+    def take(self, look_ns: int = 0) -> array[int]:
         """Sleep until there is something, and return all that there is, in order of arrival.
+
+        Args:
+            look_ns: for how long to look for something, awake, before going to sleep.
 
         Raises:
             EOFError: if every writer is gone.
         """
+        if look_ns:
+            clock, poll = time.perf_counter_ns, self._poll.poll
+            deadline = clock() + look_ns
+            while not poll(0) and clock() < deadline:
+                pass
         words = os.read(self.read_fd, _READ_BYTES)
         if not words:
             raise EOFError("nobody is left to write to this inbox")
@@ -78,10 +94,8 @@ class Inbox:
     def take_ready(self) -> array[int]:
         """Return what there is, without waiting."""
         words: array[int] = array("H")
-        poll = select.poll()  # unlike select(), for any number of descriptors
-        poll.register(self.read_fd, select.POLLIN)
         with contextlib.suppress(EOFError):
-            while poll.poll(0):
+            while self.is_ready():
                 words.extend(self.take())
         return words
 

@@ -22,6 +22,7 @@ from torchrl_hts.messages import receive_object, send_object
 from torchrl_hts.recording import Activity, Record, recorder
 from torchrl_hts.schedule import Phase
 from torchrl_hts.storage import Counter, Layout, SharedMemory
+from torchrl_hts.watching import Watcher
 
 if TYPE_CHECKING:
     from torchrl_hts.torchrl_env import TorchRLEnvironment
@@ -65,12 +66,14 @@ class ExecutorPlan:
         last_round: the round at which the run ends; None for an endless one.
         worker: its row of counters.
         options: how rows are written.
+        cores: the number of cores that the collector may use.
     """
 
     layout: Layout
     last_round: int | None
     worker: int
     options: RowOptions
+    cores: int
 
 
 def run_executor(control: Connection, fds: list[int]) -> None:
@@ -111,7 +114,8 @@ def run_executor(control: Connection, fds: list[int]) -> None:
             histogram = memory.histograms[plan.worker].data
             record = recorder(memory, plan.worker)
             try:
-                run = _Run(environments, port, inbox, counters, histogram, record, control)
+                watcher = Watcher(inbox, port.schedule, plan.layout.num_workers, plan.cores)
+                run = _Run(environments, port, watcher, counters, histogram, record, control)
                 run.start(starts)
                 run.serve()
             except _EnvironmentError as error:
@@ -165,7 +169,7 @@ class _Run:
         self,
         environments: dict[int, GymEnvironment | TorchRLEnvironment],
         port: ExecutorPort,
-        inbox: Inbox,
+        watcher: Watcher,
         counters: memoryview[int],
         histogram: memoryview[int],
         record: Record | None,
@@ -174,7 +178,7 @@ class _Run:
         self.environments = environments
         self.port = port
         self.schedule = port.schedule
-        self.inbox = inbox
+        self.watcher = watcher
         self.counters = counters
         self.histogram = histogram
         self.record = record
@@ -213,7 +217,7 @@ class _Run:
         while not stop:
             all_parked = len(self.port.parked) == len(self.environments)
             asleep = clock()
-            words = self.inbox.take()
+            words = self.watcher.take()
             awake = flushed = before = clock()
             waiting = Counter.ROUND_WAITING_NS if all_parked else Counter.WAITING_NS
             counters[waiting] += awake - asleep

@@ -26,11 +26,11 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
+from torchrl_hts.probing import StepCosts, executors_for
 from torchrl_hts.theory import timetable
 
 __all__ = ["Costs", "Forecast", "Setting", "forecast", "recommend"]
 
-_COMPUTES = 0.25  # an environment that uses less of a core waits for something else than its core
 _DRAWS = 300_000  # of step times
 _ROUNDS = (20, 300)  # simulated, at least and at most
 _ITERATIONS = 200
@@ -76,9 +76,9 @@ class Costs:
         return self.actor_cpu_s + within * max(1.0, rows / most)
 
     def num_executors(self, num_envs: int) -> int:
-        """One per core for environments that compute, one each for those that wait."""
-        waits = self.step_cpu_share < _COMPUTES
-        return num_envs if waits else min(num_envs, self.cores)
+        """So many as `HTSCollector` chooses."""
+        step_costs = StepCosts(float(np.median(self.step_times)), self.step_cpu_share)
+        return executors_for(step_costs, num_envs, self.cores)
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,6 @@ not depend on the rows beside it, so none of this changes a bit (I6).
 
 from __future__ import annotations
 
-import select
 import time
 from array import array
 from math import ceil
@@ -19,9 +18,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from torchrl_hts.exchange import STOP, Inbox
-from torchrl_hts.schedule import Phase, Schedule
+from torchrl_hts.exchange import STOP
+from torchrl_hts.schedule import Phase
 from torchrl_hts.storage import Counter
+from torchrl_hts.watching import Watcher
 
 __all__ = ["Gatherer"]
 
@@ -35,8 +35,7 @@ class Gatherer:
     """The actors' inbox, as an actor reads it.
 
     Args:
-        schedule: the schedule, over shared words.
-        inbox: the actors' inbox.
+        watcher: takes from the actors' inbox.
         owner: for each environment, the index of its executor.
         counters: the counters, ``[workers, counters]``, the executors' rows first.
         cores: the number of cores that the collector may use. None if there are other actors: to
@@ -45,19 +44,17 @@ class Gatherer:
 
     def __init__(
         self,
-        schedule: Schedule,
-        inbox: Inbox,
+        watcher: Watcher,
         owner: tuple[int, ...],
         counters: npt.NDArray[np.int64],
         cores: int | None,
     ) -> None:
-        self.schedule = schedule
-        self.inbox = inbox
+        self.watcher = watcher
+        self.inbox = watcher.inbox
+        self.schedule = watcher.schedule
         self.counters = counters
         self._owner = np.array(owner)
-        self._phase: npt.NDArray[Any] = np.asarray(schedule.phase)
-        self._poll = select.poll()
-        self._poll.register(inbox.read_fd, select.POLLIN)
+        self._phase: npt.NDArray[Any] = np.asarray(self.schedule.phase)
         # Not to be reached where the learner and all executors don't fill so many cores.
         self._cores = cores if cores is not None and cores <= max(owner) + 2 else None
 
@@ -70,13 +67,13 @@ class Gatherer:
         Raises:
             EOFError: if every writer is gone.
         """
-        words = self.inbox.take()
+        words = self.watcher.take()
         deadline = time.perf_counter_ns() + patience_ns
         while STOP not in words and self.every_core_is_busy():
             left_ms = (deadline - time.perf_counter_ns()) / 1e6
             if left_ms <= 0:
                 break
-            if self._poll.poll(min(_LOOK_AGAIN_MS, ceil(left_ms))):
+            if self.inbox.is_ready(min(_LOOK_AGAIN_MS, ceil(left_ms))):
                 words.extend(self.inbox.take())
         return words
 

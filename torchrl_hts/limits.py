@@ -7,13 +7,14 @@ when it is refused one (`workers.py`).
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import resource
 
 from torchrl_hts.errors import ResourceError
-from torchrl_hts.system import read_system_file
+from torchrl_hts.system import allowed_cores, read_system_file
 
-__all__ = ["available_memory", "check_descriptors", "check_storage"]
+__all__ = ["available_cores", "available_memory", "check_descriptors", "check_storage"]
 
 # Of the main process: sockets of two servers, the block of memory, two inboxes, and some to spare.
 _OTHER_DESCRIPTORS = 16
@@ -69,6 +70,22 @@ def check_storage(num_bytes: int, storage_dir: str | None) -> None:
             f"the rounds need {_size(num_bytes)}, and {where} is {_size(available)}: {remedy}, or "
             "make them smaller (frames_per_batch, lag, compact_obs=True, uint8 observations)"
         )
+
+
+def available_cores() -> int:
+    """The number of cores that this process may use, or the like of it in a container's quota."""
+    quotas = []
+    with contextlib.suppress(OSError, ValueError):  # no such file, or "max"
+        most, period = read_system_file("/sys/fs/cgroup/cpu.max").split()
+        quotas.append(int(most) / int(period))
+    with contextlib.suppress(OSError, ValueError, ZeroDivisionError):
+        names = ("cfs_quota_us", "cfs_period_us")
+        most_us, period_us = (
+            int(read_system_file(f"/sys/fs/cgroup/cpu/cpu.{name}")) for name in names
+        )
+        if most_us > 0:  # -1: no limit
+            quotas.append(most_us / period_us)
+    return min([allowed_cores(), *(max(1, math.ceil(quota)) for quota in quotas)])
 
 
 def available_memory() -> int | None:

@@ -12,12 +12,14 @@ from dataclasses import replace
 from typing import Any
 
 from torchrl_hts.actor import ActorJob
+from torchrl_hts.errors import WorkerError
 from torchrl_hts.exchange import STOP, Inbox, LearnerPort
 from torchrl_hts.executor import ExecutorJob, ExecutorPlan
 from torchrl_hts.failures import Site
 from torchrl_hts.gym_env import GymDescription, RowOptions
 from torchrl_hts.invariance import InvariantSizes
 from torchrl_hts.limits import check_descriptors, check_storage
+from torchrl_hts.probing import StepCosts, executors_for
 from torchrl_hts.roster import Roster
 from torchrl_hts.schedule import Schedule
 from torchrl_hts.storage import Key, Layout, SharedMemory
@@ -45,7 +47,8 @@ class Staff:
 
     Args:
         num_envs: number of environments.
-        num_executors: processes that they are spread over, in blocks of neighbours.
+        num_executors: processes that they are spread over, in blocks of neighbours; None for as
+            many as a trial of the first environment says.
         num_actors: processes that run the policy.
         timeouts_s: how long a worker may make no progress, by kind; see `ProgressWatch`.
         storage_dir: a directory for the slots; None for memory.
@@ -57,15 +60,16 @@ class Staff:
     def __init__(
         self,
         num_envs: int,
-        num_executors: int,
+        num_executors: int | None,
         num_actors: int,
         *,
         timeouts_s: Mapping[str, float] | None = None,
         storage_dir: str | None = None,
     ) -> None:
-        check_descriptors(num_executors, num_actors)
-        self.owner = tuple(env * num_executors // num_envs for env in range(num_envs))
+        self.num_envs = num_envs
+        self.num_executors = num_executors or 0  # until `start_executors` has chosen
         self.num_actors = num_actors
+        self.owner: tuple[int, ...] = (0,) * num_envs
         self.executors: list[WorkerProcess] = []
         self.actors: list[WorkerProcess] = []
         self._shared = False
@@ -77,7 +81,7 @@ class Staff:
         self._owner_pid = os.getpid()
         self._storage_dir = storage_dir
         self.memory_fd = SharedMemory.create_fd(storage_dir)
-        self.executor_inboxes = [Inbox.create() for _ in range(num_executors)]
+        self.executor_inboxes: list[Inbox] = []
         self.actor_inbox = Inbox.create()
         self.learner_inbox = Inbox.create()
         self._roster = Roster(self.learner_inbox.read_fd, timeouts_s or {}, self._site)
@@ -104,7 +108,7 @@ class Staff:
     # Starting.
 
     def start_executors(
-        self, factories: Sequence[bytes], env_options: dict[str, Any]
+        self, factories: Sequence[bytes], env_options: dict[str, Any], cores: int
     ) -> list[Description]:
         """Make all environments; returns what each says of itself.
 
@@ -114,9 +118,11 @@ class Staff:
         Args:
             factories: a pickled environment factory per environment.
             env_options: keyword arguments of `TorchRLEnvironment`.
+            cores: the number of cores that the collector may use.
         """
         self._factories, self._env_options = factories, env_options
         self._with_torch = any(_TORCHRL.search(factory) for factory in set(factories))
+        num_executors = self._spread(cores)
         server = self._executor_server()
         first = self._spawn_executor(0)
         kind, described, modules = self._receive_all([first])[0]
@@ -127,7 +133,7 @@ class Staff:
             first = self._spawn_executor(0)
             _, described, modules = self._receive_all([first])[0]
         server.preload([name for name in modules if name != "__main__"])
-        others = [self._spawn_executor(i) for i in range(1, len(self.executor_inboxes))]
+        others = [self._spawn_executor(i) for i in range(1, num_executors)]
         descriptions: list[Description] = described
         for kind, described, _ in self._receive_all(others):
             if kind == "torchrl":
@@ -137,6 +143,44 @@ class Staff:
                 )
             descriptions += described
         return descriptions
+
+    def _spread(self, cores: int) -> int:
+        """Spread the environments over executors; returns how many these are."""
+        num_envs = self.num_envs
+        count = self.num_executors
+        if not count:
+            costs = self._try_out() if num_envs > 1 else None
+            count = executors_for(costs, num_envs, cores) if costs else cores
+        count = self.num_executors = min(num_envs, count)
+        check_descriptors(count, self.num_actors)
+        self.owner = tuple(env * count // num_envs for env in range(num_envs))
+        self.executor_inboxes = [Inbox.create() for _ in range(count)]
+        return count
+
+    def _try_out(self) -> StepCosts | None:
+        """What steps of the first environment cost; None if that can't be told.
+
+        A failure is none of the run's: if it was not the random play, an executor will fail too.
+        """
+        for _ in range(2):
+            server = self._executor_server()
+            probe = server.spawn("executor 0", "torchrl_hts.probing:run_probe", [])
+            self.executors = [probe]
+            self._roster.add(probe)
+            try:
+                self._roster.send(probe, (self._factories[0], self._with_torch))
+                answer: tuple[str, StepCosts, list[str]] = self._receive_all([probe])[0]
+            except WorkerError:
+                return None
+            finally:
+                self._roster.dismiss(probe)
+                self.executors = []
+            kind, costs, modules = answer
+            if kind == "tried":
+                server.preload([name for name in modules if name != "__main__"])
+                return costs
+            self._with_torch = True
+        return None
 
     def _spawn_executor(self, index: int) -> WorkerProcess:
         """Start an executor, in the place of the one that was there, and let it make its envs."""
@@ -167,11 +211,13 @@ class Staff:
         layout: Layout,
         last_round: int | None,
         options: RowOptions,
+        cores: int,
         truncated_keys: tuple[Key, ...] = (),
     ) -> tuple[SharedMemory, Schedule]:
         """Allocate the shared memory and let the executors map it.
 
         Args:
+            layout, last_round, options, cores: see `ExecutorPlan`.
             truncated_keys: of the flags that tell of an episode that was cut off.
         """
         self._truncated_keys = truncated_keys
@@ -182,7 +228,7 @@ class Staff:
         self.port = LearnerPort(
             self.schedule, self.learner_inbox, self.executor_inboxes, self.owner
         )
-        self._plan = ExecutorPlan(layout, last_round, 0, options)
+        self._plan = ExecutorPlan(layout, last_round, 0, options, cores)
         for index, executor in enumerate(self.executors):
             self._roster.send(executor, replace(self._plan, worker=index))
         return self.memory, self.schedule

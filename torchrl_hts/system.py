@@ -14,8 +14,8 @@ from pathlib import Path
 
 __all__ = [
     "ON_LINUX",
+    "allowed_cores",
     "anonymous_memory",
-    "available_cores",
     "die_with_parent",
     "is_anonymous_memory",
     "read_system_file",
@@ -72,8 +72,8 @@ def wake_on_time() -> None:
         ctypes.CDLL(None).prctl(_PR_SET_TIMERSLACK, 1, 0, 0, 0)  # in nanoseconds
 
 
-def available_cores() -> int:
-    """The number of cores that this process may use, as far as the system says."""
+def allowed_cores() -> int:
+    """The number of cores that this process may run on."""
     if ON_LINUX and hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1

@@ -17,7 +17,7 @@ from torchrl_hts.gym_env import RowOptions
 from torchrl_hts.slots import leaves, tensor_over
 from torchrl_hts.storage import Key, SharedMemory
 
-__all__ = ["TorchRLDescription", "TorchRLEnvironment"]
+__all__ = ["TorchRLDescription", "TorchRLEnvironment", "TorchRLPlay"]
 
 
 @dataclass(frozen=True)
@@ -171,6 +171,28 @@ class TorchRLEnvironment:
     def close(self) -> None:
         """Close the environment."""
         self.env.close(raise_if_closed=False)
+
+
+class TorchRLPlay:
+    """An environment and what it takes to play it at random; see `probing.RandomPlay`."""
+
+    def __init__(self, env: EnvBase) -> None:
+        self.env = env
+        self._done_keys = env.done_keys
+
+    def reset(self) -> None:
+        """Begin an episode."""
+        self._current = self.env.reset()
+
+    def choose(self) -> None:
+        """Draw the next action."""
+        self.env.rand_action(self._current)
+
+    def step(self) -> bool:
+        """Make a step; returns whether the episode has ended."""
+        successor = self.env.step(self._current).get("next")
+        self._current = self.env.step_mdp(self._current)
+        return any(bool(successor.get(key).any()) for key in self._done_keys)
 
 
 def _copy(key: Key, value: Tensor, row: Tensor) -> None:

@@ -35,7 +35,7 @@ class PixelOptions(RunOptions):
     )
     num_actors: int = option(1, "processes that run the policy", may_change=True, least=1)
     num_executors: int | None = option(
-        None, "processes that step games; by default one per core", may_change=True, least=1
+        None, "processes that step games; by default as many as pay", may_change=True, least=1
     )
     gamma: float = option(0.99, "discount", least=0, most=1)
     entropy_coefficient: float = option(0.01, "weight of the entropy bonus", least=0)

@@ -1,0 +1,52 @@
+"""How long a worker looks for messages before it goes to sleep.
+
+Going to sleep and being woken costs more than a step of a cheap environment, and whoever wakes
+finds nothing in the caches. So a worker whose last wait was short keeps looking for a moment,
+provided that every executor and every actor, and the learner while it learns, has a core of its
+own: nothing is taken from anybody then. With nothing to do all sleep. What is computed does not
+depend on it.
+"""
+
+from __future__ import annotations
+
+import time
+from array import array
+
+from torchrl_hts.exchange import Inbox
+from torchrl_hts.schedule import Schedule
+
+__all__ = ["Watcher"]
+
+_LOOK_NS = 200_000
+_SHORT_NS = 2 * _LOOK_NS  # a wait after which the next one is expected to be short as well
+
+
+class Watcher:
+    """An inbox, as its owner reads it.
+
+    Args:
+        inbox: the inbox.
+        schedule: the schedule, over shared words: it tells whether the learner learns.
+        num_workers: the number of executors and actors.
+        cores: the number of cores that the collector may use.
+    """
+
+    def __init__(self, inbox: Inbox, schedule: Schedule, num_workers: int, cores: int) -> None:
+        self.inbox = inbox
+        self.schedule = schedule
+        self._spare_cores = cores - num_workers
+        self._waits_are_short = False
+
+    def take(self) -> array[int]:
+        """See `Inbox.take`."""
+        if self._spare_cores < 0:
+            return self.inbox.take()
+        began = time.perf_counter_ns()
+        words = self.inbox.take(_LOOK_NS if self.may_look() else 0)
+        self._waits_are_short = time.perf_counter_ns() - began < _SHORT_NS
+        return words
+
+    def may_look(self) -> bool:
+        """Whether to keep looking costs nobody a core, and something is expected soon."""
+        learning = self.schedule.lent > self.schedule.released
+        return self._waits_are_short and self._spare_cores >= learning
