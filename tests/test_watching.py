@@ -55,10 +55,10 @@ def watcher_of(waits: Waits, num_workers: int, cores: int, *, learning: bool = F
     [
         (2, 2, False, True),
         (2, 2, True, False),
-        (2, 3, True, True),
+        (2, 16, True, False),
         (3, 2, False, False),
         (17, 2, False, False),
-        (3, 16, True, True),
+        (3, 16, False, True),
     ],
 )
 def test_it_looks_where_everybody_has_a_core(

@@ -2,9 +2,9 @@
 
 Going to sleep and being woken costs more than a step of a cheap environment, and whoever wakes
 finds nothing in the caches. So a worker whose last wait was short keeps looking for a moment,
-provided that every executor and every actor, and the learner while it learns, has a core of its
-own: nothing is taken from anybody then. With nothing to do all sleep. What is computed does not
-depend on it.
+provided that every executor and every actor has a core of its own, and that the learner waits: it
+may have a thread on every core. So nothing is taken from anybody. With nothing to do all sleep.
+What is computed does not depend on it.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class Watcher:
 
     Args:
         inbox: the inbox.
-        schedule: the schedule, over shared words: it tells whether the learner learns.
+        schedule: the schedule, over shared words: it tells whether the learner waits.
         num_workers: the number of executors and actors.
         cores: the number of cores that the collector may use.
     """
@@ -34,12 +34,12 @@ class Watcher:
     def __init__(self, inbox: Inbox, schedule: Schedule, num_workers: int, cores: int) -> None:
         self.inbox = inbox
         self.schedule = schedule
-        self._spare_cores = cores - num_workers
+        self._a_core_each = num_workers <= cores
         self._waits_are_short = False
 
     def take(self) -> array[int]:
         """See `Inbox.take`."""
-        if self._spare_cores < 0:
+        if not self._a_core_each:
             return self.inbox.take()
         began = time.perf_counter_ns()
         words = self.inbox.take(_LOOK_NS if self.may_look() else 0)
@@ -49,4 +49,4 @@ class Watcher:
     def may_look(self) -> bool:
         """Whether to keep looking costs nobody a core, and something is expected soon."""
         learning = self.schedule.lent > self.schedule.released
-        return self._waits_are_short and self._spare_cores >= learning
+        return self._a_core_each and self._waits_are_short and not learning
