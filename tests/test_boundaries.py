@@ -145,15 +145,15 @@ class TestLimits:
             ({}, 8),
             ({"cpu.max": "max 100000\n"}, 8),
             ({"cpu.max": "200000 100000\n"}, 2),
-            ({"cpu.max": "250000 100000\n"}, 3),
-            ({"cpu.max": "5000 100000\n"}, 1),
+            ({"cpu.max": "250000 100000\n"}, 2.5),
+            ({"cpu.max": "5000 100000\n"}, 0.05),
             ({"cpu.max": "1600000 100000\n"}, 8),
             ({"cpu/cpu.cfs_quota_us": "-1\n", "cpu/cpu.cfs_period_us": "100000\n"}, 8),
             ({"cpu/cpu.cfs_quota_us": "400000\n", "cpu/cpu.cfs_period_us": "100000\n"}, 4),
         ],
     )
     def test_cores_of_a_container(
-        self, monkeypatch: pytest.MonkeyPatch, files: dict[str, str], cores: int
+        self, monkeypatch: pytest.MonkeyPatch, files: dict[str, str], cores: float
     ) -> None:
         """A quota of processor time counts like so many cores; each of the 8 may be run on."""
 

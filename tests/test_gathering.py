@@ -31,7 +31,7 @@ class World:
         self.counters[:2, Counter.CPU_NS] = 600
 
     def gatherer(self, cores: int | None) -> Gatherer:
-        watcher = Watcher(self.inbox, self.schedule, num_workers=3, cores=1)
+        watcher = Watcher(self.inbox, self.schedule, a_core_each=False)
         return Gatherer(watcher, OWNER, self.counters, cores)
 
     def answered(self, *envs: int) -> None:

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import os
+import resource
+import signal
 import time
 from functools import partial
+from math import ceil
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +23,7 @@ from torchrl_hts import HTSCollector
 from torchrl_hts.limits import available_cores
 from torchrl_hts.probing import EnvironmentTimes, StepCosts, executors_for, time_steps
 
-CORES = available_cores()
+CORES = ceil(available_cores())
 
 
 class Play:
@@ -51,14 +54,30 @@ def test_steps_and_resets_are_timed_apart() -> None:
     assert len(time_steps(Play(), 0.0).steps) == 1
 
 
-def test_a_core_that_was_shared_for_a_moment_doesnt_count() -> None:
-    """One step of 20 was interrupted for much longer than all others took."""
-    steps = np.full(20, 10e-6)
-    steps[7] = 5e-3
-    times = EnvironmentTimes(steps, np.empty(0), np.full(20, 9e-6))
-    assert times.cpu_share == pytest.approx(0.9)
-    times = EnvironmentTimes(np.full(1, 1e-2), np.empty(0), np.full(1, 1e-3))
-    assert times.cpu_share == pytest.approx(0.1)
+def measured(
+    steps: list[float], cpu: list[float], disturbed: list[bool], resets: list[float]
+) -> StepCosts:
+    return EnvironmentTimes(
+        np.array(steps), np.array(resets), np.array(cpu), np.zeros(len(resets)), np.array(disturbed)
+    ).costs()
+
+
+def test_a_step_that_lost_its_core_to_another_program_doesnt_count() -> None:
+    costs = measured([1e-5, 5e-3, 1e-5], [1e-5, 1e-5, 1e-5], [False, True, False], [])
+    assert costs == StepCosts(pytest.approx(1e-5), 1.0)  # type: ignore[arg-type]
+    costs = measured([4e-3, 4e-3], [2e-3, 2e-3], [True, True], [])
+    assert costs == StepCosts(4e-3, 0.5), "all were: they are all there is"
+
+
+def test_a_wait_in_few_steps_counts() -> None:
+    costs = measured([1e-5] * 9 + [1e-2], [1e-5] * 10, [False] * 10, [])
+    assert costs.step_s == pytest.approx(1e-3, rel=0.05)
+    assert costs.cpu_share < 0.02
+
+
+def test_resets_count() -> None:
+    costs = measured([1e-5] * 10, [1e-5] * 10, [False] * 10, [0.05])
+    assert costs.step_s == pytest.approx(5e-3, rel=0.05)
 
 
 @pytest.mark.parametrize(
@@ -67,10 +86,12 @@ def test_a_core_that_was_shared_for_a_moment_doesnt_count() -> None:
         (0.7e-3, 1.0, 16, 2, 2),  # computes: a core each
         (0.7e-3, 1.0, 16, 32, 16),
         (10e-3, 0.01, 16, 2, 16),  # sleeps: an environment each
-        (10e-3, 0.01, 1000, 2, 200),  # ... or as many as keep the cores busy
+        (10e-3, 0.2, 1000, 2, 10),  # ... or as many as keep the cores busy
+        (10e-3, 0.0, 1000, 2, 64),  # ... and no more than the memory of a machine bears
         (10e-3, 0.25, 64, 2, 8),
-        (0.0, 0.0, 4, 1, 4),
+        (10e-3, 0.0, 4, 1, 4),
         (1e-6, 1.0, 16, 8, 1),  # costs nothing: one keeps up
+        (20e-6, 0.0, 16, 8, 2),  # ... what a coarse clock says of it doesn't matter
         (6e-6, 1.0, 64, 8, 5),
         (1e-6, 1.0, 1, 8, 1),
     ],
@@ -116,6 +137,8 @@ class NotedEnv(EchoEnv):
             os.abort()
         if self.does == "wait":
             time.sleep(3600)
+        if self.does == "hang":
+            os.kill(os.getpid(), signal.SIGSTOP)
         return super().step(action)
 
     def close(self) -> None:
@@ -127,6 +150,12 @@ def slow_torchrl_env() -> Any:
     from torchrl.envs import GymWrapper
 
     return GymWrapper(SlowEnv(), categorical_action_encoding=True)
+
+
+def disguised(folder: str) -> Any:
+    return __import__("torchrl.envs").envs.GymWrapper(
+        NotedEnv(folder), categorical_action_encoding=True
+    )
 
 
 def collect(factories: list[Any], **options: Any) -> tuple[int, torch.Tensor]:
@@ -183,11 +212,33 @@ class TestCollector:
         assert collect([partial(NotedEnv, str(tmp_path))])[0] == 1
         assert len(list(tmp_path.glob("made*"))) == 1
 
-    @pytest.mark.parametrize("does", ["raise", "crash", "wait"])
-    def test_a_trial_that_fails_does_no_harm(self, does: str, tmp_path: Path) -> None:
+    @pytest.mark.parametrize("does", ["raise", "crash", "wait", "hang"])
+    def test_a_trial_that_fails_does_no_harm(
+        self, does: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+    ) -> None:
         """Environments that random play is too much for are still trained on, on every core."""
-        executors, _ = collect([partial(NotedEnv, str(tmp_path), does)] * 3)
-        assert executors == min(CORES, 3)
+        timeout = {"timeout_s": {"executor": 1.0}} if does == "hang" else {}
+        executors, _ = collect([partial(NotedEnv, str(tmp_path), does)] * 9, **timeout)
+        assert executors == min(CORES, 9)
+        assert len(list(tmp_path.glob("made*"))) == 10
+        if does in ("raise", "wait"):
+            assert (tmp_path / "closed 0").exists()
+        assert capfd.readouterr().err == ""
+
+    def test_as_many_as_there_are_descriptors_for(self) -> None:
+        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        most = len(os.listdir("/dev/fd")) + 16 + 2 + 4 * 3 + 6
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
+        try:
+            assert collect([SlowEnv] * 5)[0] == 3
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
     def test_torchrl_environments(self) -> None:
         assert collect([slow_torchrl_env] * 3)[0] == 3
+
+    def test_an_environment_that_turns_out_to_need_torch(self, tmp_path: Path) -> None:
+        """The trial finds out that they need torch; what it has made is closed before it ends."""
+        assert collect([partial(disguised, str(tmp_path))] * 2)[0] in (1, 2)
+        assert len(list(tmp_path.glob("made*"))) == 4, "two trials, two environments"
+        assert {"closed 0", "closed 1"} <= {path.name for path in tmp_path.iterdir()}

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import threading
+import os
 from array import array
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 
 import pytest
 
-from torchrl_hts import watching
+from torchrl_hts import exchange, watching
 from torchrl_hts.exchange import Inbox
 from torchrl_hts.schedule import Schedule
 from torchrl_hts.watching import Watcher
@@ -21,13 +21,16 @@ class Waits:
     """An inbox in which each take waits as long as it is told to; notes how long it may look."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.now_ns = 0
-        self.next_ns = 0
-        clock = SimpleNamespace(perf_counter_ns=lambda: self.now_ns)
+        self.now_ns = self.cpu_ns = 0
+        self.next_ns = self.used_ns = 0
+        clock = SimpleNamespace(
+            perf_counter_ns=lambda: self.now_ns, process_time_ns=lambda: self.cpu_ns
+        )
         monkeypatch.setattr(watching, "time", clock)
 
     def take(self, look_ns: int = 0) -> array[int]:
         self.now_ns += self.next_ns
+        self.cpu_ns += self.used_ns
         self.look_ns = look_ns
         return array("H", [1])
 
@@ -45,31 +48,22 @@ def looks(waits: Waits, watcher: Watcher, after_us: int) -> bool:
     return waits.look_ns > 0
 
 
-def watcher_of(waits: Waits, num_workers: int, cores: int, *, learning: bool = False) -> Watcher:
+def watcher_of(waits: Waits, *, a_core_each: bool = True, learning: bool = False) -> Watcher:
     schedule = Schedule(2, 5, 1, learner=[3 + learning, 3])
-    return Watcher(waits, schedule, num_workers, cores)  # type: ignore[arg-type]
+    return Watcher(waits, schedule, a_core_each=a_core_each)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize(
-    ("num_workers", "cores", "learning", "expected"),
-    [
-        (2, 2, False, True),
-        (2, 2, True, False),
-        (2, 16, True, False),
-        (3, 2, False, False),
-        (17, 2, False, False),
-        (3, 16, False, True),
-    ],
-)
-def test_it_looks_where_everybody_has_a_core(
-    waits: Waits, num_workers: int, cores: int, learning: bool, expected: bool
+@pytest.mark.parametrize("a_core_each", [False, True])
+@pytest.mark.parametrize("learning", [False, True])
+def test_it_looks_where_nobody_else_needs_the_core(
+    waits: Waits, a_core_each: bool, learning: bool
 ) -> None:
-    watcher = watcher_of(waits, num_workers, cores, learning=learning)
-    assert looks(waits, watcher, after_us=50) == expected
+    watcher = watcher_of(waits, a_core_each=a_core_each, learning=learning)
+    assert looks(waits, watcher, after_us=50) == (a_core_each and not learning)
 
 
 def test_it_stops_as_soon_as_the_learner_needs_the_core(waits: Waits) -> None:
-    watcher = watcher_of(waits, 2, 2)
+    watcher = watcher_of(waits)
     assert looks(waits, watcher, after_us=50)
     watcher.schedule.learner[0] += 1
     assert not looks(waits, watcher, after_us=50)
@@ -77,14 +71,14 @@ def test_it_stops_as_soon_as_the_learner_needs_the_core(waits: Waits) -> None:
 
 def test_it_sleeps_at_once_where_waits_are_long(waits: Waits) -> None:
     """Nobody spins beside an environment of milliseconds, nor where nothing happens at all."""
-    watcher = watcher_of(waits, 2, 8)
+    watcher = watcher_of(waits)
     assert looks(waits, watcher, after_us=50)
     assert not looks(waits, watcher, after_us=1_000)
     assert looks(waits, watcher, after_us=50)
 
 
 def test_the_first_wait_is_asleep(waits: Waits) -> None:
-    watcher_of(waits, 2, 8).take()
+    watcher_of(waits).take()
     assert waits.look_ns == 0
 
 
@@ -98,32 +92,73 @@ def inbox() -> Iterator[Inbox]:
 FOREVER = 60 * 10**9
 
 
-def test_looking_finds_what_is_there(inbox: Inbox) -> None:
+class Looks:
+    """Notes looks and sleeps of an inbox, and lets a test act at each of them."""
+
+    def __init__(self, inbox: Inbox, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.count = 0
+        self.at: dict[int, Callable[[], object]] = {}
+        self.before_sleep: Callable[[], object] = lambda: None
+        self._poll, self._read = inbox._poll, os.read
+        inbox._poll = self  # type: ignore[assignment]
+        monkeypatch.setattr(exchange.os, "read", self.read)
+
+    def poll(self, timeout_ms: int) -> list[tuple[int, int]]:
+        assert timeout_ms == 0
+        self.count += 1
+        self.at.get(self.count, lambda: None)()
+        return self._poll.poll(0)
+
+    def read(self, fd: int, size: int) -> bytes:
+        self.before_sleep()
+        return self._read(fd, size)
+
+
+@pytest.fixture
+def noted(inbox: Inbox, monkeypatch: pytest.MonkeyPatch) -> Looks:
+    return Looks(inbox, monkeypatch)
+
+
+def test_looking_ends_with_what_is_there(inbox: Inbox, noted: Looks) -> None:
     inbox.post([1, 2])
     assert inbox.take(FOREVER).tolist() == [1, 2]
+    assert noted.count == 1
 
 
-def test_looking_finds_what_comes(inbox: Inbox) -> None:
-    taken: list[list[int]] = []
-    thread = threading.Thread(target=lambda: taken.append(inbox.take(FOREVER).tolist()))
-    thread.start()
-    inbox.post([3])
-    thread.join(30)
-    assert taken == [[3]]
+def test_looking_ends_with_what_comes(inbox: Inbox, noted: Looks) -> None:
+    noted.at[5] = lambda: inbox.post([3])
+    assert inbox.take(FOREVER).tolist() == [3]
+    assert noted.count == 5
 
 
-def test_after_looking_it_sleeps_until_something_comes(inbox: Inbox) -> None:
-    taken: list[list[int]] = []
-    thread = threading.Thread(target=lambda: taken.append(inbox.take(1).tolist()))
-    thread.start()
-    assert not taken
-    inbox.post([4])
-    thread.join(30)
-    assert taken == [[4]]
+def test_after_looking_it_sleeps(inbox: Inbox, noted: Looks) -> None:
+    """What comes only then is found all the same."""
+    noted.before_sleep = lambda: inbox.post([4])
+    assert inbox.take(1).tolist() == [4]
+    assert noted.count >= 1
 
 
-def test_looking_ends_with_the_last_writer(inbox: Inbox) -> None:
-    Inbox(-1, inbox.write_fd).close()
-    inbox.write_fd = -1
+def test_who_is_not_to_look_doesnt(inbox: Inbox, noted: Looks) -> None:
+    inbox.post([1])
+    inbox.take()
+    assert noted.count == 0
+
+
+def test_looking_ends_with_the_last_writer(inbox: Inbox, noted: Looks) -> None:
+    def leave() -> None:
+        Inbox(-1, inbox.write_fd).close()
+        inbox.write_fd = -1
+
+    noted.at[3] = leave
     with pytest.raises(EOFError, match="nobody is left"):
         inbox.take(FOREVER)
+    assert noted.count == 3
+
+
+def test_looking_is_no_work(waits: Waits) -> None:
+    """Its processor time is counted apart."""
+    waits.used_ns = 7
+    watcher = watcher_of(waits)
+    for _ in range(3):
+        watcher.take()
+    assert watcher.looking_ns == 3 * 7

@@ -67,6 +67,7 @@ class ActorJob:
         num_threads: torch's intra-op threads.
         owner: for each environment, the index of its executor.
         cores: the number of cores that the collector may use.
+        a_core_each: whether they are enough for all threads of executors and actors.
         sizes: the batch sizes that agree; None if the actor is to find out.
     """
 
@@ -81,6 +82,7 @@ class ActorJob:
     num_threads: int
     owner: tuple[int, ...]
     cores: int
+    a_core_each: bool
     sizes: InvariantSizes | None = None
 
 
@@ -108,7 +110,7 @@ def run_actor(control: Connection, fds: list[int]) -> None:
             send_object(control, ("policy", str(error), None))
             return
         actor.sizes = receive_object(control)
-        watcher = Watcher(inbox, actor.schedule, job.layout.num_workers, job.cores)
+        watcher = Watcher(inbox, actor.schedule, a_core_each=job.a_core_each)
         alone = job.layout.num_workers == len(executors) + 1
         source = Gatherer(watcher, job.owner, memory.counters, job.cores if alone else None)
         counters = memory.counters[job.worker].data
@@ -144,7 +146,7 @@ def _serve(
     clock = time.perf_counter_ns
     schedule, owner = actor.schedule, actor.job.owner
     served_ns = 0
-    used_before = time.process_time_ns() - counters[Counter.CPU_NS]
+    used_before = time.process_time_ns() - source.watcher.looking_ns - counters[Counter.CPU_NS]
     while True:
         asleep = clock()
         words = source.take(_PATIENCE * served_ns)
@@ -186,7 +188,8 @@ def _serve(
             counters[Counter.AT] = 0
         served_ns = clock() - awake
         counters[Counter.BUSY_NS] += served_ns
-        counters[Counter.CPU_NS] = time.process_time_ns() - used_before
+        used = time.process_time_ns() - source.watcher.looking_ns
+        counters[Counter.CPU_NS] = used - used_before
 
 
 class _Actor:

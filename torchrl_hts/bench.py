@@ -15,6 +15,7 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 from functools import partial
+from math import ceil
 from typing import Any
 
 import gymnasium as gym
@@ -136,7 +137,7 @@ def measure(
         pass_times=pass_times,
         actor_cpu_s=0.0,
         learner_step_s=learner_s,
-        cores=available_cores(),
+        cores=ceil(available_cores()),
     )
     progress(4, f"the collector's own share: {_describe(_TRIAL)}")
     trial = _try_out(make_env, policy, alone, _TRIAL, seconds)
@@ -312,7 +313,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if hasattr(os, "getloadavg") and os.getloadavg()[0] > available_cores() / 2:
         print(
             f"note: other programs keep this machine busy (load average {os.getloadavg()[0]:.1f} "
-            f"on {available_cores()} cores): what is measured and what comes true will differ",
+            f"on {available_cores():g} cores): what is measured and what comes true will differ",
             file=sys.stderr,
         )
     most = max(options.num_envs)

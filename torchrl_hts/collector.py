@@ -10,6 +10,7 @@ import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict
+from math import ceil
 from os import PathLike
 from typing import Any
 
@@ -249,7 +250,7 @@ class HTSCollector(BaseCollector):  # type: ignore[misc]  # torchrl has no types
         try:
             env_options = {"max_frames_per_traj": max_frames, "device": env_device}
             descriptions = self._crew.start_executors(
-                pickle_factories(factories), env_options, cores
+                pickle_factories(factories), env_options, ceil(cores)
             )
             check_equal(descriptions)
             plan = plan_batch(
@@ -278,8 +279,10 @@ class HTSCollector(BaseCollector):  # type: ignore[misc]  # torchrl has no types
                 tuple(field_of((n,), t, 0) for n, t in policy_tensors(self.policy)),
                 timeline_events,
             )
+            threads = self._crew.num_executors + num_actors * actor_threads
+            a_core_each = threads <= cores
             memory, schedule = self._crew.share(
-                layout, self._last_round, plan.options, cores, plan.truncated_keys
+                layout, self._last_round, plan.options, a_core_each, plan.truncated_keys
             )
             self._memory = memory
             slots = Slots(memory)
@@ -299,7 +302,8 @@ class HTSCollector(BaseCollector):  # type: ignore[misc]  # torchrl has no types
                     device=policy_device or "cpu",
                     num_threads=actor_threads,
                     owner=self._crew.owner,
-                    cores=cores,
+                    cores=ceil(cores),
+                    a_core_each=a_core_each,
                 )
             )
         except BaseException:

@@ -66,14 +66,14 @@ class ExecutorPlan:
         last_round: the round at which the run ends; None for an endless one.
         worker: its row of counters.
         options: how rows are written.
-        cores: the number of cores that the collector may use.
+        a_core_each: whether there are cores enough for all threads of executors and actors.
     """
 
     layout: Layout
     last_round: int | None
     worker: int
     options: RowOptions
-    cores: int
+    a_core_each: bool
 
 
 def run_executor(control: Connection, fds: list[int]) -> None:
@@ -114,7 +114,7 @@ def run_executor(control: Connection, fds: list[int]) -> None:
             histogram = memory.histograms[plan.worker].data
             record = recorder(memory, plan.worker)
             try:
-                watcher = Watcher(inbox, port.schedule, plan.layout.num_workers, plan.cores)
+                watcher = Watcher(inbox, port.schedule, a_core_each=plan.a_core_each)
                 run = _Run(environments, port, watcher, counters, histogram, record, control)
                 run.start(starts)
                 run.serve()
@@ -244,7 +244,8 @@ class _Run:
                     stop = True
             self.port.flush()
             counters[Counter.BUSY_NS] += clock() - awake
-            counters[Counter.CPU_NS] = time.process_time_ns() - used_before
+            used = time.process_time_ns() - self.watcher.looking_ns
+            counters[Counter.CPU_NS] = used - used_before
 
     def _save(self) -> None:
         """Send the states of all environments, or why one of them can't be saved."""

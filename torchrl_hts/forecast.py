@@ -77,7 +77,7 @@ class Costs:
 
     def num_executors(self, num_envs: int) -> int:
         """So many as `HTSCollector` chooses."""
-        step_costs = StepCosts(float(np.median(self.step_times)), self.step_cpu_share)
+        step_costs = StepCosts(self.mean_step_s, self.step_cpu_share)
         return executors_for(step_costs, num_envs, self.cores)
 
 

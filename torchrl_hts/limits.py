@@ -7,14 +7,20 @@ when it is refused one (`workers.py`).
 from __future__ import annotations
 
 import contextlib
-import math
 import os
 import resource
+import sys
 
 from torchrl_hts.errors import ResourceError
 from torchrl_hts.system import allowed_cores, read_system_file
 
-__all__ = ["available_cores", "available_memory", "check_descriptors", "check_storage"]
+__all__ = [
+    "available_cores",
+    "available_memory",
+    "check_descriptors",
+    "check_storage",
+    "most_executors",
+]
 
 # Of the main process: sockets of two servers, the block of memory, two inboxes, and some to spare.
 _OTHER_DESCRIPTORS = 16
@@ -37,16 +43,24 @@ _CGROUPS = (
 
 def check_descriptors(num_executors: int, num_actors: int) -> None:
     """Raise ResourceError if this process may not open as many files as its workers need."""
-    limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    used = _open_descriptors()
-    needed = used + (num_executors + num_actors) * _PER_WORKER + num_executors * _PER_INBOX
-    needed += _OTHER_DESCRIPTORS
-    if limit != resource.RLIM_INFINITY and needed > limit:
+    if num_executors > (most := most_executors(num_actors)):
+        limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+        used = _open_descriptors()
+        needed = limit + (num_executors - most) * (_PER_WORKER + _PER_INBOX)
         raise ResourceError(
             f"{num_executors} executors and {num_actors} actors need {needed} file descriptors, "
             f"with the {used} that are open, and this process may have {limit}: allow more "
             f"(ulimit -n {needed}), or use fewer num_executors"
         )
+
+
+def most_executors(num_actors: int) -> int:
+    """How many executors this process may open the files of, beside so many actors."""
+    limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if limit == resource.RLIM_INFINITY:
+        return sys.maxsize
+    free = limit - _open_descriptors() - _OTHER_DESCRIPTORS - num_actors * _PER_WORKER
+    return free // (_PER_WORKER + _PER_INBOX)
 
 
 def check_storage(num_bytes: int, storage_dir: str | None) -> None:
@@ -72,8 +86,8 @@ def check_storage(num_bytes: int, storage_dir: str | None) -> None:
         )
 
 
-def available_cores() -> int:
-    """The number of cores that this process may use, or the like of it in a container's quota."""
+def available_cores() -> float:
+    """The number of cores that this process may use; in a container with a quota, part of one."""
     quotas = []
     with contextlib.suppress(OSError, ValueError):  # no such file, or "max"
         most, period = read_system_file("/sys/fs/cgroup/cpu.max").split()
@@ -85,7 +99,7 @@ def available_cores() -> int:
         )
         if most_us > 0:  # -1: no limit
             quotas.append(most_us / period_us)
-    return min([allowed_cores(), *(max(1, math.ceil(quota)) for quota in quotas)])
+    return min([float(allowed_cores()), *quotas])
 
 
 def available_memory() -> int | None:

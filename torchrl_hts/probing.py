@@ -1,12 +1,14 @@
 """What an environment's steps cost, by a short trial; and how many executors are right for that.
 
-Random play in a process that then ends: nothing of it can reach the environments that are trained
-on. Results don't depend on the number of executors (I6), so the clock may choose it.
+Random play in a process that then ends, so that nothing of it is in the environments that are
+trained on. Results don't depend on the number of executors (I7), so the clock may choose it.
 """
 
 from __future__ import annotations
 
+import os
 import pickle
+import resource
 import signal
 import sys
 import time
@@ -14,6 +16,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from math import ceil, inf
 from multiprocessing.connection import Connection
+from types import FrameType
 from typing import Any, Protocol
 
 import gymnasium as gym
@@ -38,8 +41,11 @@ _PROBE_STEPS = 32
 _PROBE_AT_MOST_S = 0.25
 _PROBE_ENDS_S = 5  # where a step or a reset doesn't end at all
 
-# An environment that uses less of a core than this waits for something, too.
+# An environment that uses less of a core than this, and idles for longer than this, waits for
+# something.
 _COMPUTES = 0.5
+_WAIT_S = 100e-6
+_MOST_PER_CORE = 32  # processes cost memory, whatever they wait for
 # What an executor itself takes for a step, about; and how long it may take for one of each of its
 # environments before more executors pay: about what an actor takes for a batch.
 _OWN_S = 10e-6
@@ -53,21 +59,32 @@ class EnvironmentTimes:
     Attributes:
         steps: of each step, resets left out.
         resets: of each reset.
-        used: the processor time of each step.
+        steps_cpu, resets_cpu: the processor time of each.
+        disturbed: for each step, whether another program took its core meanwhile.
     """
 
     steps: npt.NDArray[np.float64]
     resets: npt.NDArray[np.float64]
-    used: npt.NDArray[np.float64]
+    steps_cpu: npt.NDArray[np.float64]
+    resets_cpu: npt.NDArray[np.float64]
+    disturbed: npt.NDArray[np.bool_]
 
     @property
     def cpu_share(self) -> float:
-        """The part of the steps during which a core was used.
+        """The part of the steps during which a core was used."""
+        counted = self._counted()
+        return min(1.0, float(self.steps_cpu[counted].sum() / self.steps[counted].sum()))
 
-        The slowest tenth is left out: a step that shares its core with another program is slow.
-        """
-        usual = np.argsort(self.steps)[: max(1, 9 * len(self.steps) // 10)]
-        return min(1.0, float(self.used[usual].sum() / self.steps[usual].sum()))
+    def costs(self) -> StepCosts:
+        """What a step takes, its share of the resets included."""
+        counted, each = self._counted(), len(self.steps)
+        step_s = self.steps[counted].mean() + self.resets.sum() / each
+        cpu_s = self.steps_cpu[counted].mean() + self.resets_cpu.sum() / each
+        return StepCosts(float(step_s), min(1.0, float(cpu_s / step_s)))
+
+    def _counted(self) -> npt.NDArray[np.bool_]:
+        """The steps that were not disturbed, or all if there is none."""
+        return np.ones_like(self.disturbed) if self.disturbed.all() else ~self.disturbed
 
     def with_resets(self, seed: int = 0) -> npt.NDArray[np.float64]:
         """Step times as an executor sees them: a reset is part of the step before it."""
@@ -75,6 +92,19 @@ class EnvironmentTimes:
         ends = np.random.default_rng(seed).permutation(len(times))[: len(self.resets)]
         times[ends] += self.resets[: len(ends)]
         return times
+
+
+@dataclass(frozen=True)
+class StepCosts:
+    """What a step takes on average.
+
+    Attributes:
+        step_s: seconds, resets included.
+        cpu_share: the part of them during which a core is used.
+    """
+
+    step_s: float
+    cpu_share: float
 
 
 class RandomPlay(Protocol):
@@ -95,11 +125,13 @@ class GymPlay:
 
     def __init__(self, env: gym.Env[Any, Any]) -> None:
         self.env = env
+        self._seed: int | None = 0  # of the first reset
         env.action_space.seed(0)
 
     def reset(self) -> None:
         """Begin an episode."""
-        self.env.reset()
+        self.env.reset(seed=self._seed)
+        self._seed = None
 
     def choose(self) -> None:
         """Draw the next action."""
@@ -136,36 +168,31 @@ def time_steps(
         play.choose()
         if play.step():
             play.reset()
-    steps: list[int] = []
-    resets: list[int] = []
-    used: list[int] = []
+    steps: list[tuple[int, int]] = []
+    resets: list[tuple[int, int]] = []
+    disturbed: list[bool] = []
     clock, cpu_clock = time.perf_counter_ns, time.process_time_ns
     start, passed_s = clock(), 0.0
     while not steps or (passed_s < at_most_s and (passed_s < seconds or len(steps) < least)):
         play.choose()
-        used_before, began = cpu_clock(), clock()
+        before, used, began = _preemptions(), cpu_clock(), clock()
         ended = play.step()
-        steps.append(max(1, clock() - began))
-        used.append(cpu_clock() - used_before)
+        steps.append((max(1, clock() - began), cpu_clock() - used))
+        disturbed.append(_preemptions() > before)
         if ended:
-            began = clock()
+            used, began = cpu_clock(), clock()
             play.reset()
-            resets.append(clock() - began)
+            resets.append((clock() - began, cpu_clock() - used))
         passed_s = (clock() - start) / 1e9
-    return EnvironmentTimes(*(np.array(times) / 1e9 for times in (steps, resets, used)))
+    (step_s, step_cpu_s), (reset_s, reset_cpu_s) = (
+        np.array(times, np.float64).reshape(-1, 2).T / 1e9 for times in (steps, resets)
+    )
+    return EnvironmentTimes(step_s, reset_s, step_cpu_s, reset_cpu_s, np.array(disturbed))
 
 
-@dataclass(frozen=True)
-class StepCosts:
-    """What steps take.
-
-    Attributes:
-        step_s: seconds of the median step.
-        cpu_share: the part of all steps during which a core is used.
-    """
-
-    step_s: float
-    cpu_share: float
+def _preemptions() -> int:
+    """How often another program was given this one's core."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_nivcsw
 
 
 def executors_for(costs: StepCosts, num_envs: int, cores: int) -> int:
@@ -183,8 +210,9 @@ def executors_for(costs: StepCosts, num_envs: int, cores: int) -> int:
         >>> executors_for(StepCosts(step_s=1e-6, cpu_share=1.0), num_envs=16, cores=4)
         1
     """
-    if costs.cpu_share < _COMPUTES:
-        wanted = ceil(cores / max(costs.cpu_share, 1e-3))
+    idle_s = (1 - costs.cpu_share) * costs.step_s
+    if costs.cpu_share < _COMPUTES and idle_s > _WAIT_S:
+        wanted = min(_MOST_PER_CORE * cores, ceil(cores / max(costs.cpu_share, 1e-3)))
     else:
         turn_s = num_envs * (costs.step_s + _OWN_S)
         wanted = min(cores, max(1, round(turn_s / _TURN_S)))
@@ -194,28 +222,38 @@ def executors_for(costs: StepCosts, num_envs: int, cores: int) -> int:
 def run_probe(control: Connection, fds: Sequence[int]) -> None:
     """Try an environment out, and tell what its steps cost.
 
-    Answers ``"torchrl"`` and ends if it takes torch, which this process then doesn't have.
+    Answers ``"torchrl"`` if it takes torch, which this process then doesn't have. Raises if the
+    environment does, or takes too long.
 
     Args:
-        control: connection to the main process, which sends the pickled factory and whether torch
-            may be imported.
+        control: connection to the main process, which sends the pickled factory, whether torch may
+            be imported, and keyword arguments of `TorchRLEnvironment`.
         fds: none.
     """
-    factory, torch_allowed = receive_object(control)
+    factory, torch_allowed, env_options = receive_object(control)
+    silence = os.open(os.devnull, os.O_WRONLY)  # the executors' environments will say it as well
+    for stream in (1, 2):
+        os.dup2(silence, stream)
+    answer: tuple[str, StepCosts | None, list[str]] = ("torchrl", None, [])
     env = pickle.loads(factory)()
-    signal.alarm(_PROBE_ENDS_S)  # ends this process
+    signal.signal(signal.SIGALRM, _give_up)
+    signal.alarm(_PROBE_ENDS_S)
     try:
+        play: RandomPlay | None = None
         if isinstance(env, gym.Env):
-            play: RandomPlay = GymPlay(env)
+            play = GymPlay(env)
         elif torch_allowed:
-            from torchrl_hts.torchrl_env import TorchRLPlay
+            from torchrl_hts.torchrl_env import TorchRLEnvironment, TorchRLPlay
 
-            play = TorchRLPlay(env)
-        else:
-            send_object(control, ("torchrl", None, None))
-            return
-        times = time_steps(play, _PROBE_S, least=_PROBE_STEPS, at_most_s=_PROBE_AT_MOST_S)
+            play = TorchRLPlay(TorchRLEnvironment(env, 0, **env_options).env)
+        if play is not None:
+            times = time_steps(play, _PROBE_S, least=_PROBE_STEPS, at_most_s=_PROBE_AT_MOST_S)
+            answer = ("tried", times.costs(), list(sys.modules))
     finally:
+        signal.alarm(0)
         env.close()
-    costs = StepCosts(float(np.median(times.steps)), times.cpu_share)
-    send_object(control, ("tried", costs, list(sys.modules)))
+    send_object(control, answer)  # when it is closed: this process is then ended
+
+
+def _give_up(signum: int, frame: FrameType | None) -> None:
+    raise TimeoutError

@@ -9,6 +9,8 @@ import threading
 import time
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import replace
+from math import inf
+from multiprocessing.connection import wait
 from typing import Any
 
 from torchrl_hts.actor import ActorJob
@@ -18,7 +20,7 @@ from torchrl_hts.executor import ExecutorJob, ExecutorPlan
 from torchrl_hts.failures import Site
 from torchrl_hts.gym_env import GymDescription, RowOptions
 from torchrl_hts.invariance import InvariantSizes
-from torchrl_hts.limits import check_descriptors, check_storage
+from torchrl_hts.limits import check_descriptors, check_storage, most_executors
 from torchrl_hts.probing import StepCosts, executors_for
 from torchrl_hts.roster import Roster
 from torchrl_hts.schedule import Schedule
@@ -36,6 +38,9 @@ from torchrl_hts.workers import (
 __all__ = ["Staff"]
 
 Description = GymDescription | TorchRLDescription
+
+# How long a trial may take, the environment's making included, before it is given up.
+_TRIAL_LIMIT_S = 30.0
 
 # A pickled factory that speaks of TorchRL, though not of our own environments, most likely makes
 # one of its environments. A wrong guess costs time alone.
@@ -67,7 +72,9 @@ class Staff:
         storage_dir: str | None = None,
     ) -> None:
         self.num_envs = num_envs
-        self.num_executors = num_executors or 0  # until `start_executors` has chosen
+        # 0 until `start_executors` has chosen.
+        self.num_executors = 0 if num_executors is None else min(num_envs, num_executors)
+        check_descriptors(self.num_executors or 1, num_actors)
         self.num_actors = num_actors
         self.owner: tuple[int, ...] = (0,) * num_envs
         self.executors: list[WorkerProcess] = []
@@ -80,6 +87,7 @@ class Staff:
         self.closed_at: float | None = None  # by the monotonic clock
         self._owner_pid = os.getpid()
         self._storage_dir = storage_dir
+        self._trial_limit_s = min(_TRIAL_LIMIT_S, (timeouts_s or {}).get("executor", inf))
         self.memory_fd = SharedMemory.create_fd(storage_dir)
         self.executor_inboxes: list[Inbox] = []
         self.actor_inbox = Inbox.create()
@@ -112,8 +120,8 @@ class Staff:
     ) -> list[Description]:
         """Make all environments; returns what each says of itself.
 
-        The first executor goes ahead: it tells whether the environments need torch, and which
-        modules the others should share.
+        Without a trial that has told it, the first executor goes ahead, and tells whether the
+        environments need torch, and which modules the others should share.
 
         Args:
             factories: a pickled environment factory per environment.
@@ -122,19 +130,19 @@ class Staff:
         """
         self._factories, self._env_options = factories, env_options
         self._with_torch = any(_TORCHRL.search(factory) for factory in set(factories))
-        num_executors = self._spread(cores)
-        server = self._executor_server()
-        first = self._spawn_executor(0)
-        kind, described, modules = self._receive_all([first])[0]
-        if kind == "torchrl":
-            self._roster.dismiss(first)
-            self._with_torch = True
-            server = self._torch_server
+        tried = self._spread(cores)
+        descriptions: list[Description] = []
+        if not tried:
             first = self._spawn_executor(0)
-            _, described, modules = self._receive_all([first])[0]
-        server.preload([name for name in modules if name != "__main__"])
-        others = [self._spawn_executor(i) for i in range(1, num_executors)]
-        descriptions: list[Description] = described
+            kind, descriptions, modules = self._receive_all([first])[0]
+            if kind == "torchrl":
+                self._roster.dismiss(first)
+                self._with_torch = True
+                first = self._spawn_executor(0)
+                _, descriptions, modules = self._receive_all([first])[0]
+            self._preload(modules)
+        rest = range(0 if tried else 1, self.num_executors)
+        others = [self._spawn_executor(index) for index in rest]
         for kind, described, _ in self._receive_all(others):
             if kind == "torchrl":
                 raise ValueError(
@@ -144,18 +152,21 @@ class Staff:
             descriptions += described
         return descriptions
 
-    def _spread(self, cores: int) -> int:
-        """Spread the environments over executors; returns how many these are."""
+    def _preload(self, modules: Sequence[str]) -> None:
+        self._executor_server().preload([name for name in modules if name != "__main__"])
+
+    def _spread(self, cores: int) -> bool:
+        """Spread the environments over executors; returns whether one was tried out for it."""
         num_envs = self.num_envs
-        count = self.num_executors
-        if not count:
+        costs = None
+        if not self.num_executors:
             costs = self._try_out() if num_envs > 1 else None
-            count = executors_for(costs, num_envs, cores) if costs else cores
-        count = self.num_executors = min(num_envs, count)
-        check_descriptors(count, self.num_actors)
-        self.owner = tuple(env * count // num_envs for env in range(num_envs))
-        self.executor_inboxes = [Inbox.create() for _ in range(count)]
-        return count
+            wanted = executors_for(costs, num_envs, cores) if costs else min(num_envs, cores)
+            self.num_executors = max(1, min(wanted, most_executors(self.num_actors)))
+        self.owner = tuple(env * self.num_executors // num_envs for env in range(num_envs))
+        while len(self.executor_inboxes) < self.num_executors:
+            self.executor_inboxes.append(Inbox.create())
+        return costs is not None
 
     def _try_out(self) -> StepCosts | None:
         """What steps of the first environment cost; None if that can't be told.
@@ -168,16 +179,21 @@ class Staff:
             self.executors = [probe]
             self._roster.add(probe)
             try:
-                self._roster.send(probe, (self._factories[0], self._with_torch))
+                job = (self._factories[0], self._with_torch, self._env_options)
+                self._roster.send(probe, job)
+                if not wait(probe.fds, self._trial_limit_s):
+                    return None
                 answer: tuple[str, StepCosts, list[str]] = self._receive_all([probe])[0]
             except WorkerError:
+                if self.is_closed():
+                    raise
                 return None
             finally:
                 self._roster.dismiss(probe)
                 self.executors = []
             kind, costs, modules = answer
             if kind == "tried":
-                server.preload([name for name in modules if name != "__main__"])
+                self._preload(modules)
                 return costs
             self._with_torch = True
         return None
@@ -211,13 +227,13 @@ class Staff:
         layout: Layout,
         last_round: int | None,
         options: RowOptions,
-        cores: int,
+        a_core_each: bool,
         truncated_keys: tuple[Key, ...] = (),
     ) -> tuple[SharedMemory, Schedule]:
         """Allocate the shared memory and let the executors map it.
 
         Args:
-            layout, last_round, options, cores: see `ExecutorPlan`.
+            layout, last_round, options, a_core_each: see `ExecutorPlan`.
             truncated_keys: of the flags that tell of an episode that was cut off.
         """
         self._truncated_keys = truncated_keys
@@ -228,7 +244,7 @@ class Staff:
         self.port = LearnerPort(
             self.schedule, self.learner_inbox, self.executor_inboxes, self.owner
         )
-        self._plan = ExecutorPlan(layout, last_round, 0, options, cores)
+        self._plan = ExecutorPlan(layout, last_round, 0, options, a_core_each)
         for index, executor in enumerate(self.executors):
             self._roster.send(executor, replace(self._plan, worker=index))
         return self.memory, self.schedule

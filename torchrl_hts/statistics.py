@@ -24,7 +24,8 @@ class WorkerStatistics:
         action_waiting_s: an executor had nothing to do until an action came.
         round_waiting_s: an executor had nothing to do until a round opened.
         observation_waiting_s: an actor had nothing to do, or waited for a larger batch.
-        cpu_s: processor time that it used, of all its threads, since the first run began.
+        cpu_s: processor time that it used, of all its threads, since the first run began, but for
+            that of looking for messages (where every worker has a core, it doesn't sleep at once).
         events: steps of an executor, forward passes of an actor.
         private_bytes: memory that no other process shares; None if it wasn't asked for, the worker
             has ended, or the system doesn't tell (it takes Linux's /proc).

@@ -51,7 +51,7 @@ class Counter(IntEnum):
     BUSY_NS = 3  # executor: stepping and resetting; actor: gathering, inferring, scattering
     WAITING_NS = 4  # asleep; of an executor: while an action was to come
     RESETS = 5  # executor: episodes begun
-    CPU_NS = 6  # processor time used since the first run began, by all of its threads
+    CPU_NS = 6  # processor time of all its threads since the first run began; no looking for words
     ROUND_WAITING_NS = 7  # executor: asleep while no round was open for any of its environments
     AT = 8  # executor: 1 + the environment, actor: 1 + the round that it works for; 0: none
 

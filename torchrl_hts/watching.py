@@ -27,22 +27,26 @@ class Watcher:
     Args:
         inbox: the inbox.
         schedule: the schedule, over shared words: it tells whether the learner waits.
-        num_workers: the number of executors and actors.
-        cores: the number of cores that the collector may use.
+        a_core_each: whether there are enough cores for all threads of executors and actors.
+
+    Attributes:
+        looking_ns: processor time that went into looking, and is not to count as work.
     """
 
-    def __init__(self, inbox: Inbox, schedule: Schedule, num_workers: int, cores: int) -> None:
+    def __init__(self, inbox: Inbox, schedule: Schedule, *, a_core_each: bool) -> None:
         self.inbox = inbox
         self.schedule = schedule
-        self._a_core_each = num_workers <= cores
+        self.looking_ns = 0
+        self._a_core_each = a_core_each
         self._waits_are_short = False
 
     def take(self) -> array[int]:
         """See `Inbox.take`."""
         if not self._a_core_each:
             return self.inbox.take()
-        began = time.perf_counter_ns()
+        began, used = time.perf_counter_ns(), time.process_time_ns()
         words = self.inbox.take(_LOOK_NS if self.may_look() else 0)
+        self.looking_ns += time.process_time_ns() - used
         self._waits_are_short = time.perf_counter_ns() - began < _SHORT_NS
         return words
 

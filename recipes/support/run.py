@@ -123,6 +123,7 @@ class Run:
             undoing.callback(self._evaluations.close)
             kept_rows = self._resume() if options.resume is not None else 0
             self._logger = make_logger(options, self.output_dir, self._id)
+            undoing.callback(self._close_logger, failed=True)
             config = {
                 "recipe": recipe,
                 "id": self._id,
@@ -133,6 +134,7 @@ class Run:
                 self.output_dir / "config.json", (json.dumps(config, indent=2) + "\n").encode()
             )
             self._metrics = Table(self.output_dir / "metrics.csv", keep=kept_rows)
+            undoing.callback(self._metrics.close)
             self._evaluations.open()
             undoing.pop_all()
 
