@@ -171,6 +171,7 @@ def collect(factories: list[Any], **options: Any) -> tuple[int, torch.Tensor]:
     ) as collector:
         data = torch.cat([batch.exclude("collector") for batch in collector])
         executors = sum(name.startswith("executor") for name in collector.worker_pids())
+        assert executors == collector.num_executors
     return executors, data
 
 

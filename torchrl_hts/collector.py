@@ -90,7 +90,8 @@ class HTSCollector(BaseCollector):  # type: ignore[misc]  # torchrl has no types
         num_executors: processes that step environments, at most one per environment. By default
             a process that then ends makes one more environment, plays some steps at random, and
             the time they take decides: one executor per core for environments that compute, up to
-            one per environment if they wait, one or few if they take microseconds.
+            one per environment if they wait, one or few if they take microseconds. How many there
+            are is the attribute `num_executors`.
         seed: of everything random, an int >= 0; by default drawn from torch's generator.
         device: default of the three that follow; all default to the CPU.
         storing_device: where batches are handed out.
@@ -279,12 +280,12 @@ class HTSCollector(BaseCollector):  # type: ignore[misc]  # torchrl has no types
                 tuple(field_of((n,), t, 0) for n, t in policy_tensors(self.policy)),
                 timeline_events,
             )
-            threads = self._crew.num_executors + num_actors * actor_threads
-            a_core_each = threads <= cores
+            a_core_each = self._crew.num_executors + num_actors * actor_threads <= cores
             memory, schedule = self._crew.share(
                 layout, self._last_round, plan.options, a_core_each, plan.truncated_keys
             )
             self._memory = memory
+            self.num_executors, self.num_actors = self._crew.num_executors, num_actors
             slots = Slots(memory)
             for slot in range(self.lag + 1):
                 slots.stage(slot, self._weights.generic())  # to calibrate with

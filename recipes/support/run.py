@@ -177,6 +177,11 @@ class Run:
         self._handlers = {
             number: signal.signal(number, self._stop) for number in (signal.SIGINT, signal.SIGTERM)
         }
+        collector = self._collector
+        self.say(
+            f"{self._title}: environments {collector.num_envs}, executors "
+            f"{collector.num_executors}, actors {collector.num_actors}; files in {self.output_dir}"
+        )
         return self
 
     def __exit__(self, *exception: object) -> None:
