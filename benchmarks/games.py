@@ -120,6 +120,7 @@ def draw(results: dict[str, dict[str, Any]], training: str, path: Path) -> None:
         axes.plot(variation, ratio(result), "o", color="tab:blue")
         axes.annotate(game, (variation, ratio(result)), xytext=(4, 4), textcoords="offset points")
     axes.axhline(1.0, color="grey", linewidth=1)
+    axes.margins(x=0.15)  # names stand to the right of their points
     axes.set(
         xlabel="standard deviation of a step's time / its mean",
         ylabel="steps per second, HTSCollector / best of TorchRL's",
