@@ -35,7 +35,7 @@ class Options(RunOptions):
 
     env_id: str = option("CartPole-v1", "gymnasium id; Box observations, Discrete actions")
     total_frames: int = option(200_000, "environment steps in all", least=1)
-    num_envs: int = option(16, "environments", least=1)
+    num_envs: int = option(16, "environments", least=1, most=2048)
     sync_interval: int = option(32, "steps per environment and round (alpha)", least=1)
     lag: int = option(
         1, "updates that the behaviour parameters are behind; 0 is synchronous", least=0
@@ -49,7 +49,9 @@ class Options(RunOptions):
     clip_epsilon: float = option(0.2, "how far PPO's ratio may move from 1", least=0)
     entropy_coefficient: float = option(0.0, "weight of the entropy bonus", least=0)
     max_grad_norm: float = option(0.5, "gradients are clipped to this norm", least=0)
-    hidden_units: int = option(64, "width of the two hidden layers of each network", least=1)
+    hidden_units: int = option(
+        64, "width of the two hidden layers of each network", least=1, most=16384
+    )
     eval_interval: int = option(20_000, "steps between two evaluations; 0: none at all", least=0)
     eval_episodes: int = option(20, "episodes of each evaluation", least=1)
     require_return: float | None = option(

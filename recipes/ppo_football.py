@@ -40,7 +40,7 @@ class Options(PPOOptions):
         True, "training also rewards bringing the ball near the goal, not goals alone"
     )
     total_frames: int = option(5_000_000, "environment steps in all", least=1)
-    num_envs: int = option(16, "games played at the same time", least=1)
+    num_envs: int = option(16, "games played at the same time", least=1, most=2048)
     learning_rate: float = option(3.43e-4, "of Adam; decays linearly to 0", least=0)
     gamma: float = option(0.993, "discount", least=0, most=1)
     epochs: int = option(2, "passes over each batch", least=1)

@@ -5,7 +5,9 @@ from __future__ import annotations
 import gc
 import os
 import signal
+import subprocess
 import threading
+import time
 import weakref
 from collections.abc import Iterator
 from contextlib import nullcontext
@@ -134,8 +136,65 @@ class TestEnvironments:
             with pytest.raises(WorkerError, match=r"executor 0 .* was killed by SIGKILL"):
                 next(iter(collector))
         finally:
-            left = kill_group(collector.worker_pids()["executor 0"])
-        assert left
+            executor = collector.worker_pids()["executor 0"]
+            collector.shutdown()
+        # What it has left behind was ended after it.
+        assert not kill_group(executor)
+
+
+class SimulatorEnv(EchoEnv):
+    """Has a process of its own, which it ends when it is closed."""
+
+    def __init__(self, folder: str, close_s: float = 0.0) -> None:
+        super().__init__((10**9,))
+        self.simulator = subprocess.Popen(["sleep", "1000"], stdout=subprocess.DEVNULL)
+        self.close_s = close_s
+        Path(folder, str(self.simulator.pid)).touch()
+
+    def close(self) -> None:
+        time.sleep(self.close_s)
+        self.simulator.terminate()
+        self.simulator.wait()
+
+
+class TestSimulators:
+    """Processes that environments have started end with the collector, whatever happens."""
+
+    def pids(self, folder: Path) -> set[int]:
+        pids = {int(path.name) for path in folder.iterdir()}
+        assert len(pids) == 2
+        assert all(map(alive, pids))
+        return pids
+
+    def test_of_an_executor_that_is_killed(self, tmp_path: Path) -> None:
+        collector = start([partial(SimulatorEnv, str(tmp_path))] * 2, num_executors=2)
+        pids = self.pids(tmp_path)
+        os.kill(collector.worker_pids()["executor 1"], signal.SIGKILL)
+        with pytest.raises(WorkerError, match=r"executor 1 .*was killed by SIGKILL"):
+            for _ in collector:
+                pass
+        wait_until_gone(pids)
+
+    def test_that_take_long_to_close(self, tmp_path: Path) -> None:
+        collector = start([partial(SimulatorEnv, str(tmp_path), 60.0)] * 2, num_executors=1)
+        pids = self.pids(tmp_path)
+        with pytest.warns(RuntimeWarning, match=r"executor 0 had not ended 0\.2 s after"):
+            collector.shutdown(timeout=0.2)
+        wait_until_gone(pids)
+
+    def test_of_a_main_process_that_is_killed(self, tmp_path: Path) -> None:
+        pid = os.fork()
+        if pid == 0:
+            try:
+                start([partial(SimulatorEnv, str(tmp_path))] * 2, num_executors=2)
+                os.kill(os.getpid(), signal.SIGKILL)
+            finally:
+                os._exit(1)
+        _, status = os.waitpid(pid, 0)
+        assert os.waitstatus_to_exitcode(status) == -signal.SIGKILL
+        pids = {int(path.name) for path in tmp_path.iterdir()}
+        assert len(pids) == 2
+        wait_until_gone(pids)
 
 
 class TestKilled:

@@ -220,7 +220,7 @@ class TestCollector:
         """Environments that random play is too much for are still trained on, on every core."""
         timeout = {"timeout_s": {"executor": 1.0}} if does == "hang" else {}
         executors, _ = collect([partial(NotedEnv, str(tmp_path), does)] * 9, **timeout)
-        assert executors == min(CORES, 9)
+        assert executors == (9 if does == "wait" else min(CORES, 9))
         assert len(list(tmp_path.glob("made*"))) == 10
         if does in ("raise", "wait"):
             assert (tmp_path / "closed 0").exists()

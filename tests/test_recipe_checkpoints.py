@@ -40,6 +40,17 @@ def test_a_damaged_checkpoint_is_named_with_what_to_do(tmp_path: Path, size: int
     assert checkpoints.load()["values"].equal(torch.arange(10_000))
 
 
+def test_one_flipped_bit_is_damage(tmp_path: Path) -> None:
+    """Also where it leaves the file readable: torch doesn't look at checksums."""
+    checkpoints = Checkpoints(tmp_path, keep=2)
+    path = checkpoints.save(1, {"values": torch.arange(10_000)})
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+    with pytest.raises(RecipeError, match="is damaged"):
+        checkpoints.load()
+
+
 def test_a_checkpoint_that_cannot_be_read_is_not_called_damaged(tmp_path: Path) -> None:
     checkpoints = Checkpoints(tmp_path, keep=1)
     assert checkpoints.load() is None

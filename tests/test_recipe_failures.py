@@ -18,6 +18,7 @@ import support.checkpoints
 import support.metrics
 from processes import wait_until_gone
 from recipe_runs import CARTPOLE, assert_equal_runs, rows, run, start
+from support.errors import exit_with
 from support.run import Run
 
 from torchrl_hts import Evaluator
@@ -193,3 +194,21 @@ def test_a_file_that_may_not_grow(whole: Path, tmp_path: Path) -> None:
     assert kept.read_bytes() == content
     run("ppo_cartpole.py", "--resume", str(copied))
     assert_equal_runs(whole, copied)
+
+
+def test_a_training_that_diverges_says_so(tmp_path: Path) -> None:
+    flags = ["--learning-rate", "1e30", "--total-frames", "4000", "--eval-interval", "0"]
+    printed = run(CARTPOLE, *flags, "--output-dir", str(tmp_path / "run"), code=1)
+    assert "learning" in printed.splitlines()[-1], printed
+    assert "Traceback" not in printed
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_interrupted_a_second_time(when: str, capsys: pytest.CaptureFixture[str]) -> None:
+    def main() -> int:
+        raise KeyboardInterrupt(when)
+
+    with pytest.raises(SystemExit) as end:
+        exit_with(main)
+    assert end.value.code == 130
+    assert f"interrupted {when} the run" in capsys.readouterr().err

@@ -47,6 +47,20 @@ def test_values_that_make_no_sense_are_refused() -> None:
         parse_options(Options, "", ["--record-video", "--eval-interval", "0"])
 
 
+@pytest.mark.parametrize("value", ["inf", "1e309", "nan"])
+def test_numbers_are_finite(value: str) -> None:
+    module = importlib.import_module("ppo_cartpole")
+    with pytest.raises(RecipeError, match="--learning-rate must be"):
+        parse_options(module.Options, None, ["--learning-rate", value])
+
+
+@pytest.mark.parametrize("flag", ["--seed", "--num-envs", "--minibatch-size", "--torch-threads"])
+def test_numbers_have_bounds(flag: str) -> None:
+    module = importlib.import_module("ppo_cartpole")
+    with pytest.raises(RecipeError, match=f"{flag} must be at most"):
+        parse_options(module.Options, None, [flag, "9" * 24])
+
+
 def test_help_explains_each_flag(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit, match="0"):
         parse_options(Options, "What it is for.", ["--help"])

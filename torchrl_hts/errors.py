@@ -81,6 +81,14 @@ def failure_of(error: BaseException) -> Failure:
     return Failure.RAISED
 
 
+def _shortened(text: str, most: int = 20_000) -> str:
+    """A text without its middle if it is long; an exception may say anything."""
+    if len(text) <= most:
+        return text
+    left_out = f"\n[{len(text) - most:,} characters left out]\n"
+    return text[: most // 2] + left_out + text[-most // 2 :]
+
+
 class WorkerError(HTSError, RuntimeError):
     """An executor or an actor failed.
 
@@ -126,7 +134,7 @@ class WorkerError(HTSError, RuntimeError):
         self.stderr = stderr
         parts = [message]
         if remote_traceback:
-            parts.append(remote_traceback.rstrip())
+            parts.append(_shortened(remote_traceback.rstrip()))
         if stderr:
             parts.append(f"The last that {worker} wrote to stderr:\n{stderr.rstrip()}")
         super().__init__("\n\n".join(parts))

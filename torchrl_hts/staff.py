@@ -7,6 +7,7 @@ import os
 import re
 import threading
 import time
+import warnings
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import replace
 from math import inf
@@ -315,8 +316,19 @@ class Staff:
             for worker in self.workers:
                 worker.hang_up()
             deadline = time.monotonic() + timeout_s
-            for worker in self.workers:
-                worker.exit_status(max(0.0, deadline - time.monotonic()))
+            late = [
+                worker.name
+                for worker in self.workers
+                if worker.exit_status(max(0.0, deadline - time.monotonic())) is None
+            ]
+            if late and timeout_s:
+                warnings.warn(
+                    f"{', '.join(late)} had not ended {timeout_s:g} s after the shutdown, and will "
+                    "be killed: if it is the environments' close() that takes so long, give "
+                    "shutdown(timeout=...) more",
+                    RuntimeWarning,
+                    stacklevel=2,
+                )
         finally:  # a second Ctrl-C ends the wait, and leaves nothing behind either
             for worker in self.workers:
                 worker.hang_up()

@@ -93,6 +93,7 @@ def serve(fd: int, main_pid: int) -> None:
         for pid in workers:
             with contextlib.suppress(ChildProcessError):
                 os.waitpid(pid, 0)
+            _end_group(pid)
         os._exit(0)  # unloading torch would take a second, and there is nothing to save
 
 
@@ -107,6 +108,7 @@ def _fork(target: str, fds: list[int], output: WorkerOutput, server_fds: list[in
         os.close(output.write_fd)
         raise
     if pid == 0:
+        os.setpgid(0, 0)  # a group of its own, with all that its environments will start
         die_with_parent(server_pid)
         _run_worker(target, fds, output, [*server_fds, output.fd])
     os.close(output.write_fd)
@@ -165,9 +167,16 @@ def _report_exits(requests: socket.socket, workers: dict[int, WorkerOutput]) -> 
             return
         if pid == 0:
             return
+        _end_group(pid)
         code = os.waitstatus_to_exitcode(status)
         stderr = _last_lines(workers.pop(pid, None))
         send_message(requests, {"exited": pid, "status": code, "stderr": stderr})
+
+
+def _end_group(pid: int) -> None:
+    """End what a worker has left behind: processes that its environments started, and not ended."""
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(pid, signal.SIGKILL)
 
 
 def _do_nothing(signum: int, frame: FrameType | None) -> None:

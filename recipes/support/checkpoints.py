@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import io
 import os
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -67,6 +68,9 @@ class Checkpoints:
         except OSError as error:
             raise RecipeError(f"the checkpoint {path} can't be read: {error.strerror}") from error
         try:
+            with zipfile.ZipFile(io.BytesIO(content)) as archive:
+                if (damaged := archive.testzip()) is not None:  # torch doesn't look at checksums
+                    raise ValueError(f"the checksum of {damaged} is wrong")
             state = torch.load(io.BytesIO(content), weights_only=True)
             if not isinstance(state, dict):
                 raise TypeError(f"it holds a {type(state).__name__}")

@@ -38,7 +38,8 @@ def exit_with(main: Callable[[], int]) -> NoReturn:
             file=sys.stderr,
         )
         code = 1
-    except KeyboardInterrupt:
-        print("error: interrupted before the run could be saved", file=sys.stderr)
+    except KeyboardInterrupt as interrupt:
+        when = "after the run was" if str(interrupt) == "after" else "before the run could be"
+        print(f"error: interrupted {when} saved", file=sys.stderr)
         code = 130
     sys.exit(code)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import textwrap
 import types
 import typing
@@ -25,6 +26,8 @@ __all__ = [
 ]
 
 Options = TypeVar("Options", bound="RunOptions")
+
+_MOST = 10**12  # of an integer that has no other bound
 
 
 def option(
@@ -54,7 +57,7 @@ class RunOptions:
     seed: int = option(0, "seed of everything random", least=0)
     total_frames: int = option(1_000_000, "environment steps in all", least=1)
     torch_threads: int = option(
-        1, "threads of the learner; more where cores are left over", least=1
+        1, "threads of the learner; more where cores are left over", least=1, most=1024
     )
     log_interval: int = option(4_000, "steps between two rows of metrics", least=1)
     logger: Literal["none", "csv", "tensorboard", "wandb"] = option(
@@ -106,6 +109,10 @@ class RunOptions:
         for entry in fields(self):
             value = getattr(self, entry.name)
             least, most = entry.metadata["least"], entry.metadata["most"]
+            if isinstance(value, float) and not math.isfinite(value):
+                raise RecipeError(f"{_flag(entry.name)} must be a finite number, and is {value}")
+            if isinstance(value, int) and most is None:
+                most = _MOST
             if least is not None and value is not None and not value >= least:
                 raise RecipeError(f"{_flag(entry.name)} must be at least {least}, and is {value}")
             if most is not None and value is not None and not value <= most:

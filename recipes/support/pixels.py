@@ -25,7 +25,7 @@ __all__ = ["Agent", "NatureCNN", "PixelOptions", "encode", "make_collector"]
 class PixelOptions(RunOptions):
     """Options of the recipes that learn from pictures."""
 
-    num_envs: int = option(16, "games played at the same time", least=1)
+    num_envs: int = option(16, "games played at the same time", least=1, most=2048)
     sync_interval: int = option(5, "steps per game and round (alpha)", least=1)
     lag: int = option(
         1, "updates that the behaviour parameters are behind; 0 is synchronous", least=0

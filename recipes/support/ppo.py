@@ -21,7 +21,7 @@ __all__ = ["PPO", "PPOOptions"]
 class PPOOptions(PixelOptions):
     """Options of PPO; the defaults are those of the literature (Schulman et al. 2017)."""
 
-    num_envs: int = option(8, "games played at the same time", least=1)
+    num_envs: int = option(8, "games played at the same time", least=1, most=2048)
     sync_interval: int = option(128, "steps per game and round (alpha)", least=1)
     learning_rate: float = option(2.5e-4, "of Adam; decays linearly to 0", least=0)
     gae_lambda: float = option(0.95, "lambda of the advantage estimator", least=0, most=1)

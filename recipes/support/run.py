@@ -260,8 +260,18 @@ class Run:
             losses: what the loss module returned.
             gradient_norm: before it was clipped.
             learning_rate: of the step.
+
+        Raises:
+            RecipeError: if one of them is infinite or NaN.
         """
-        self._recorded.append(learning_metrics(losses, gradient_norm, learning_rate))
+        row = learning_metrics(losses, gradient_norm, learning_rate)
+        if not all(map(math.isfinite, row.values())):
+            wrong = ", ".join(name for name, value in row.items() if not math.isfinite(value))
+            raise RecipeError(
+                f"the training has diverged: {wrong} after {self.step:,} steps. Begin anew with "
+                "another --output-dir and a lower --learning-rate"
+            )
+        self._recorded.append(row)
 
     def say(self, text: str) -> None:
         """Print a line."""
@@ -281,7 +291,7 @@ class Run:
 
     def _stop(self, number: int, frame: FrameType | None) -> None:
         if self._stop_signal is not None:
-            raise KeyboardInterrupt
+            raise KeyboardInterrupt("after" if self.exit_code else "before")
         self._stop_signal = number
         # Not by print, in the middle of which the signal may have come.
         os.write(2, b"\nstopping after this update; once more to stop at once, without saving\n")

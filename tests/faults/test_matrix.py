@@ -26,6 +26,7 @@ from told_policy import CALIBRATION, learn, told_policy
 
 from torchrl_hts import Failure, HTSCollector, WorkerError
 from torchrl_hts.learner import environment_seed
+from torchrl_hts.storage import Counter
 
 pytestmark = [pytest.mark.usefixtures("nothing_left"), pytest.mark.timeout(120)]
 
@@ -301,7 +302,8 @@ def kill(collector: HTSCollector, name: str) -> None:
     """Kill a worker while everybody has done all that there is to do."""
     steps = collector._crew.schedule.steps
     finished = collector._crew.schedule.lent + LAG
-    wait_until(lambda: list(steps) == [finished * T] * N)
+    counters = collector._memory.counters
+    wait_until(lambda: list(steps) == [finished * T] * N and not counters[:, Counter.AT].any())
     pid = collector.worker_pids()[name]
     os.kill(pid, signal.SIGKILL)
     wait_until(lambda: not alive(pid))
