@@ -218,7 +218,7 @@ class TestCollector:
         self, does: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
     ) -> None:
         """Environments that random play is too much for are still trained on, on every core."""
-        timeout = {"timeout_s": {"executor": 1.0}} if does == "hang" else {}
+        timeout = {"timeout_s": {"executor": 5.0}} if does == "hang" else {}
         executors, _ = collect([partial(NotedEnv, str(tmp_path), does)] * 9, **timeout)
         assert executors == (9 if does == "wait" else min(CORES, 9))
         assert len(list(tmp_path.glob("made*"))) == 10
