@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import importlib.util
 import os
@@ -18,8 +19,9 @@ def processes_below(pid: int) -> set[int]:
     """All descendants of a process."""
     below: set[int] = set()
     for task in Path(f"/proc/{pid}/task").iterdir():
-        for child in (task / "children").read_text().split():
-            below |= {int(child), *processes_below(int(child))}
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # a thread that has ended
+            for child in (task / "children").read_text().split():
+                below |= {int(child), *processes_below(int(child))}
     return below
 
 

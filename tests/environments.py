@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
 import sys
+import time
+from pathlib import Path
 from typing import Any
 
 import gymnasium as gym
@@ -136,6 +139,21 @@ class FaultyEnv(EchoEnv):
                     signal.pause()
                 os.kill(os.getpid(), signal.SIGKILL)
         return observation, reward, terminated, truncated, info
+
+
+class SimulatorEnv(EchoEnv):
+    """Has a process of its own, which it ends when it is closed."""
+
+    def __init__(self, folder: str, close_s: float = 0.0) -> None:
+        super().__init__((10**9,))
+        self.simulator = subprocess.Popen(["sleep", "1000"], stdout=subprocess.DEVNULL)
+        self.close_s = close_s
+        Path(folder, str(self.simulator.pid)).touch()
+
+    def close(self) -> None:
+        time.sleep(self.close_s)
+        self.simulator.terminate()
+        self.simulator.wait()
 
 
 class OddEnv(EchoEnv):

@@ -5,9 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import signal
-import subprocess
 import threading
-import time
 import weakref
 from collections.abc import Iterator
 from contextlib import nullcontext
@@ -18,7 +16,7 @@ from typing import Any
 import pytest
 import torch
 from conftest import shared_memory_segments
-from environments import EchoEnv, FaultyEnv, GatedEnv
+from environments import EchoEnv, FaultyEnv, GatedEnv, SimulatorEnv
 from policies import categorical, marked
 from processes import Script, alive, kill_group, needs_linux, wait_until, wait_until_gone
 from tensordict import TensorDictBase
@@ -142,19 +140,17 @@ class TestEnvironments:
         assert not kill_group(executor)
 
 
-class SimulatorEnv(EchoEnv):
-    """Has a process of its own, which it ends when it is closed."""
+KILLED_WITH_SIMULATORS = """
+import os, signal, sys
+from functools import partial
+from environments import SimulatorEnv
+from policies import categorical
+from torchrl_hts import HTSCollector
 
-    def __init__(self, folder: str, close_s: float = 0.0) -> None:
-        super().__init__((10**9,))
-        self.simulator = subprocess.Popen(["sleep", "1000"], stdout=subprocess.DEVNULL)
-        self.close_s = close_s
-        Path(folder, str(self.simulator.pid)).touch()
-
-    def close(self) -> None:
-        time.sleep(self.close_s)
-        self.simulator.terminate()
-        self.simulator.wait()
+make_env = partial(SimulatorEnv, sys.argv[1])
+collector = HTSCollector([make_env] * 2, categorical(), frames_per_batch=8, num_executors=2)
+os.kill(os.getpid(), signal.SIGKILL)
+"""
 
 
 class TestSimulators:
@@ -183,16 +179,12 @@ class TestSimulators:
         wait_until_gone(pids)
 
     def test_of_a_main_process_that_is_killed(self, tmp_path: Path) -> None:
-        pid = os.fork()
-        if pid == 0:
-            try:
-                start([partial(SimulatorEnv, str(tmp_path))] * 2, num_executors=2)
-                os.kill(os.getpid(), signal.SIGKILL)
-            finally:
-                os._exit(1)
-        _, status = os.waitpid(pid, 0)
-        assert os.waitstatus_to_exitcode(status) == -signal.SIGKILL
-        pids = {int(path.name) for path in tmp_path.iterdir()}
+        folder = tmp_path / "pids"
+        folder.mkdir()
+        with Script(tmp_path / "script.py", KILLED_WITH_SIMULATORS, str(folder)) as script:
+            status, errors = script.wait()
+        assert status == -signal.SIGKILL, errors
+        pids = {int(path.name) for path in folder.iterdir()}
         assert len(pids) == 2
         wait_until_gone(pids)
 
