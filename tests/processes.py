@@ -31,19 +31,14 @@ def alive(pid: int) -> bool:
         return False
 
 
-def kill_group(leader: int) -> set[int]:
-    """Kill the processes of a group, whose leader may have ended; returns which there were.
-
-    For what `FaultyEnv` leaves behind, which puts itself into a group of its own before it forks.
-    """
+def group_of(leader: int) -> set[int]:
+    """The processes of a group that run, whose leader may have ended."""
     members = set()
     for path in Path("/proc").glob("[0-9]*/stat"):
         with contextlib.suppress(FileNotFoundError, ProcessLookupError):
             state, _, group = path.read_text().rpartition(")")[2].split()[:3]
             if int(group) == leader and state not in "ZX":
                 members.add(int(path.parent.name))
-    for pid in members:
-        os.kill(pid, signal.SIGKILL)
     return members
 
 

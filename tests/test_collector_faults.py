@@ -18,7 +18,7 @@ import torch
 from conftest import shared_memory_segments
 from environments import EchoEnv, FaultyEnv, GatedEnv, SimulatorEnv
 from policies import categorical, marked
-from processes import Script, alive, kill_group, needs_linux, wait_until, wait_until_gone
+from processes import Script, alive, group_of, needs_linux, wait_until, wait_until_gone
 from tensordict import TensorDictBase
 from tensordict.nn import TensorDictModule
 from torch import Tensor, nn
@@ -136,8 +136,7 @@ class TestEnvironments:
         finally:
             executor = collector.worker_pids()["executor 0"]
             collector.shutdown()
-        # What it has left behind was ended after it.
-        assert not kill_group(executor)
+        wait_until(lambda: not group_of(executor))  # what it has left behind ends after it
 
 
 KILLED_WITH_SIMULATORS = """

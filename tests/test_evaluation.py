@@ -19,7 +19,7 @@ import pytest
 import torch
 from environments import DictEnv, EchoEnv, FaultyEnv, GatedEnv, wrapped_in_disguise
 from policies import categorical
-from processes import Script, alive, kill_group, wait_until, wait_until_gone
+from processes import Script, alive, group_of, wait_until, wait_until_gone
 from tensordict import TensorDict
 from tensordict.nn import TensorDictModule, TensorDictModuleBase, TensorDictSequential
 from torch import Tensor, nn
@@ -409,7 +409,7 @@ def test_a_failing_environment_is_an_error_with_its_traceback(fault: str, said: 
         evaluator.submit(9)
         with pytest.raises(WorkerError, match=said):
             evaluator.wait()
-    assert not kill_group(pid), "what the environment has started ends with it"
+    wait_until(lambda: not group_of(pid))  # what the environment has started ends with it
 
 
 def test_an_environment_that_cannot_be_made_is_an_error_at_once() -> None:
