@@ -66,8 +66,8 @@ class ActorJob:
         device: where it runs.
         num_threads: torch's intra-op threads.
         owner: for each environment, the index of its executor.
-        cores: the number of cores that the collector may use.
-        a_core_each: whether they are enough for all threads of executors and actors.
+        cores: the number of cores to keep busy; None where other actors read the same inbox.
+        a_core_each: whether there are cores enough for all threads of executors and actors.
         sizes: the batch sizes that agree; None if the actor is to find out.
     """
 
@@ -81,7 +81,7 @@ class ActorJob:
     device: str
     num_threads: int
     owner: tuple[int, ...]
-    cores: int
+    cores: int | None
     a_core_each: bool
     sizes: InvariantSizes | None = None
 
@@ -111,8 +111,7 @@ def run_actor(control: Connection, fds: list[int]) -> None:
             return
         actor.sizes = receive_object(control)
         watcher = Watcher(inbox, actor.schedule, a_core_each=job.a_core_each)
-        alone = job.layout.num_workers == len(executors) + 1
-        source = Gatherer(watcher, job.owner, memory.counters, job.cores if alone else None)
+        source = Gatherer(watcher, job.owner, memory.counters, job.cores)
         counters = memory.counters[job.worker].data
         histogram = memory.histograms[job.worker].data
         record = recorder(memory, job.worker)

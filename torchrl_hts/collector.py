@@ -303,7 +303,7 @@ class HTSCollector(BaseCollector):  # type: ignore[misc]  # torchrl has no types
                     device=policy_device or "cpu",
                     num_threads=actor_threads,
                     owner=self._crew.owner,
-                    cores=ceil(cores),
+                    cores=ceil(cores) if num_actors == 1 else None,
                     a_core_each=a_core_each,
                 )
             )

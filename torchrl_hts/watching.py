@@ -51,6 +51,6 @@ class Watcher:
         return words
 
     def may_look(self) -> bool:
-        """Whether to keep looking costs nobody a core, and something is expected soon."""
+        """Whether something is expected soon, and the learner waits; with a core each."""
         learning = self.schedule.lent > self.schedule.released
-        return self._a_core_each and self._waits_are_short and not learning
+        return self._waits_are_short and not learning
