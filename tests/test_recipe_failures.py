@@ -18,7 +18,7 @@ import support.checkpoints
 import support.metrics
 from processes import wait_until_gone
 from recipe_runs import CARTPOLE, assert_equal_runs, rows, run, start
-from support.errors import exit_with
+from support.errors import InterruptedTwice, exit_with
 from support.run import Run
 
 from torchrl_hts import Evaluator
@@ -203,12 +203,27 @@ def test_a_training_that_diverges_says_so(tmp_path: Path) -> None:
     assert "Traceback" not in printed
 
 
-@pytest.mark.parametrize("when", ["before", "after"])
-def test_interrupted_a_second_time(when: str, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize("saved", [False, True])
+def test_interrupted_a_second_time(saved: bool, capsys: pytest.CaptureFixture[str]) -> None:
     def main() -> int:
-        raise KeyboardInterrupt(when)
+        raise InterruptedTwice(saved=saved)
 
     with pytest.raises(SystemExit) as end:
         exit_with(main)
     assert end.value.code == 130
-    assert f"interrupted {when} the run" in capsys.readouterr().err
+    when = "after" if saved else "before"
+    assert capsys.readouterr().err == f"error: interrupted {when} the run was saved\n"
+
+
+def test_a_run_that_has_ended_is_left_as_it_is(whole: Path, tmp_path: Path) -> None:
+    copied = shutil.copytree(whole, tmp_path / "run")
+
+    def written() -> dict[Path, int]:
+        kept = [copied / "policy.pt", copied / "best.pt", *(copied / "checkpoints").iterdir()]
+        return {path: path.stat().st_mtime_ns for path in kept}
+
+    before = written()
+    output = run("ppo_cartpole.py", "--resume", str(copied))
+    assert "this run has ended" in output
+    assert written() == before
+    assert_equal_runs(whole, copied)

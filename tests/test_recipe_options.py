@@ -115,7 +115,7 @@ def test_only_a_run_can_be_resumed(tmp_path: Path) -> None:
     with pytest.raises(RecipeError, match=r"not the configuration.*colour.*of 'r': resume"):
         parse_options(Options, "", ["--resume", str(saved_run(tmp_path, colour="red"))])
     (tmp_path / "config.json").write_text("{")
-    with pytest.raises(RecipeError, match="not the configuration"):
+    with pytest.raises(RecipeError, match=r"not the configuration.*damaged"):
         parse_options(Options, "", ["--resume", str(tmp_path)])
 
 

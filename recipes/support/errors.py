@@ -11,14 +11,24 @@ import gymnasium as gym
 
 from torchrl_hts import HTSError
 
-__all__ = ["RecipeError", "exit_with"]
-
+__all__ = ["InterruptedTwice", "RecipeError", "exit_with"]
 
 _NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 class RecipeError(Exception):
     """Something that the user can mend; the message says how."""
+
+
+class InterruptedTwice(KeyboardInterrupt):
+    """A second Ctrl-C or SIGTERM, which ends the run at once.
+
+    Args:
+        saved: whether the run had been saved after the first.
+    """
+
+    def __init__(self, *, saved: bool) -> None:
+        super().__init__(f"interrupted {'after' if saved else 'before'} the run was saved")
 
 
 def exit_with(main: Callable[[], int]) -> NoReturn:
@@ -39,7 +49,6 @@ def exit_with(main: Callable[[], int]) -> NoReturn:
         )
         code = 1
     except KeyboardInterrupt as interrupt:
-        when = "after the run was" if str(interrupt) == "after" else "before the run could be"
-        print(f"error: interrupted {when} saved", file=sys.stderr)
+        print(f"error: {str(interrupt) or 'interrupted before the run was saved'}", file=sys.stderr)
         code = 130
     sys.exit(code)

@@ -159,9 +159,13 @@ def parse_options(
         ) from None
     except (ValueError, KeyError, TypeError) as error:
         recipe = config.get("recipe") if isinstance(config, dict) else None
+        advice = (
+            "it is damaged, and the run can't be resumed"
+            if recipe is None
+            else f"it is of {recipe!r}: resume with that, of the version that made it"
+        )
         raise RecipeError(
-            f"{file} is not the configuration of a run of this recipe ({error}); it is of "
-            f"{recipe!r}: resume with that, of the version that made it"
+            f"{file} is not the configuration of a run of this recipe ({error}); {advice}"
         ) from error
     anew = {"output_dir": None, "ignore_versions": False}
     options = options_class(**{**vars(saved), **anew, **chosen})

@@ -26,7 +26,7 @@ from torch import Tensor
 
 from support.checkpoints import Checkpoints, save_atomically, write_atomically
 from support.display import Display
-from support.errors import RecipeError
+from support.errors import InterruptedTwice, RecipeError
 from support.evaluations import Evaluations
 from support.loggers import make_logger
 from support.metrics import (
@@ -205,6 +205,8 @@ class Run:
 
     def __iter__(self) -> Iterator[TensorDictBase]:
         """Yields the batches; what has to be done after an update is done between two."""
+        if self.step >= self._total_frames and not self._evaluations.pending:
+            self.say("this run has ended: there is nothing left to do")
         for batch in self._collector:
             self._returns.update(batch)
             self._recorded.clear()
@@ -217,16 +219,19 @@ class Run:
                 self._end_early()
                 return
         if self._evaluations.pending and self._stop_signal is None:
-            self.say(
-                "the training is done and saved; the last evaluations are being played (Ctrl-C "
-                "leaves them to --resume)"
-            )
+            self._play_last_evaluations()
+        if self._stop_signal is not None:
+            self._end_early()
+
+    def _play_last_evaluations(self) -> None:
+        self.say(
+            "the training is done and saved; the last evaluations are being played (Ctrl-C "
+            "leaves them to --resume)"
+        )
         while self._evaluations.pending and self._stop_signal is None:
             time.sleep(0.05)
             self._tell(None, self._evaluations.take())
-        if self._stop_signal is not None:
-            self._end_early()
-        else:
+        if self._stop_signal is None:
             self._save()
 
     def _after_update(self, at_end: bool) -> None:
@@ -291,7 +296,7 @@ class Run:
 
     def _stop(self, number: int, frame: FrameType | None) -> None:
         if self._stop_signal is not None:
-            raise KeyboardInterrupt("after" if self.exit_code else "before")
+            raise InterruptedTwice(saved=self.exit_code != 0)
         self._stop_signal = number
         # Not by print, in the middle of which the signal may have come.
         os.write(2, b"\nstopping after this update; once more to stop at once, without saving\n")
