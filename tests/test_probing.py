@@ -1,4 +1,4 @@
-"""How many executors there are by default: by what a trial of the first environment costs."""
+"""How many executors there are by default: by what a probe of the first environment costs."""
 
 from __future__ import annotations
 
@@ -214,7 +214,7 @@ class TestCollector:
         assert len(list(tmp_path.glob("made*"))) == 1
 
     @pytest.mark.parametrize("does", ["raise", "crash", "wait", "hang"])
-    def test_a_trial_that_fails_does_no_harm(
+    def test_a_probe_that_fails_does_no_harm(
         self, does: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
     ) -> None:
         """Environments that random play is too much for are still trained on, on every core."""
@@ -239,7 +239,7 @@ class TestCollector:
         assert collect([slow_torchrl_env] * 3)[0] == 3
 
     def test_an_environment_that_turns_out_to_need_torch(self, tmp_path: Path) -> None:
-        """The trial finds out that they need torch; what it has made is closed before it ends."""
+        """The probe finds out that they need torch; what it has made is closed before it ends."""
         assert collect([partial(disguised, str(tmp_path))] * 2)[0] in (1, 2)
-        assert len(list(tmp_path.glob("made*"))) == 4, "two trials, two environments"
+        assert len(list(tmp_path.glob("made*"))) == 4, "two probes, two environments"
         assert {"closed 0", "closed 1"} <= {path.name for path in tmp_path.iterdir()}

@@ -1,4 +1,4 @@
-"""What an environment's steps cost, by a short trial; and how many executors are right for that.
+"""What an environment's steps cost, by a short probe; and how many executors are right for that.
 
 Random play in a process that then ends, so that nothing of it is in the environments that are
 trained on. Results don't depend on the number of executors (I7), so the clock may choose it.

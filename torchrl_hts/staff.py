@@ -40,8 +40,8 @@ __all__ = ["Staff"]
 
 Description = GymDescription | TorchRLDescription
 
-# How long a trial may take, the environment's making included, before it is given up.
-_TRIAL_LIMIT_S = 30.0
+# How long a probe may take, the environment's making included, before it is given up.
+_PROBE_LIMIT_S = 30.0
 
 # A pickled factory that speaks of TorchRL, though not of our own environments, most likely makes
 # one of its environments. A wrong guess costs time alone.
@@ -54,7 +54,7 @@ class Staff:
     Args:
         num_envs: number of environments.
         num_executors: processes that they are spread over, in blocks of neighbours; None for as
-            many as a trial of the first environment says.
+            many as a probe of the first environment says.
         num_actors: processes that run the policy.
         timeouts_s: how long a worker may make no progress, by kind; see `ProgressWatch`.
         storage_dir: a directory for the slots; None for memory.
@@ -88,7 +88,7 @@ class Staff:
         self.closed_at: float | None = None  # by the monotonic clock
         self._owner_pid = os.getpid()
         self._storage_dir = storage_dir
-        self._trial_limit_s = min(_TRIAL_LIMIT_S, (timeouts_s or {}).get("executor", inf))
+        self._probe_limit_s = min(_PROBE_LIMIT_S, (timeouts_s or {}).get("executor", inf))
         self.memory_fd = SharedMemory.create_fd(storage_dir)
         self.executor_inboxes: list[Inbox] = []
         self.actor_inbox = Inbox.create()
@@ -121,7 +121,7 @@ class Staff:
     ) -> list[Description]:
         """Make all environments; returns what each says of itself.
 
-        Without a trial that has told it, the first executor goes ahead, and tells whether the
+        Without a probe that has told it, the first executor goes ahead, and tells whether the
         environments need torch, and which modules the others should share.
 
         Args:
@@ -182,7 +182,7 @@ class Staff:
             try:
                 job = (self._factories[0], self._with_torch, self._env_options)
                 self._roster.send(probe, job)
-                if not wait(probe.fds, self._trial_limit_s):
+                if not wait(probe.fds, self._probe_limit_s):
                     return None
                 answer: tuple[str, StepCosts, list[str]] = self._receive_all([probe])[0]
             except WorkerError:
