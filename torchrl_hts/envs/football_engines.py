@@ -244,7 +244,7 @@ class EnvPoolEngine:
     """
 
     def __init__(self, scenario: str) -> None:
-        _import("envpool", "pip install 'torchrl_hts[envpool]'")
+        _import("envpool", "with Python 3.11 or newer, pip install 'torchrl_hts[envpool]'")
         self._scenario = scenario
         self._pool: Pool | PoolProcess | None = None
         self._minimap = np.zeros((4, HEIGHT, WIDTH), np.uint8)
