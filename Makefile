@@ -32,9 +32,9 @@ train: $(STAMP)
 	$(RUN) recipes/ppo_cartpole.py --require-return 475 $(ARGS)
 
 test: $(TEST_STAMP)
-	$(RUN) -m pytest -n $(JOBS) $(ARGS)
+	$(RUN) -m pytest -n $(JOBS) --dist worksteal $(ARGS)
 	@# Once more without what Linux offers beyond POSIX, as on macOS.
-	TORCHRL_HTS_POSIX_ONLY=1 $(RUN) -m pytest -n $(JOBS) $(POSIX_TESTS)
+	TORCHRL_HTS_POSIX_ONLY=1 $(RUN) -m pytest -n $(JOBS) --dist worksteal $(POSIX_TESTS)
 
 check: format-check lint types test
 
