@@ -94,6 +94,7 @@ def test_the_display_on_a_terminal(tmp_path: Path) -> None:
     assert "Traceback" not in text
 
 
+@pytest.mark.timeout(1200)  # up to ten starts, on a machine that may be busy
 @pytest.mark.parametrize(
     ("arguments", "interval", "seed"),
     [(LONG, "64", 0), (LONG, "64", 1), (LONG, "64", 2), (LONG, "64", 3), (PONG, "32", 4)],
