@@ -39,3 +39,19 @@ def test_rows_that_are_missing_are_told_of_and_none_is_lost(tmp_path: Path) -> N
     assert (tmp_path / "table.csv").read_bytes() == content
     with pytest.raises(RecipeError, match="has 0 rows"):
         Table(tmp_path / "gone.csv", keep=5)
+
+
+def test_a_table_that_is_cut_off_or_damaged_is_left_as_it_is(tmp_path: Path) -> None:
+    content = written(tmp_path / "table.csv")
+    damaged = [
+        content.replace(b"20,", b"2x,"),
+        content.replace(b"20,", b"20,1,"),
+        b"\xff" + content,
+    ]
+    damaged += [content.replace(b"20,", b""), *(content[:end] for end in range(len(content)))]
+    for broken in damaged:
+        path = tmp_path / "table.csv"
+        path.write_bytes(broken)
+        with pytest.raises(RecipeError, match="put the file back as it was"):
+            Table(path, keep=3)
+        assert path.read_bytes() == broken

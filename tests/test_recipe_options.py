@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -115,7 +116,26 @@ def test_only_a_run_can_be_resumed(tmp_path: Path) -> None:
     with pytest.raises(RecipeError, match=r"not the configuration.*colour.*of 'r': resume"):
         parse_options(Options, "", ["--resume", str(saved_run(tmp_path, colour="red"))])
     (tmp_path / "config.json").write_text("{")
-    with pytest.raises(RecipeError, match=r"not the configuration.*damaged"):
+    with pytest.raises(RecipeError, match=r"not the configuration.*put the file back"):
+        parse_options(Options, "", ["--resume", str(tmp_path)])
+
+
+@pytest.mark.parametrize("content", ["", "{", "[]", "0", '{"options": []}', '{"options": null}'])
+def test_a_damaged_configuration(tmp_path: Path, content: str) -> None:
+    (tmp_path / "config.json").write_text(content)
+    with pytest.raises(RecipeError, match=r"not the configuration.*put the file back"):
+        parse_options(Options, "", ["--resume", str(tmp_path)])
+
+
+@pytest.mark.parametrize("value", [4.5, "4", True, [4]])
+def test_an_option_of_another_type(tmp_path: Path, value: object) -> None:
+    with pytest.raises(RecipeError, match=re.escape(f"--steps can't be {value!r}")):
+        parse_options(Options, "", ["--resume", str(saved_run(tmp_path, steps=value))])
+
+
+def test_a_configuration_that_cant_be_read(tmp_path: Path) -> None:
+    (tmp_path / "config.json").mkdir()
+    with pytest.raises(RecipeError, match=r"config.json can't be read: Is a directory"):
         parse_options(Options, "", ["--resume", str(tmp_path)])
 
 

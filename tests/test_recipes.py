@@ -134,7 +134,7 @@ def test_i7_a_run_killed_at_any_moment_goes_on_bit_for_bit(
     assert runs
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_a_run_that_is_stopped_saves_and_goes_on(tmp_path: Path, number: int) -> None:
     whole, stopped = tmp_path / "whole", tmp_path / "stopped"
     flags = f"{LONG} --total-frames 6400"

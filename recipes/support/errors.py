@@ -21,7 +21,7 @@ class RecipeError(Exception):
 
 
 class InterruptedTwice(KeyboardInterrupt):
-    """A second Ctrl-C or SIGTERM, which ends the run at once.
+    """A second Ctrl-C, SIGTERM or SIGHUP, which ends the run at once.
 
     Args:
         saved: whether the run had been saved after the first.

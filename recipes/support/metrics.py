@@ -46,19 +46,27 @@ class Table:
             resumed.
 
     Raises:
-        RecipeError: if there are fewer.
+        RecipeError: if there are fewer that are whole.
     """
 
     def __init__(self, path: Path, keep: int = 0) -> None:
         content = path.read_bytes() if keep and path.exists() else b""
         lines = content.splitlines(keepends=True)[: keep + 1]
-        found = list(csv.DictReader(line.decode() for line in lines))
-        if len(found) < keep:
+        try:
+            whole = [line.decode() for line in lines if line.endswith(b"\n")]
+            self.rows: list[Row] = [
+                {name: float(value) for name, value in row.items()}
+                for row in csv.DictReader(whole, strict=True)
+            ]
+        except (ValueError, TypeError, csv.Error) as error:
             raise RecipeError(
-                f"{path} has {len(found)} rows, and the checkpoint is of {keep}: put the file back "
-                "as it was"
+                f"{path} is damaged ({error}): put the file back as it was"
+            ) from error
+        if len(self.rows) < keep:
+            raise RecipeError(
+                f"{path} has {len(self.rows)} rows, and the checkpoint is of {keep}: put the file "
+                "back as it was"
             )
-        self.rows: list[Row] = [{name: float(v) for name, v in row.items()} for row in found]
         write_atomically(path, b"".join(lines))
         self._path = path
         self._file = path.open("a", newline="")

@@ -157,10 +157,12 @@ def parse_options(
             f"{chosen['resume']} holds no run to go on with: there is no {file.name}; give the "
             "output directory of a run"
         ) from None
-    except (ValueError, KeyError, TypeError) as error:
+    except OSError as error:
+        raise RecipeError(f"{file} can't be read: {error.strerror}") from error
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
         recipe = config.get("recipe") if isinstance(config, dict) else None
         advice = (
-            "it is damaged, and the run can't be resumed"
+            "put the file back as it was, or begin anew with another --output-dir"
             if recipe is None
             else f"it is of {recipe!r}: resume with that, of the version that made it"
         )
@@ -204,13 +206,29 @@ def to_json(options: RunOptions) -> dict[str, Any]:
 
 
 def from_json(options_class: type[Options], values: dict[str, Any]) -> Options:
-    """The inverse of `to_json`."""
+    """The inverse of `to_json`.
+
+    Raises:
+        TypeError: if a value is missing, or not of its option's type.
+    """
     hints = typing.get_type_hints(options_class)
+    for name, value in values.items():
+        if name in hints and value is not None and not _fits(value, _without_none(hints[name])):
+            raise TypeError(f"{_flag(name)} can't be {value!r}")
     restored = {
         name: Path(value) if value is not None and _without_none(hints[name]) is Path else value
         for name, value in values.items()
     }
     return options_class(**restored)
+
+
+def _fits(value: Any, kind: Any) -> bool:
+    """Whether a plain value can be one of an option of this type."""
+    if typing.get_origin(kind) is Literal:
+        return value in typing.get_args(kind)
+    if isinstance(value, bool):
+        return kind is bool
+    return isinstance(value, {Path: str, float: (int, float)}.get(kind, kind))
 
 
 def _flag(name: str) -> str:

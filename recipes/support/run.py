@@ -64,8 +64,8 @@ class Run:
     Leaves in the output directory: config.json, metrics.csv, evaluations.csv, curve.png, the
     checkpoints, policy.pt (the newest parameters) and best.pt (those that evaluated best).
 
-    The first Ctrl-C or SIGTERM saves a checkpoint after the present update and ends the run; a
-    second one ends it at once.
+    The first Ctrl-C, SIGTERM or SIGHUP saves a checkpoint after the present update and ends the
+    run; a second one ends it at once.
 
     Args:
         recipe: its name, which is also that of the directory under ``runs``.
@@ -136,6 +136,10 @@ class Run:
             self._metrics = Table(self.output_dir / "metrics.csv", keep=kept_rows)
             undoing.callback(self._metrics.close)
             self._evaluations.open()
+            if options.logger == "wandb" and options.wandb_mode == "offline":
+                # Each start writes a file of its own, and a killed one may have left nothing.
+                for row in sorted(self._metrics.rows + self._evaluations.rows, key=_step):
+                    self._send(row)
             undoing.pop_all()
 
     def _claim_output_dir(self) -> None:
@@ -175,7 +179,9 @@ class Run:
     def __enter__(self) -> Run:
         self._display.__enter__()
         self._handlers = {
-            number: signal.signal(number, self._stop) for number in (signal.SIGINT, signal.SIGTERM)
+            number: signal.signal(number, self._stop)
+            for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+            if signal.getsignal(number) is not signal.SIG_IGN  # as under nohup
         }
         collector = self._collector
         self.say(
@@ -299,7 +305,10 @@ class Run:
             raise InterruptedTwice(saved=self.exit_code != 0)
         self._stop_signal = number
         # Not by print, in the middle of which the signal may have come.
-        os.write(2, b"\nstopping after this update; once more to stop at once, without saving\n")
+        with contextlib.suppress(OSError):  # from a terminal that has been closed
+            os.write(
+                2, b"\nstopping after this update; once more to stop at once, without saving\n"
+            )
 
     # What is written.
 
@@ -418,6 +427,10 @@ class Run:
                 f"{where} was made with other versions: {'; '.join(other)}. Install those, or pass "
                 "--ignore-versions to go on without being equal bit for bit"
             )
+
+
+def _step(row: Row) -> float:
+    return row["step"]
 
 
 def _versions() -> dict[str, str]:
