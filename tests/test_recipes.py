@@ -36,7 +36,10 @@ def test_ppo_leaves_what_it_has_done(tmp_path: Path) -> None:
     assert [row["step"] for row in rows(tmp_path / "metrics.csv")] == ["64", "128", "192"]
     assert [row["step"] for row in rows(tmp_path / "evaluations.csv")] == ["128", "192"]
     assert (tmp_path / "curve.png").read_bytes().startswith(b"\x89PNG")
-    for text in ("192 steps (100%)", "episodes", "loss critic", "steps/s now", "evaluation return"):
+    for text in (
+        *("192 steps (100%)", "episodes", "loss critic", "steps/s now", "evaluation return"),
+        *("% stepping", "% waiting for actions", "% for rounds", "% inferring", "% learning"),
+    ):
         assert text in output
 
 

@@ -81,7 +81,9 @@ def _episodes(row: Row) -> str:
     return (
         f"episodes   return {row['episode/return_mean']:.1f} "
         f"({row['episode/return_min']:.1f} to {row['episode/return_max']:.1f}), "
-        f"length {row['episode/length_mean']:,.0f}, {row['episode/count']:,.0f} ended"
+        f"length {row['episode/length_mean']:,.0f} "
+        f"({row['episode/length_min']:,.0f} to {row['episode/length_max']:,.0f}), "
+        f"{row['episode/count']:,.0f} ended"
     )
 
 
@@ -109,6 +111,8 @@ def _time(row: Row) -> str:
         f"time       executors {row['time/executors_stepping']:.0%} stepping, "
         f"{row['time/executors_waiting_for_action']:.0%} waiting for actions, "
         f"{row['time/executors_waiting_for_round']:.0%} for rounds; "
-        f"actors {row['time/actors_inferring']:.0%} inferring; "
-        f"learner {row['time/learner_learning']:.0%} learning"
+        f"actors {row['time/actors_inferring']:.0%} inferring, "
+        f"{row['time/actors_waiting']:.0%} waiting; "
+        f"learner {row['time/learner_learning']:.0%} learning, "
+        f"{row['time/learner_waiting']:.0%} waiting"
     )
