@@ -127,7 +127,7 @@ def test_a_damaged_configuration(tmp_path: Path, content: str) -> None:
         parse_options(Options, "", ["--resume", str(tmp_path)])
 
 
-@pytest.mark.parametrize("value", [4.5, "4", True, [4]])
+@pytest.mark.parametrize("value", [4.5, "4", True, [4], None])
 def test_an_option_of_another_type(tmp_path: Path, value: object) -> None:
     with pytest.raises(RecipeError, match=re.escape(f"--steps can't be {value!r}")):
         parse_options(Options, "", ["--resume", str(saved_run(tmp_path, steps=value))])

@@ -209,11 +209,11 @@ def from_json(options_class: type[Options], values: dict[str, Any]) -> Options:
     """The inverse of `to_json`.
 
     Raises:
-        TypeError: if a value is missing, or not of its option's type.
+        TypeError: for a name that is no option's, or a value that is not of its option's type.
     """
     hints = typing.get_type_hints(options_class)
     for name, value in values.items():
-        if name in hints and value is not None and not _fits(value, _without_none(hints[name])):
+        if name in hints and not _fits(value, hints[name]):
             raise TypeError(f"{_flag(name)} can't be {value!r}")
     restored = {
         name: Path(value) if value is not None and _without_none(hints[name]) is Path else value
@@ -222,8 +222,11 @@ def from_json(options_class: type[Options], values: dict[str, Any]) -> Options:
     return options_class(**restored)
 
 
-def _fits(value: Any, kind: Any) -> bool:
+def _fits(value: Any, hint: Any) -> bool:
     """Whether a plain value can be one of an option of this type."""
+    kind = _without_none(hint)
+    if value is None:
+        return kind is not hint
     if typing.get_origin(kind) is Literal:
         return value in typing.get_args(kind)
     if isinstance(value, bool):

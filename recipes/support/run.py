@@ -14,6 +14,7 @@ import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping
 from datetime import datetime
+from operator import itemgetter
 from pathlib import Path
 from statistics import fmean
 from types import FrameType
@@ -138,7 +139,9 @@ class Run:
             self._evaluations.open()
             if options.logger == "wandb" and options.wandb_mode == "offline":
                 # Each start writes a file of its own, and a killed one may have left nothing.
-                for row in sorted(self._metrics.rows + self._evaluations.rows, key=_step):
+                for row in sorted(
+                    self._metrics.rows + self._evaluations.rows, key=itemgetter("step")
+                ):
                     self._send(row)
             undoing.pop_all()
 
@@ -427,10 +430,6 @@ class Run:
                 f"{where} was made with other versions: {'; '.join(other)}. Install those, or pass "
                 "--ignore-versions to go on without being equal bit for bit"
             )
-
-
-def _step(row: Row) -> float:
-    return row["step"]
 
 
 def _versions() -> dict[str, str]:
