@@ -236,6 +236,30 @@ class TestTheEnd:
             finally:
                 os.kill(fork, signal.SIGKILL)
 
+    @pytest.mark.parametrize("end", ["signal.pause()", "server.close(timeout_s=60)"])
+    def test_a_server_that_imports_does_not_stay_either(self, tmp_path: Path, end: str) -> None:
+        """Torch takes seconds to import; this module takes for ever."""
+        reached = tmp_path / "reached"
+        os.mkfifo(reached)
+        (tmp_path / "endless.py").write_text(
+            f"import signal\nopen({str(reached)!r}, 'w').close()\nsignal.pause()\n"
+        )
+        source = (
+            f"import json, signal, sys\nsys.path.append({str(tmp_path)!r})\n"
+            "from torchrl_hts.workers import WorkerServer\n"
+            "server = WorkerServer(['endless'])\n"
+            f"open({str(reached)!r}).read()\n"
+            f"print(json.dumps(server.pid), flush=True)\n{end}\n"
+            "print(json.dumps(server._process.returncode), flush=True)\n"
+        )
+        with Script(tmp_path / "main.py", source) as main:
+            pid = main.receive()
+            if "pause" in end:
+                main.process.kill()
+            else:
+                assert main.receive() == 0, "it had to be killed"
+            wait_until_gone([pid])
+
 
 class TestPool:
     """Servers that collectors share."""

@@ -15,10 +15,12 @@ import select
 import signal
 import socket
 import sys
+import threading
 import traceback
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from multiprocessing.connection import Connection
 from types import FrameType
+from typing import NoReturn
 
 from torchrl_hts.messages import read_fds, read_message, send_message, send_object
 from torchrl_hts.system import die_with_parent, wake_on_time, watch_end
@@ -63,7 +65,8 @@ def serve(fd: int, main_pid: int) -> None:
                 if request is None or "close" in request:
                     return
                 if "preload" in request:
-                    _preload(request["preload"])
+                    with _ending_with_main(requests, main_fd, workers):
+                        _preload(request["preload"])
                 elif "stderr_of" in request:
                     output = workers.get(request["stderr_of"])
                     send_message(requests, {"stderr": _last_lines(output)})
@@ -87,14 +90,49 @@ def serve(fd: int, main_pid: int) -> None:
     except (BrokenPipeError, ConnectionResetError):
         return  # the main process is gone
     finally:
-        for pid in workers:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
-        for pid in workers:
-            with contextlib.suppress(ChildProcessError):
-                os.waitpid(pid, 0)
-            _end_group(pid)
-        os._exit(0)  # unloading torch would take a second, and there is nothing to save
+        _end_with(workers)
+
+
+def _end_with(workers: Iterable[int]) -> NoReturn:
+    """End all workers, then this process."""
+    for pid in workers:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+    for pid in workers:
+        with contextlib.suppress(ChildProcessError):
+            os.waitpid(pid, 0)
+        _end_group(pid)
+    os._exit(0)  # unloading torch would take a second, and there is nothing to save
+
+
+@contextlib.contextmanager
+def _ending_with_main(
+    requests: socket.socket, main_fd: int | None, workers: Iterable[int]
+) -> Iterator[None]:
+    """Let this process end at once if the main process does, while it imports for seconds.
+
+    By a thread, which is gone before the next fork.
+    """
+    done_read, done_write = os.pipe()
+    poll = select.poll()
+    for fd in (done_read, requests.fileno()):
+        poll.register(fd, 0)  # its other end is closed; what comes in is none of our business
+    if main_fd is not None:
+        poll.register(main_fd, select.POLLIN)
+
+    def watch() -> None:
+        ended = {fd for fd, _ in poll.poll()}
+        if done_read not in ended:
+            _end_with(workers)
+
+    thread = threading.Thread(target=watch, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        os.close(done_write)
+        thread.join()
+        os.close(done_read)
 
 
 def _fork(target: str, fds: list[int], output: WorkerOutput, server_fds: list[int]) -> int:
