@@ -50,9 +50,10 @@ class Roster:
                 poll.register(fd, select.POLLIN)
 
     def dismiss(self, worker: WorkerProcess) -> None:
-        """Make sure that a worker has ended, and listen to it no more."""
+        """Make sure that a worker has ended, and listen to it no more; may be called again."""
         for fd in worker.fds:
-            if self._by_fd.pop(fd, None) is not None:
+            if self._by_fd.get(fd) is worker:  # another may have been given the number since
+                del self._by_fd[fd]
                 for poll in (self._poll, self._control_poll):
                     poll.unregister(fd)
         worker.hang_up()

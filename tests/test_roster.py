@@ -1,0 +1,49 @@
+"""The roster: who is listened to, whatever numbers the system gives to descriptors."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+
+import pytest
+
+from torchrl_hts import WorkerError
+from torchrl_hts.exchange import Inbox
+from torchrl_hts.failures import Site
+from torchrl_hts.roster import Roster
+from torchrl_hts.workers import WorkerProcess, WorkerServer
+
+pytestmark = pytest.mark.timeout(60)
+
+
+class Crew:
+    """What a roster asks where a worker is."""
+
+    def site(self, worker: WorkerProcess) -> Site:
+        return Site()
+
+
+@pytest.fixture
+def server() -> Iterator[WorkerServer]:
+    server = WorkerServer(("worker_targets",))
+    yield server
+    server.close()
+
+
+def test_a_worker_that_has_the_descriptors_of_one_before_it(server: WorkerServer) -> None:
+    """Two die at once: the second is dismissed again when the first has been replaced."""
+    crew, inbox = Crew(), Inbox.create()
+    roster = Roster(inbox.read_fd, {}, crew.site)
+    lost = server.spawn("executor 1", "worker_targets:serve", ())
+    roster.add(lost)
+    roster.dismiss(lost)
+    new = server.spawn("executor 2", "worker_targets:serve", ())
+    assert set(new.fds) & set(lost.fds), "the system gives the lowest numbers that are free"
+    roster.add(new)
+    roster.dismiss(lost)
+    os.kill(new.pid, signal.SIGKILL)
+    with pytest.raises(WorkerError, match=r"executor 2 .*was killed by SIGKILL"):
+        next(roster.messages(dict))
+    roster.dismiss(new)
+    inbox.close()
