@@ -6,11 +6,13 @@ import contextlib
 import gc
 import importlib.util
 import os
-from collections.abc import Iterator
+import signal
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 import torch
+from fault_table import fault_table
 
 from torchrl_hts.workers import acquire_server, keep_servers, release_server
 
@@ -44,6 +46,13 @@ def _one_thread() -> None:
     gc.freeze()  # what was imported stays: the collections of `nothing_left` need not look at it
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _interruptible() -> None:
+    """Ctrl-C reaches what tests start, also where the tests were started in the background."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
 @pytest.fixture(scope="session")
 def warm_servers() -> Iterator[None]:
     """Import torch once per test process, not once per collector."""
@@ -52,7 +61,9 @@ def warm_servers() -> Iterator[None]:
 
 
 @pytest.fixture
-def nothing_left(warm_servers: None) -> Iterator[None]:
+def nothing_left(
+    warm_servers: None, record_property: Callable[[str, object], None]
+) -> Iterator[None]:
     """Workers, shared memory and descriptors are gone after the test."""
     from torchrl_hts.workers import TORCH_FREE, WITH_TORCH
 
@@ -62,11 +73,14 @@ def nothing_left(warm_servers: None) -> Iterator[None]:
     try:
         yield
         left = {pid for server in kept for pid in processes_below(server)}
-        assert not left, f"worker processes {left} are left"
         new = shared_memory_segments() - segments
-        assert not {name for name in new if name.startswith(("torch_", "psm_"))}, new
+        named = {name for name in new if name.startswith(("torch_", "psm_"))}
         gc.collect()
-        assert not mapped_blocks(), "a collector's memory is still mapped"
+        mapped = mapped_blocks()
+        record_property("left", len(left) + len(named) + len(mapped))
+        assert not left, f"worker processes {left} are left"
+        assert not named
+        assert not mapped, "a collector's memory is still mapped"
     finally:
         for server in servers:
             release_server(server)
@@ -81,31 +95,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """Print which faults were tried (tests/faults): each was survived or has ended cleanly."""
-    cases = [
-        case
-        for report in terminalreporter.stats.get("passed", [])
-        if report.when == "call"
-        for name, case in report.user_properties
-        if name == "fault"
-    ]
-    if not cases:
-        return
-    terminalreporter.section("faults")
-    table: dict[tuple[str, str], dict[str, int]] = {}
-    for worker, fault, phase, mode in sorted(map(tuple, cases)):
-        row = table.setdefault((worker, phase), {})
-        row[f"{fault} ({mode})"] = row.get(f"{fault} ({mode})", 0) + 1
-    for (worker, phase), row in table.items():
-        terminalreporter.write_line(f"{worker}, {phase}: {', '.join(row)}")
-    survived = sum(case[3] == "restart" for case in cases)
-    failed = {
-        report.nodeid
-        for kind in ("failed", "error")  # an error is what was left behind
-        for report in terminalreporter.stats.get(kind, [])
-        if "tests/faults/" in report.nodeid
-    }
-    terminalreporter.write_line(
-        f"{survived} cases survived with replacement, {len(cases) - survived} ended cleanly, "
-        f"{len(failed)} failed"
-    )
+    """Print which faults were tried (tests/faults), and what came of them."""
+    lines = fault_table(terminalreporter.stats)
+    if lines:
+        terminalreporter.section("faults")
+    for line in lines:
+        terminalreporter.write_line(line)

@@ -7,6 +7,7 @@ import os
 import signal
 import sys
 import threading
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -35,6 +36,11 @@ def strike(fault: str) -> None:
             signal.pause()
     if fault == "stop":
         os.kill(os.getpid(), signal.SIGSTOP)
+    what, _, path = fault.partition(" ")
+    if what == "tell":  # others who it is,
+        Path(path).write_text(str(os.getpid()))
+    if path and what == "kill":  # or kill who has told
+        os.kill(int(Path(path).read_text()), signal.SIGKILL)
 
 
 def first_time(marker: str) -> bool:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+from collections import Counter
+from typing import Any
 
 import torch
 from tensordict.nn import TensorDictModule
@@ -11,6 +13,7 @@ from torch import Tensor, nn
 from torchrl.modules import MLP, ProbabilisticActor
 
 CALIBRATION = -1
+START_UP = -2  # when an actor is handed the policy
 
 
 class Told(nn.Module):
@@ -18,13 +21,15 @@ class Told(nn.Module):
 
     Args:
         fault: what happens (see `told.strike`); ``"nan"`` spoils the output instead.
-        at: the value of `updates` in the round; `CALIBRATION` before the first.
+        at: the value of `updates` in the round; `CALIBRATION` or `START_UP` before the first.
         marker: a file that is made when it happens.
+        batch: the batch of an actor in that round, counted from 0.
     """
 
-    def __init__(self, fault: str, at: int, marker: str) -> None:
+    def __init__(self, fault: str, at: int, marker: str, batch: int) -> None:
         super().__init__()
-        self.fault, self.at, self.marker = fault, at, marker
+        self.fault, self.at, self.marker, self.batch = fault, at, marker, batch
+        self.batches: Counter[int] = Counter()  # that this actor has computed
         self.main_pid = os.getpid()
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(0)
@@ -36,17 +41,29 @@ class Told(nn.Module):
         # An environment's seed is large; the observations of the calibration are standard normal.
         calibrates = bool(observation[:, 0].abs().max() < 100)
         at = CALIBRATION if calibrates else int(self.updates)
-        if at == self.at and os.getpid() != self.main_pid and first_time(self.marker):
-            strike(self.fault)
-            if self.fault == "nan":
-                return logits * torch.nan
+        self.batches[at] += 1
+        if self.batches[at] > self.batch and self._meets(at) and self.fault == "nan":
+            return logits * torch.nan
         return logits
 
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        self._meets(START_UP)
 
-def told_policy(fault: str = "none", at: int = 0, marker: str = "") -> ProbabilisticActor:
+    def _meets(self, at: int) -> bool:
+        """At the moment that it was told of: fail, or return True."""
+        if at != self.at or os.getpid() == self.main_pid or not first_time(self.marker):
+            return False
+        strike(self.fault)
+        return True
+
+
+def told_policy(
+    fault: str = "none", at: int = 0, marker: str = "", batch: int = 0
+) -> ProbabilisticActor:
     """A small policy over indices."""
     return ProbabilisticActor(
-        TensorDictModule(Told(fault, at, marker), ["observation"], ["logits"]),
+        TensorDictModule(Told(fault, at, marker, batch), ["observation"], ["logits"]),
         in_keys=["logits"],
         distribution_class=torch.distributions.Categorical,
         return_log_prob=True,

@@ -1,0 +1,183 @@
+"""Actors that fail in any way, in any phase: what is said, and that a replacement leaves no trace.
+
+Where the policy fails is told by the number of updates that its parameters have seen, so the moment
+is exact. An actor that is idle is killed by the loop itself.
+"""
+
+from __future__ import annotations
+
+from copy import deepcopy
+from pathlib import Path
+from typing import Any
+
+import pytest
+from processes import wait_until
+from rounds import (
+    LAG,
+    ROUNDS,
+    SEED,
+    N,
+    T,
+    Tried,
+    assert_prefix,
+    assert_whole,
+    kill,
+    run,
+    sound_environments,
+    timeouts_s,
+)
+from tensordict import TensorDictBase
+from told import LAST_WORDS
+from told_policy import CALIBRATION, START_UP, learn, told_policy
+
+from torchrl_hts import Failure, HTSCollector, WorkerError
+
+pytestmark = pytest.mark.timeout(120)
+
+FAULTS = {
+    "raise": (Failure.RAISED, "the policy failed in round {round}, for .*ValueError: the ball"),
+    "memory": (Failure.OUT_OF_MEMORY, "the policy failed for want of memory in round {round}"),
+    "nan": (Failure.INVALID, "NaN in 'logits' for environment.*parameters and inputs are finite"),
+    "segv": (Failure.CRASHED, "was killed by SIGSEGV in round {round}.*Fatal Python error: Segm"),
+    "kill": (Failure.KILLED, r"was killed by SIGKILL \(.*for want of memory\) in round {round}"),
+    "exit": (Failure.EXITED, "ended with exit code 7 in round {round}, for environment"),
+    "hang": (Failure.HUNG, "made no progress for 4 s.* in round {round}.*File .*in strike"),
+}
+FINAL = (Failure.RAISED, Failure.INVALID, Failure.OUT_OF_MEMORY)  # it would fail so again
+# Name: the updates that the parameters have seen, the round, and the batch of an actor there.
+PHASES = {"first round": (0, 0, 0), "begin of a round": (2, 3, 0), "mid-round": (2, 3, 1)}
+CASES = [
+    *((fault, "mid-round") for fault in FAULTS),
+    *((fault, phase) for fault in ("raise", "kill") for phase in PHASES if phase != "mid-round"),
+]
+
+
+@pytest.mark.parametrize("mode", ["raise", "restart"])
+@pytest.mark.parametrize(("fault", "phase"), CASES)
+def test_policy(fault: str, phase: str, mode: str, tmp_path: Path, tried: Tried) -> None:
+    """A replaced actor leaves no trace in any batch; a policy that raises is not tried again."""
+    failure, said = FAULTS[fault]
+    updates, round_, batch = PHASES[phase]
+    marker = tmp_path / "struck"
+    policy = told_policy(fault, updates, str(marker), batch)
+    received: list[TensorDictBase] = []
+    options: dict[str, Any] = {"num_actors": 2}
+    options |= {"on_executor_failure": mode, "timeout_s": timeouts_s("actor", fault)}
+    if mode == "restart" and failure not in FINAL:
+        with pytest.warns(RuntimeWarning, match="(?s)a worker is replaced: actor"):
+            collector = run(policy, sound_environments(), received, **options)
+        assert collector.statistics().actor_restarts == 1
+        assert_whole(received)
+        tried("actor", fault, phase, "replaced")
+        return
+    said = said.replace("{round}", str(round_))
+    with pytest.raises(WorkerError, match=f"(?s){said}") as e:
+        run(policy, sound_environments(), received, **options)
+    tried.told(fault, marker)
+    assert (e.value.failure, e.value.worker_kind, e.value.round) == (failure, "actor", round_)
+    assert set(e.value.env_indices) <= set(range(N))
+    assert e.value.env_indices
+    assert LAST_WORDS in e.value.stderr
+    assert_prefix(received, at_most=round_)
+    tried("actor", fault, phase, "raised")
+
+
+@pytest.mark.parametrize("mode", ["raise", "restart"])
+@pytest.mark.parametrize(
+    ("fault", "phase", "said"),
+    [
+        ("raise", "start-up", "ValueError: the ball left"),
+        ("kill", "start-up", "actor 0 .*was killed by SIGKILL"),
+        ("segv", "start-up", "actor 0 .*was killed by SIGSEGV"),
+        ("raise", "calibration", "ValueError: the ball left"),
+        ("kill", "calibration", "actor 0 .* was killed by SIGKILL .* while it calibrated"),
+        ("segv", "calibration", "was killed by SIGSEGV while it calibrated"),
+    ],
+)
+def test_before_the_first_round(
+    fault: str, phase: str, said: str, mode: str, tmp_path: Path, tried: Tried
+) -> None:
+    """An actor that fails before it has done anything is not replaced."""
+    marker = tmp_path / "struck"
+    at = {"start-up": START_UP, "calibration": CALIBRATION}[phase]
+    policy = told_policy(fault, at, str(marker))
+    with pytest.raises(WorkerError, match=f"(?s){said}.*{LAST_WORDS}") as e:
+        run(policy, sound_environments(), [], on_executor_failure=mode)
+    tried.told(fault, marker)
+    assert e.value.worker_kind == "actor"
+    tried("actor", fault, phase, "raised")
+
+
+def test_while_the_learner_learns(tried: Tried) -> None:
+    """An actor dies while it rests: the learner is told when it next waits, or not at all."""
+
+    def body(collector: HTSCollector, round_: int) -> None:
+        if round_ == 2:
+            kill(collector, "actor 0")
+
+    received: list[TensorDictBase] = []
+    with pytest.raises(WorkerError, match=r"actor 0 .*was killed by SIGKILL.* between two"):
+        run(told_policy(), sound_environments(), received, body)
+    assert len(received) == 4  # round 3 was full
+    assert_prefix(received)
+    received = []
+    with pytest.warns(RuntimeWarning, match="actor 0"):
+        run(told_policy(), sound_environments(), received, body, on_executor_failure="restart")
+    assert_whole(received)
+    for outcome in ("raised", "replaced"):
+        tried("actor", "kill", "learner learns", outcome)
+
+
+def test_before_a_checkpoint_is_written(tried: Tried) -> None:
+    """An actor that is dead when a state is asked for; its replacement changes no bit of it."""
+    states: list[Any] = []
+
+    def body(collector: HTSCollector, round_: int) -> None:
+        if round_ == 2:
+            kill(collector, "actor 0")
+            states.append(deepcopy(collector.state_dict()))
+
+    received: list[TensorDictBase] = []
+    with pytest.raises(WorkerError, match=r"actor 0 .*was killed by SIGKILL"):
+        run(told_policy(), sound_environments(), received, body)
+    assert len(received) == 3
+    assert not states
+    assert_prefix(received)
+    received = []
+    with pytest.warns(RuntimeWarning, match="actor 0"):
+        run(told_policy(), sound_environments(), received, body, on_executor_failure="restart")
+    assert_whole(received)
+    resumed: list[TensorDictBase] = received[:3]
+    policy = told_policy()
+    with HTSCollector(
+        sound_environments(), policy, frames_per_batch=N * T, total_frames=N * T * ROUNDS, lag=LAG
+    ) as collector:
+        collector.load_state_dict(states[0])
+        learn(policy)  # the update that the state was taken before
+        for batch in collector:
+            resumed.append(batch.clone())
+            learn(policy)
+    assert_whole(resumed)
+    for outcome in ("raised", "replaced"):
+        tried("actor", "kill", "checkpoint", outcome)
+
+
+@pytest.mark.parametrize("fault", ["kill", "hang", "stop"])
+def test_during_shutdown(fault: str, tmp_path: Path, tried: Tried) -> None:
+    """An actor that fails, or never returns, in the round that is open when the run ends."""
+    received: list[TensorDictBase] = []
+    marker = tmp_path / "struck"
+    policy = told_policy(fault, ROUNDS - 1, str(marker))
+    collector = HTSCollector(
+        sound_environments(), policy, frames_per_batch=N * T, num_executors=N, seed=SEED, lag=LAG
+    )
+    for batch in collector:
+        received.append(batch.clone())
+        if len(received) == ROUNDS:
+            break
+        learn(policy)
+    wait_until(marker.exists)
+    collector.shutdown(timeout=0.5)
+    assert_whole(received)
+    tried.told(fault, marker)
+    tried("actor", fault, "shutdown", "ended")
