@@ -52,6 +52,10 @@ WITH_TORCH = (
     "torchrl.envs",
     "torchrl_hts.actor",
     "torchrl_hts.torchrl_env",
+    # Where they are installed: tensordict's modules import them in their first forward pass, which
+    # would take each actor a quarter of a second, and tens of megabytes.
+    "pandas",
+    "h5py",
 )
 
 # Large blocks kept by malloc instead of being returned to the system after each forward pass:
