@@ -14,6 +14,7 @@ import pytest
 import torch
 from fault_table import fault_table
 
+from torchrl_hts.system import allowed_cores
 from torchrl_hts.workers import acquire_server, keep_servers, release_server
 
 
@@ -37,6 +38,15 @@ def mapped_blocks() -> list[str]:
     descriptors = [f"/proc/self/fd/{fd}" for fd in os.listdir("/proc/self/fd")]
     targets = [os.readlink(fd) for fd in descriptors if os.path.lexists(fd)]
     return [target for target in targets if "memfd:torchrl_hts" in target]
+
+
+def pytest_xdist_auto_num_workers() -> int:
+    """More tests at a time than cores: half of their time they wait for processes to start or end.
+
+    But not many more than eight, each of which takes a gigabyte.
+    """
+    cores = allowed_cores()
+    return max(cores, min(2 * cores, 8))
 
 
 @pytest.fixture(scope="session", autouse=True)

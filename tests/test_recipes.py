@@ -11,6 +11,9 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
+from collections.abc import Callable, Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -18,6 +21,7 @@ import torch
 from processes import wait_until
 from recipe_runs import CARTPOLE, assert_equal_runs, rows, run, start
 from script_paths import RECIPES
+from warm_recipes import WarmRecipe
 
 pytest.importorskip("ale_py")
 pytest.importorskip("rich")
@@ -25,7 +29,7 @@ pytest.importorskip("matplotlib")
 
 pytestmark = pytest.mark.usefixtures("nothing_left")
 
-LONG = f"{CARTPOLE} --total-frames 16000 --log-interval 300 --eval-interval 1000"
+LONG = f"{CARTPOLE} --total-frames 10000 --log-interval 300 --eval-interval 1000"
 PONG = "ppo_atari.py --num-envs 2 --sync-interval 16 --minibatch-size 16 --epochs 1"
 PONG += " --total-frames 800 --log-interval 64 --eval-interval 0"
 
@@ -97,6 +101,28 @@ def test_the_display_on_a_terminal(tmp_path: Path) -> None:
     assert "Traceback" not in text
 
 
+@pytest.fixture(scope="module")
+def whole_runs(
+    warm_servers: None, tmp_path_factory: pytest.TempPathFactory
+) -> Callable[[str], Path]:
+    """Runs that nobody has killed, by their arguments."""
+
+    @cache
+    def whole(arguments: str) -> Path:
+        directory = tmp_path_factory.mktemp("whole") / "run"
+        run(arguments, "--output-dir", str(directory), "--checkpoint-interval", "0")
+        return directory
+
+    return whole
+
+
+@pytest.fixture(scope="module")
+def warm_recipes() -> Iterator[Callable[[str], WarmRecipe]]:
+    """Recipes that are cheap to start, by their names."""
+    with contextlib.ExitStack() as stack:
+        yield cache(lambda recipe: stack.enter_context(contextlib.closing(WarmRecipe(recipe))))
+
+
 @pytest.mark.timeout(1200)  # up to ten starts, on a machine that may be busy
 @pytest.mark.parametrize(
     ("arguments", "interval", "seed"),
@@ -104,36 +130,42 @@ def test_the_display_on_a_terminal(tmp_path: Path) -> None:
     ids=["cartpole 0", "cartpole 1", "cartpole 2", "cartpole 3", "pong"],
 )
 def test_i7_a_run_killed_at_any_moment_goes_on_bit_for_bit(
-    tmp_path: Path, arguments: str, interval: str, seed: int
+    tmp_path: Path,
+    whole_runs: Callable[[str], Path],
+    warm_recipes: Callable[[str], WarmRecipe],
+    arguments: str,
+    interval: str,
+    seed: int,
 ) -> None:
     """Five kills for each seed: 20 of CartPole, 5 of Pong."""
     kills = 5
-    whole = tmp_path / "whole"
-    run(arguments, "--output-dir", str(whole), "--checkpoint-interval", "0")
     moments = random.Random(seed)
     survived, runs = 0, 0
-    flags: list[str] = []
-    while survived < kills or flags:
+    recipe, *flags = arguments.split()
+    output = tmp_path / "output"
+    resumed: list[str] = []
+    warm = warm_recipes(recipe.removesuffix(".py"))
+    while survived < kills or resumed:
         killed = tmp_path / f"killed {runs}"
-        where = flags or ["--output-dir", str(killed)]
-        process = start(arguments, *where, "--checkpoint-interval", interval)
-        for line in process.stdout:  # from when it trains on, any moment
-            if "steps" in line:
-                break
-        try:
-            process.communicate(timeout=None if survived == kills else moments.uniform(0, 1))
-        except subprocess.TimeoutExpired:
+        where = resumed or ["--output-dir", str(killed)]
+        process = warm.start([*flags, *where, "--checkpoint-interval", interval], output)
+        while "steps" not in output.read_text() and not process.has_ended():
+            time.sleep(0.01)
+        # From when it trains on, any moment.
+        if process.exit_status(300 if survived == kills else moments.uniform(0, 1)) is None:
             process.kill()
-            process.communicate()
+            process.exit_status(20)
             survived += 1
             checkpoints = list((killed / "checkpoints").glob("step-*.pt"))
-            flags = ["--resume", str(killed)] if checkpoints else []
+            resumed = ["--resume", str(killed)] if checkpoints else []
             runs += not checkpoints
         else:
-            assert process.returncode == 0
-            assert_equal_runs(whole, killed)
-            flags = []
+            assert process.exit_status(0) == 0, output.read_text()
+            assert_equal_runs(whole_runs(arguments), killed)
+            resumed = []
             runs += 1
+        process.hang_up()
+        process.close()
     assert runs
 
 

@@ -1,0 +1,123 @@
+"""Recipes in processes that are forked with everything imported: cheap to start, kill and resume.
+
+A recipe that is started from nothing spends nine of ten seconds on importing torch, twice. What is
+shown with these holds for others: that which is killed is the whole run, learner, servers, workers.
+"""
+
+from __future__ import annotations
+
+import os
+import runpy
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Collection, Mapping, Sequence
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any, NoReturn
+
+from script_paths import RECIPES
+
+from torchrl_hts.messages import receive_object, send_object
+from torchrl_hts.workers import WITH_TORCH, WorkerProcess, WorkerServer
+
+RUN = subprocess.Popen
+
+
+class WarmRecipe:
+    """A recipe that is started often.
+
+    Args:
+        recipe: the name of its module, to import with all that it needs.
+    """
+
+    def __init__(self, recipe: str) -> None:
+        self.recipe = recipe
+        self.server = WorkerServer((*WITH_TORCH, "warm_recipes", recipe))
+
+    def start(self, flags: Sequence[str], output: Path) -> WorkerProcess:
+        """Start a run; what it prints goes into a file."""
+        with output.open("w") as file:
+            process = self.server.spawn(self.recipe, "warm_recipes:serve", [file.fileno()])
+        send_object(process.control, (f"{self.recipe}.py", list(flags)))
+        return process
+
+    def close(self) -> None:
+        """End what runs."""
+        self.server.close()
+
+
+class ForkedServer:
+    """As much of `subprocess.Popen` as a worker server needs, of a fork of this process."""
+
+    def __init__(
+        self, command: Sequence[str], *, pass_fds: Collection[int], env: Mapping[str, str], **_: Any
+    ) -> None:
+        self.returncode: int | None = None
+        self.pid = os.fork()
+        if self.pid == 0:
+            try:
+                os.setsid()
+                for fd in {int(name) for name in os.listdir("/proc/self/fd")} - {
+                    0,
+                    1,
+                    2,
+                    *pass_fds,
+                }:
+                    try:
+                        os.close(fd)
+                    except OSError:  # that of the listing itself
+                        continue
+                os.environ.update(env)
+                exec(command[-1], {})
+            finally:
+                os._exit(1)
+
+    def poll(self) -> int | None:
+        """Its exit code; None if it runs on."""
+        if self.returncode is None:
+            pid, status = os.waitpid(self.pid, os.WNOHANG)
+            self.returncode = os.waitstatus_to_exitcode(status) if pid else None
+        return self.returncode
+
+    def wait(self, timeout: float | None = None) -> int:
+        """Its exit code, when it has ended."""
+        deadline = time.monotonic() + (float("inf") if timeout is None else timeout)
+        while (code := self.poll()) is None:
+            if time.monotonic() > deadline:
+                raise subprocess.TimeoutExpired("server", timeout or 0)
+            time.sleep(0.002)
+        return code
+
+    def kill(self) -> None:
+        """End it at once."""
+        if self.poll() is None:
+            os.kill(self.pid, signal.SIGKILL)
+
+
+def popen(command: Any, *args: Any, **kwargs: Any) -> Any:
+    """`subprocess.Popen`, but for worker servers."""
+    is_server = isinstance(command, list) and "worker_server" in command[-1]
+    return (ForkedServer if is_server else RUN)(command, *args, **kwargs)
+
+
+def serve(control: Connection, fds: list[int]) -> NoReturn:
+    """Run a recipe as a script."""
+    recipe, flags = receive_object(control)
+    for fd in (1, 2):
+        os.dup2(fds[0], fd)
+    os.close(fds[0])
+    sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    subprocess.Popen = popen  # type: ignore[assignment, misc]
+    sys.argv = [str(RECIPES / recipe), *flags]
+    code: Any = 1
+    try:
+        runpy.run_path(sys.argv[0], run_name="__main__")
+    except SystemExit as end:
+        code = end.code
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
