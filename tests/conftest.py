@@ -7,6 +7,7 @@ import gc
 import importlib.util
 import os
 import signal
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -29,8 +30,27 @@ def processes_below(pid: int) -> set[int]:
 
 
 def shared_memory_segments() -> set[str]:
-    """Names of the shared-memory segments of this machine."""
-    return set(os.listdir("/dev/shm"))
+    """Names of the shared-memory segments of torch on this machine."""
+    return {name for name in os.listdir("/dev/shm") if name.startswith("torch_")}
+
+
+def segments_left(before: set[str], timeout_s: float = 20.0) -> set[str]:
+    """Those that are new since ``before``, but for those of other tests that run beside this one.
+
+    They are named after the process that made them. That of another test may just have ended, and
+    its segments be about to go.
+    """
+    deadline = time.monotonic() + timeout_s
+    while True:
+        own = {os.getpid(), *processes_below(os.getpid())}
+        left = set()
+        for name in shared_memory_segments() - before:
+            maker = int(name.split("_")[1])
+            if maker in own or not Path(f"/proc/{maker}").exists():
+                left.add(name)
+        if not left or time.monotonic() > deadline:
+            return left
+        time.sleep(0.05)
 
 
 def mapped_blocks() -> list[str]:
@@ -83,8 +103,7 @@ def nothing_left(
     try:
         yield
         left = {pid for server in kept for pid in processes_below(server)}
-        new = shared_memory_segments() - segments
-        named = {name for name in new if name.startswith(("torch_", "psm_"))}
+        named = segments_left(segments)
         gc.collect()
         mapped = mapped_blocks()
         record_property("left", len(left) + len(named) + len(mapped))

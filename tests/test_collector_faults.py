@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import shared_memory_segments
+from conftest import segments_left, shared_memory_segments
 from environments import EchoEnv, FaultyEnv, GatedEnv, SimulatorEnv
 from policies import categorical, marked
 from processes import Script, alive, group_of, needs_linux, wait_until, wait_until_gone
@@ -561,7 +561,7 @@ def test_the_end_of_a_script(tmp_path: Path) -> None:
                     statuses[names[main]] = status
         wait_until_gone(workers)
         script.wait()
-    assert not {name for name in shared_memory_segments() - segments if "torch" in name}
+    assert not segments_left(segments)
     assert statuses["SIGTERM"] == -signal.SIGTERM
     assert statuses["SIGKILL"] == -signal.SIGKILL
     assert statuses["SIGINT"] in (-signal.SIGINT, 128 + signal.SIGINT)
