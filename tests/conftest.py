@@ -2,62 +2,19 @@
 
 from __future__ import annotations
 
-import contextlib
 import gc
 import importlib.util
 import os
 import signal
-import time
 from collections.abc import Callable, Iterator
-from pathlib import Path
 
 import pytest
 import torch
 from fault_table import fault_table
+from processes import processes_below, segments_left, shared_memory_segments
 
 from torchrl_hts.system import allowed_cores
 from torchrl_hts.workers import acquire_server, keep_servers, release_server
-
-
-def processes_below(pid: int) -> set[int]:
-    """All descendants of a process."""
-    below: set[int] = set()
-    for task in Path(f"/proc/{pid}/task").iterdir():
-        with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # a thread that has ended
-            for child in (task / "children").read_text().split():
-                below |= {int(child), *processes_below(int(child))}
-    return below
-
-
-def shared_memory_segments() -> set[str]:
-    """Names of the shared-memory segments of torch on this machine."""
-    return {name for name in os.listdir("/dev/shm") if name.startswith("torch_")}
-
-
-def segments_left(before: set[str], timeout_s: float = 20.0) -> set[str]:
-    """Those that are new since ``before``, but for those of other tests that run beside this one.
-
-    They are named after the process that made them. That of another test may just have ended, and
-    its segments be about to go.
-    """
-    deadline = time.monotonic() + timeout_s
-    while True:
-        own = {os.getpid(), *processes_below(os.getpid())}
-        left = set()
-        for name in shared_memory_segments() - before:
-            maker = int(name.split("_")[1])
-            if maker in own or not Path(f"/proc/{maker}").exists():
-                left.add(name)
-        if not left or time.monotonic() > deadline:
-            return left
-        time.sleep(0.05)
-
-
-def mapped_blocks() -> list[str]:
-    """The blocks of shared memory that this process still holds."""
-    descriptors = [f"/proc/self/fd/{fd}" for fd in os.listdir("/proc/self/fd")]
-    targets = [os.readlink(fd) for fd in descriptors if os.path.lexists(fd)]
-    return [target for target in targets if "memfd:torchrl_hts" in target]
 
 
 def pytest_xdist_auto_num_workers() -> int:
@@ -90,6 +47,16 @@ def warm_servers() -> Iterator[None]:
         yield
 
 
+def mapped_blocks() -> set[int]:
+    """The blocks of shared memory that this process holds, by their inodes."""
+    descriptors = [f"/proc/self/fd/{fd}" for fd in os.listdir("/proc/self/fd")]
+    return {
+        os.stat(fd).st_ino
+        for fd in descriptors
+        if os.path.lexists(fd) and "memfd:torchrl_hts" in os.readlink(fd)
+    }
+
+
 @pytest.fixture
 def nothing_left(
     warm_servers: None, record_property: Callable[[str, object], None]
@@ -99,13 +66,13 @@ def nothing_left(
 
     servers = [acquire_server(TORCH_FREE), acquire_server(WITH_TORCH)]  # the warm ones
     kept = {server.pid for server in servers}
-    segments = shared_memory_segments()
+    segments, blocks = shared_memory_segments(), mapped_blocks()
     try:
         yield
         left = {pid for server in kept for pid in processes_below(server)}
         named = segments_left(segments)
         gc.collect()
-        mapped = mapped_blocks()
+        mapped = mapped_blocks() - blocks  # the traceback of a test that has failed may hold some
         record_property("left", len(left) + len(named) + len(mapped))
         assert not left, f"worker processes {left} are left"
         assert not named

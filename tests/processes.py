@@ -31,6 +31,40 @@ def alive(pid: int) -> bool:
         return False
 
 
+def processes_below(pid: int) -> set[int]:
+    """All descendants of a process."""
+    below: set[int] = set()
+    for task in Path(f"/proc/{pid}/task").iterdir():
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # a thread that has ended
+            for child in (task / "children").read_text().split():
+                below |= {int(child), *processes_below(int(child))}
+    return below
+
+
+def shared_memory_segments() -> set[str]:
+    """Names of the shared-memory segments of torch on this machine."""
+    return {name for name in os.listdir("/dev/shm") if name.startswith("torch_")}
+
+
+def segments_left(before: set[str], timeout_s: float = 20.0) -> set[str]:
+    """Those that are new since ``before``, but for those of other tests that run beside this one.
+
+    They are named after the process that made them. That of another test may just have ended, and
+    its segments be about to go.
+    """
+    deadline = time.monotonic() + timeout_s
+    while True:
+        own = {os.getpid(), *processes_below(os.getpid())}
+        left = set()
+        for name in shared_memory_segments() - before:
+            maker = int(name.split("_")[1])
+            if maker in own or not Path(f"/proc/{maker}").exists():
+                left.add(name)
+        if not left or time.monotonic() > deadline:
+            return left
+        time.sleep(0.05)
+
+
 def group_of(leader: int) -> set[int]:
     """The processes of a group that run, whose leader may have ended."""
     members = set()

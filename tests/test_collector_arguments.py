@@ -12,9 +12,9 @@ import gymnasium as gym
 import numpy as np
 import pytest
 import torch
-from conftest import processes_below
 from environments import DictEnv, EchoEnv, OddEnv, wrapped_in_disguise
 from policies import categorical, marked
+from processes import processes_below
 from tensordict.nn import TensorDictModule
 from torch import Tensor, nn
 from torchrl.envs import GymEnv, GymWrapper, SerialEnv, StepCounter, TransformedEnv

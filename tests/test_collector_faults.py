@@ -16,10 +16,18 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import segments_left, shared_memory_segments
 from environments import EchoEnv, FaultyEnv, GatedEnv, SimulatorEnv
 from policies import categorical, marked
-from processes import Script, alive, group_of, needs_linux, wait_until, wait_until_gone
+from processes import (
+    Script,
+    alive,
+    group_of,
+    needs_linux,
+    segments_left,
+    shared_memory_segments,
+    wait_until,
+    wait_until_gone,
+)
 from tensordict import TensorDictBase
 from tensordict.nn import TensorDictModule
 from torch import Tensor, nn

@@ -23,10 +23,10 @@ import numpy as np
 import pytest
 import script_paths  # noqa: F401  so that the scripts are found
 import torch
-from conftest import processes_below
 from environments import EchoEnv
 from gymnasium.utils import EzPickle
 from policies import marked
+from processes import processes_below
 from support.checkpoints import Checkpoints
 from support.errors import RecipeError
 

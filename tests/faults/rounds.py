@@ -75,6 +75,28 @@ def run(
     return collector
 
 
+def run_until_shutdown(
+    policy: Any,
+    envs: list[Any],
+    received: list[TensorDictBase],
+    finish: Callable[[HTSCollector], None],
+    **kwargs: Any,
+) -> None:
+    """Collect as many rounds, with no end in sight, and let ``finish`` end it.
+
+    The round that is open then was opened when all that is learned from was there.
+    """
+    kwargs = {"num_executors": N, "seed": SEED, "lag": LAG} | kwargs
+    collector = HTSCollector(envs, policy, frames_per_batch=N * T, **kwargs)
+    for batch in collector:
+        received.append(batch.clone())
+        if len(received) == ROUNDS:
+            break
+        rest(collector)
+        learn(policy)
+    finish(collector)
+
+
 @cache
 def undisturbed() -> list[TensorDictBase]:
     """The batches of a run without a fault."""
@@ -101,12 +123,17 @@ def timeouts_s(kind: str, fault: str) -> dict[str, float] | None:
     return {kind: TIMEOUT_S} if fault in ("hang", "stop") else None
 
 
-def kill(collector: HTSCollector, name: str) -> None:
-    """Kill a worker while everybody has done all that there is to do."""
+def rest(collector: HTSCollector) -> None:
+    """Wait until everybody has done all that there is to do."""
     steps = collector._crew.schedule.steps
     finished = collector._crew.schedule.lent + LAG
     counters = collector._memory.counters
     wait_until(lambda: list(steps) == [finished * T] * N and not counters[:, Counter.AT].any())
+
+
+def kill(collector: HTSCollector, name: str) -> None:
+    """Kill a worker while everybody rests."""
+    rest(collector)
     pid = collector.worker_pids()[name]
     os.kill(pid, signal.SIGKILL)
     wait_until(lambda: not alive(pid))

@@ -15,7 +15,6 @@ from processes import wait_until
 from rounds import (
     LAG,
     ROUNDS,
-    SEED,
     N,
     T,
     Tried,
@@ -23,6 +22,7 @@ from rounds import (
     assert_whole,
     kill,
     run,
+    run_until_shutdown,
     sound_environments,
     timeouts_s,
 )
@@ -162,22 +162,31 @@ def test_before_a_checkpoint_is_written(tried: Tried) -> None:
         tried("actor", "kill", "checkpoint", outcome)
 
 
-@pytest.mark.parametrize("fault", ["kill", "hang", "stop"])
+@pytest.mark.parametrize("fault", ["hang", "stop"])
 def test_during_shutdown(fault: str, tmp_path: Path, tried: Tried) -> None:
-    """An actor that fails, or never returns, in the round that is open when the run ends."""
-    received: list[TensorDictBase] = []
+    """An actor that never returns, in the round that is open when the run ends."""
     marker = tmp_path / "struck"
+
+    def finish(collector: HTSCollector) -> None:
+        wait_until(marker.exists)
+        collector.shutdown(timeout=0.5)
+
+    received: list[TensorDictBase] = []
     policy = told_policy(fault, ROUNDS - 1, str(marker))
-    collector = HTSCollector(
-        sound_environments(), policy, frames_per_batch=N * T, num_executors=N, seed=SEED, lag=LAG
-    )
-    for batch in collector:
-        received.append(batch.clone())
-        if len(received) == ROUNDS:
-            break
-        learn(policy)
-    wait_until(marker.exists)
-    collector.shutdown(timeout=0.5)
+    run_until_shutdown(policy, sound_environments(), received, finish)
     assert_whole(received)
     tried.told(fault, marker)
     tried("actor", fault, "shutdown", "ended")
+
+
+def test_dead_before_shutdown(tried: Tried) -> None:
+    """An actor that nobody waits for any more has died."""
+
+    def finish(collector: HTSCollector) -> None:
+        kill(collector, "actor 0")
+        collector.shutdown()
+
+    received: list[TensorDictBase] = []
+    run_until_shutdown(told_policy(), sound_environments(), received, finish)
+    assert_whole(received)
+    tried("actor", "kill", "shutdown", "ended")

@@ -32,6 +32,7 @@ from rounds import (
     environments,
     kill,
     run,
+    run_until_shutdown,
     sound_environments,
     timeouts_s,
     undisturbed,
@@ -256,28 +257,35 @@ def test_while_a_checkpoint_is_written(fault: str, tmp_path: Path, tried: Tried)
 @pytest.mark.parametrize(
     ("fault", "at"),
     [(fault, "close") for fault in ("raise", "kill", "segv", "hang", "exit", "stop")]
-    + [(fault, (ROUNDS + LAG) * T - 1) for fault in ("kill", "hang")],
+    + [("hang", (ROUNDS + LAG) * T - 1)],
 )
 def test_during_shutdown(fault: str, at: str | int, tmp_path: Path, tried: Tried) -> None:
     """Whatever an environment does when it is closed, or just before: the run was whole."""
-    received: list[TensorDictBase] = []
     marker = tmp_path / "struck"
-    envs = environments(fault, at, marker)
-    policy = told_policy()
-    collector = HTSCollector(
-        envs, policy, frames_per_batch=N * T, num_executors=N, seed=SEED, lag=LAG
-    )
-    for batch in collector:
-        received.append(batch.clone())
-        learn(policy)
-        if len(received) == ROUNDS:
-            break
-    if at != "close":
-        wait_until(marker.exists)  # in the last step of the round that is open
-    collector.shutdown(timeout=0.5)
+
+    def finish(collector: HTSCollector) -> None:
+        if at != "close":
+            wait_until(marker.exists)  # in the last step of the round that is open
+        collector.shutdown(timeout=0.5)
+
+    received: list[TensorDictBase] = []
+    run_until_shutdown(told_policy(), environments(fault, at, marker), received, finish)
     assert_whole(received)
     tried.told(fault, marker)
     tried("executor", fault, "shutdown", "ended")
+
+
+def test_dead_before_shutdown(tried: Tried) -> None:
+    """An executor that nobody waits for any more has died."""
+
+    def finish(collector: HTSCollector) -> None:
+        kill(collector, "executor 1")
+        collector.shutdown()
+
+    received: list[TensorDictBase] = []
+    run_until_shutdown(told_policy(), sound_environments(), received, finish)
+    assert_whole(received)
+    tried("executor", "kill", "shutdown", "ended")
 
 
 def test_gives_up(tmp_path: Path, tried: Tried) -> None:
