@@ -11,16 +11,16 @@ from collections.abc import Callable, Iterator
 import pytest
 import torch
 from fault_table import fault_table
-from processes import processes_below, segments_left, shared_memory_segments
+from processes import is_server, processes_below, segments_left, shared_memory_segments
 
 from torchrl_hts.system import allowed_cores
 from torchrl_hts.workers import acquire_server, keep_servers, release_server
 
 
 def pytest_xdist_auto_num_workers() -> int:
-    """More tests at a time than cores: half of their time they wait for processes to start or end.
+    """Twice as many tests at a time as there are cores: half of their time they wait for processes.
 
-    But not many more than eight, each of which takes a gigabyte.
+    But no more than eight where there are fewer cores: each takes a gigabyte.
     """
     cores = allowed_cores()
     return max(cores, min(2 * cores, 8))
@@ -66,10 +66,12 @@ def nothing_left(
 
     servers = [acquire_server(TORCH_FREE), acquire_server(WITH_TORCH)]  # the warm ones
     kept = {server.pid for server in servers}
+    before = processes_below(os.getpid())
     segments, blocks = shared_memory_segments(), mapped_blocks()
     try:
         yield
         left = {pid for server in kept for pid in processes_below(server)}
+        left |= {pid for pid in processes_below(os.getpid()) - kept - before if is_server(pid)}
         named = segments_left(segments)
         gc.collect()
         mapped = mapped_blocks() - blocks  # the traceback of a test that has failed may hold some

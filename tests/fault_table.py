@@ -68,8 +68,8 @@ def fault_table(stats: Mapping[str, Sequence[Any]]) -> list[str]:
         f"{left} processes, segments and mappings left"
     )
     for timed_out, (seconds, fault) in sorted(slowest.items()):
-        which = "with a time-out of 4 s" if timed_out else "without a time-out"
-        lines.append(f"slowest to be told {which}: {fault}, {seconds:.1f} s")
+        which = "when a time-out had passed" if timed_out else "at once"
+        lines.append(f"slowest of those that are told {which}: {fault}, {seconds:.1f} s")
     return lines
 
 

@@ -41,6 +41,14 @@ def processes_below(pid: int) -> set[int]:
     return below
 
 
+def is_server(pid: int) -> bool:
+    """Whether a process is one of those that fork workers, or a worker."""
+    try:
+        return "torchrl_hts.worker_server" in Path(f"/proc/{pid}/cmdline").read_text()
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
 def shared_memory_segments() -> set[str]:
     """Names of the shared-memory segments of torch on this machine."""
     return {name for name in os.listdir("/dev/shm") if name.startswith("torch_")}

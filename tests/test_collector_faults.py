@@ -23,6 +23,7 @@ from processes import (
     alive,
     group_of,
     needs_linux,
+    processes_below,
     segments_left,
     shared_memory_segments,
     wait_until,
@@ -33,7 +34,9 @@ from tensordict.nn import TensorDictModule
 from torch import Tensor, nn
 from torchrl.envs import GymWrapper
 
+import torchrl_hts.staff
 from torchrl_hts import HTSCollector, WorkerError
+from torchrl_hts.workers import TORCH_FREE, WorkerServer, acquire_server
 
 pytestmark = [pytest.mark.usefixtures("nothing_left"), pytest.mark.timeout(120)]
 
@@ -186,6 +189,36 @@ class TestSimulators:
             collector.shutdown(timeout=0.2)
         wait_until_gone(pids)
 
+    @pytest.mark.parametrize("mode", ["raise", "restart"])
+    def test_of_a_server_that_is_killed(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: str
+    ) -> None:
+        """It takes its workers along, and can't see to what they have started any more."""
+        server = WorkerServer(TORCH_FREE)  # not the one that other tests share
+
+        def acquire(preload: tuple[str, ...]) -> WorkerServer:
+            own = preload == TORCH_FREE and not server.has_ended()
+            return server if own else acquire_server(preload)
+
+        monkeypatch.setattr(torchrl_hts.staff, "acquire_server", acquire)
+        make_env = partial(SimulatorEnv, str(tmp_path))
+        collector = start([make_env] * 2, num_executors=2, on_executor_failure=mode)
+        pids = self.pids(tmp_path)
+        batches = iter(collector)
+        next(batches)
+        os.kill(server.pid, signal.SIGKILL)
+        server._process.wait()
+        said = "executor . .*was killed: the worker server"
+        if mode == "raise":
+            with pytest.raises(WorkerError, match=said):
+                list(zip(range(5), batches, strict=False))
+        else:
+            with pytest.warns(RuntimeWarning, match=said):
+                list(zip(range(5), batches, strict=False))
+            assert collector.statistics().executor_restarts == 2
+        collector.shutdown()
+        wait_until_gone(pids)
+
     def test_of_a_main_process_that_is_killed(self, tmp_path: Path) -> None:
         folder = tmp_path / "pids"
         folder.mkdir()
@@ -199,6 +232,25 @@ class TestSimulators:
 
 class TestKilled:
     """A worker is killed by somebody else."""
+
+    def test_a_server_that_ends_while_it_is_asked_for_a_worker(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """There is another one."""
+        server = WorkerServer(TORCH_FREE)
+        server._process.kill()
+        server._process.wait()
+        ended = iter([False])  # as far as is known when it is first asked
+
+        def acquire(preload: tuple[str, ...]) -> WorkerServer:
+            first = preload == TORCH_FREE and not server.has_ended()
+            return server if first else acquire_server(preload)
+
+        monkeypatch.setattr(server, "has_ended", lambda: next(ended, True))
+        monkeypatch.setattr(torchrl_hts.staff, "acquire_server", acquire)
+        collector = start([ENDLESS] * 2, num_executors=2)
+        assert next(iter(collector)).shape == (2, 4)
+        collector.shutdown()
 
     @pytest.mark.parametrize("name", ["executor 0", "executor 1", "actor 0"])
     def test_between_two_batches(self, name: str) -> None:
@@ -438,9 +490,12 @@ class TestTheLoop:
         with pytest.raises(RuntimeError, match="has been shut down; make a new one"):
             next(batches)
 
-    def test_shutdown_from_another_thread_wakes_the_learner(self) -> None:
-        collector = start([ENDLESS], frames_per_batch=10**6)
+    @pytest.mark.parametrize("mode", ["raise", "restart"])
+    def test_shutdown_from_another_thread_wakes_the_learner(self, mode: str) -> None:
+        """Workers that end then are not replaced, and no server begins."""
+        collector = start([ENDLESS] * 2, frames_per_batch=10**6, on_executor_failure=mode)
         steps = collector._crew.schedule.steps
+        before = processes_below(os.getpid())
 
         def shut_down() -> None:
             wait_until(lambda: steps[0] > 10)
@@ -452,6 +507,8 @@ class TestTheLoop:
             next(iter(collector))
         thread.join()
         assert_others_ended_by_themselves(collector)
+        assert collector.statistics().executor_restarts == 0
+        assert processes_below(os.getpid()) <= before
 
     @pytest.mark.parametrize("finished", [True, False])
     def test_what_remains_of_use_after_the_end(self, finished: bool) -> None:

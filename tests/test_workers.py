@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import signal
+import sys
 import threading
 from collections.abc import Iterator
 from functools import partial
@@ -15,16 +16,18 @@ import pytest
 import torch
 from environments import EchoEnv
 from policies import categorical
-from processes import Script, alive, needs_linux, wait_until, wait_until_gone
+from processes import Script, alive, needs_linux, processes_below, wait_until, wait_until_gone
 from tensordict import TensorDictBase
 from torch import Tensor, nn
 from worker_targets import modules, timer_slack_ns
 
+import torchrl_hts.workers
 from torchrl_hts import HTSCollector
 from torchrl_hts.messages import receive_object, send_object
 from torchrl_hts.system import ON_LINUX
 from torchrl_hts.workers import (
     TORCH_FREE,
+    ServerEndedError,
     WorkerProcess,
     WorkerServer,
     acquire_server,
@@ -125,6 +128,53 @@ class TestServer:
     @needs_linux
     def test_sleeps_end_on_time(self, server: WorkerServer) -> None:
         assert ask(spawn(server), "call", timer_slack_ns) == 1
+
+    def test_an_answer_that_nobody_waited_for_is_not_taken_for_the_next(
+        self, server: WorkerServer, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Ctrl-C while a worker is started: it ends by itself."""
+
+        def interrupt(fd: int, timeout_s: float) -> bool:
+            raise KeyboardInterrupt
+
+        with monkeypatch.context() as patch:
+            patch.setattr(torchrl_hts.workers, "readable", interrupt)
+            with pytest.raises(KeyboardInterrupt):
+                spawn(server)
+        worker = spawn(server)
+        assert ask(worker, "call", os.getpid) == worker.pid
+        wait_until(lambda: processes_below(server.pid) == {worker.pid})
+
+    def test_a_server_that_is_interrupted_within_a_message_is_given_up(
+        self, server: WorkerServer, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def interrupt(*arguments: Any) -> None:
+            raise KeyboardInterrupt
+
+        with monkeypatch.context() as patch:
+            patch.setattr(torchrl_hts.workers, "read_message", interrupt)
+            with pytest.raises(KeyboardInterrupt):
+                spawn(server)
+        wait_until(server.has_ended)
+        with pytest.raises(ServerEndedError, match="worker server"):
+            spawn(server)
+
+    def test_a_module_that_forks_while_it_is_imported(self, tmp_path: Path) -> None:
+        (tmp_path / "forks.py").write_text(
+            "import os, pathlib, signal\n"
+            "child = os.fork()\n"
+            "if child == 0:\n    signal.pause()\n"
+            f"pathlib.Path({str(tmp_path / 'child')!r}).write_text(str(child))\n"
+        )
+        sys.path.append(str(tmp_path))
+        try:
+            server = WorkerServer(["worker_targets", "forks"])
+            worker = spawn(server)
+            assert ask(worker, "call", os.getpid) == worker.pid
+            server.close()
+        finally:
+            sys.path.remove(str(tmp_path))
+            os.kill(int((tmp_path / "child").read_text()), signal.SIGKILL)
 
     def test_many_threads_use_one_server(self, server: WorkerServer) -> None:
         found: list[bool] = []

@@ -1,7 +1,8 @@
 """Recipes in processes that are forked with everything imported: cheap to start, kill and resume.
 
-A recipe that is started from nothing spends nine of ten seconds on importing torch, twice. What is
-shown with these holds for others: that which is killed is the whole run, learner, servers, workers.
+A recipe that is started from nothing spends nine of ten seconds on importing torch, twice. Here its
+process and its worker servers are forks. That nothing of it stays behind is shown elsewhere
+(`test_collector_faults.py`): here the server that forked it sees to that.
 """
 
 from __future__ import annotations

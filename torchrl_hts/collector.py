@@ -308,7 +308,7 @@ class HTSCollector(BaseCollector):  # type: ignore[misc]  # torchrl has no types
                 )
             )
         except BaseException:
-            self.shutdown()
+            self.shutdown(timeout=1.0)  # for environments that are there to be closed
             raise
 
     # The iterator: the learner's side of the schedule.

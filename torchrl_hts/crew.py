@@ -176,6 +176,8 @@ class Crew(Staff):
 
     def _lose(self, failure: WorkerError) -> None:
         """Give a failed worker up; raises its failure if it is not to be replaced."""
+        if self.is_closed():  # by another thread, which ends the workers
+            raise failure
         # A policy that raises does so again: what it computes depends on its rows alone (I6).
         if failure.worker_kind == "actor" and failure.failure in _OF_A_POLICY:
             raise failure

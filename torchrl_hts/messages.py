@@ -57,7 +57,13 @@ def receive_object(control: Connection) -> Any:
 
 
 def send_message(sock: socket.socket, message: dict[str, Any], fds: Sequence[int] = ()) -> None:
-    """Send a message, with file descriptors that the other side takes with `read_fds`."""
+    """Send a message, with file descriptors that the other side takes with `read_fds`.
+
+    Raises:
+        OSError: if the other side has ended, or a descriptor is closed; then nothing was sent.
+    """
+    for fd in fds:
+        os.fstat(fd)
     body = json.dumps(message).encode()
     sock.sendall(_HEADER.pack(len(body), len(fds)) + body)
     for start in range(0, len(fds), _MAX_FDS_PER_MESSAGE):

@@ -8,7 +8,7 @@ import re
 import threading
 import time
 import warnings
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import replace
 from math import inf
 from multiprocessing.connection import wait
@@ -30,6 +30,7 @@ from torchrl_hts.torchrl_env import TorchRLDescription
 from torchrl_hts.workers import (
     TORCH_FREE,
     WITH_TORCH,
+    ServerEndedError,
     WorkerProcess,
     WorkerServer,
     acquire_server,
@@ -42,6 +43,7 @@ Description = GymDescription | TorchRLDescription
 
 # How long a probe may take, the environment's making included, before it is given up.
 _PROBE_LIMIT_S = 30.0
+_SHUT_DOWN = "another thread has shut the collector down"
 
 # A pickled factory that speaks of TorchRL, though not of our own environments, most likely makes
 # one of its environments. A wrong guess costs time alone.
@@ -81,9 +83,11 @@ class Staff:
         self.executors: list[WorkerProcess] = []
         self.actors: list[WorkerProcess] = []
         self._shared = False
+        self._started = False
         self._servers: list[WorkerServer] = []
         self._torch_free_server: WorkerServer | None = None
         self._with_torch = False  # whether the executors' server is the one that has it
+        self._modules: list[str] = []  # of the environments, for that server to import
         self._lock = threading.Lock()
         self.closed_at: float | None = None  # by the monotonic clock
         self._owner_pid = os.getpid()
@@ -154,7 +158,8 @@ class Staff:
         return descriptions
 
     def _preload(self, modules: Sequence[str]) -> None:
-        self._executor_server().preload([name for name in modules if name != "__main__"])
+        self._modules = [name for name in modules if name != "__main__"]
+        self._executor_server().preload(self._modules)
 
     def _spread(self, cores: int) -> bool:
         """Spread the environments over executors; returns whether one was tried out for it."""
@@ -175,10 +180,9 @@ class Staff:
         A failure is none of the run's: if it was not the random play, an executor will fail too.
         """
         for _ in range(2):
-            server = self._executor_server()
-            probe = server.spawn("executor 0", "torchrl_hts.probing:run_probe", [])
-            self.executors = [probe]
-            self._roster.add(probe)
+            target = "torchrl_hts.probing:run_probe"
+            probe = self._start(self._executor_server, "executor 0", target, [])
+            self._enlist(self.executors, 0, probe)
             try:
                 job = (self._factories[0], self._with_torch, self._env_options)
                 self._roster.send(probe, job)
@@ -207,11 +211,9 @@ class Staff:
             self.actor_inbox.write_fd,
             self.learner_inbox.write_fd,
         ]
-        worker = self._executor_server().spawn(
-            f"executor {index}", "torchrl_hts.executor:run_executor", fds
-        )
-        self.executors[index : index + 1] = [worker]
-        self._roster.add(worker)
+        name, target = f"executor {index}", "torchrl_hts.executor:run_executor"
+        worker = self._start(self._executor_server, name, target, fds)
+        self._enlist(self.executors, index, worker)
         envs = self.environments(index)
         self._roster.made.difference_update(envs)
         job = ExecutorJob(
@@ -268,6 +270,7 @@ class Staff:
         for actor in self.actors:
             self._roster.send(actor, sizes)
         self._actor_job = replace(job, sizes=sizes)
+        self._started = True
         return sizes
 
     def _spawn_actor(self, index: int) -> WorkerProcess:
@@ -277,11 +280,31 @@ class Staff:
             self.actor_inbox.write_fd,
             *(inbox.write_fd for inbox in self.executor_inboxes),
         ]
-        server = self._alive(self._torch_server, WITH_TORCH)
-        worker = server.spawn(f"actor {index}", "torchrl_hts.actor:run_actor", fds)
-        self.actors[index : index + 1] = [worker]
-        self._roster.add(worker)
+        name, target = f"actor {index}", "torchrl_hts.actor:run_actor"
+        worker = self._start(self._actor_server, name, target, fds)
+        self._enlist(self.actors, index, worker)
         return worker
+
+    def _start(
+        self, server: Callable[[], WorkerServer], name: str, target: str, fds: Sequence[int]
+    ) -> WorkerProcess:
+        """A new worker, from a new server if the one there was ends just now."""
+        try:
+            return server().spawn(name, target, fds)
+        except ServerEndedError:
+            return server().spawn(name, target, fds)
+
+    def _enlist(self, team: list[WorkerProcess], index: int, worker: WorkerProcess) -> None:
+        """Give a new worker its place, unless another thread has shut everybody down meanwhile."""
+        with self._lock:
+            if not self.is_closed():
+                team[index : index + 1] = [worker]
+                self._roster.add(worker)
+                return
+        worker.hang_up()
+        worker.kill()
+        worker.close()
+        raise RuntimeError(_SHUT_DOWN)
 
     def _replace(self, name: str) -> None:
         kind, index = name.split()
@@ -321,7 +344,7 @@ class Staff:
                 for worker in self.workers
                 if worker.exit_status(max(0.0, deadline - time.monotonic())) is None
             ]
-            if late and timeout_s:
+            if late and timeout_s and self._started:  # before, imports take their time
                 warnings.warn(
                     f"{', '.join(late)} had not ended {timeout_s:g} s after the shutdown, and will "
                     "be killed: if it is the environments' close() that takes so long, give "
@@ -333,8 +356,9 @@ class Staff:
             for worker in self.workers:
                 worker.hang_up()
                 worker.kill()
+            deadline = time.monotonic() + max(1.0, timeout_s)
             for worker in self.workers:
-                worker.exit_status(timeout_s)
+                worker.exit_status(max(0.0, deadline - time.monotonic()))
                 worker.close()
             for server in self._servers:
                 release_server(server)
@@ -346,19 +370,29 @@ class Staff:
 
     def _acquire(self, preload: tuple[str, ...]) -> WorkerServer:
         server = acquire_server(preload)
-        self._servers.append(server)
-        return server
+        with self._lock:
+            if not self.is_closed():
+                self._servers.append(server)
+                return server
+        release_server(server)
+        raise RuntimeError(_SHUT_DOWN)
 
-    def _alive(self, server: WorkerServer, preload: tuple[str, ...]) -> WorkerServer:
-        """A server, or a new one of its kind if it has ended."""
-        return self._acquire(preload) if server.has_ended() else server
+    def _alive(self, server: WorkerServer | None, preload: tuple[str, ...]) -> WorkerServer:
+        """A server, or, if it has ended, a new one that imports what it had imported."""
+        if server is not None and not server.has_ended():
+            return server
+        new = self._acquire(preload)
+        if server is not None and self._with_torch == (preload == WITH_TORCH):
+            new.preload(self._modules)
+        return new
+
+    def _actor_server(self) -> WorkerServer:
+        self._torch_server = self._alive(self._torch_server, WITH_TORCH)
+        return self._torch_server
 
     def _executor_server(self) -> WorkerServer:
         if self._with_torch:
-            self._torch_server = self._alive(self._torch_server, WITH_TORCH)
-            return self._torch_server
-        if self._torch_free_server is None:
-            self._torch_free_server = self._acquire(TORCH_FREE)
+            return self._actor_server()
         self._torch_free_server = self._alive(self._torch_free_server, TORCH_FREE)
         return self._torch_free_server
 

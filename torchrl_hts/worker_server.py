@@ -69,7 +69,7 @@ def serve(fd: int, main_pid: int) -> None:
                         _preload(request["preload"])
                 elif "stderr_of" in request:
                     output = workers.get(request["stderr_of"])
-                    send_message(requests, {"stderr": _last_lines(output)})
+                    send_message(requests, {"id": request["id"], "stderr": _last_lines(output)})
                 else:
                     ours = [requests.fileno(), wake_read, wake_write, *outputs]
                     ours += [] if main_fd is None else [main_fd]
@@ -79,11 +79,12 @@ def serve(fd: int, main_pid: int) -> None:
                         output = WorkerOutput()
                         pid = _fork(request["spawn"], fds, output, ours)
                     except OSError as error:  # of descriptors or of processes there are too few
-                        send_message(requests, {"refused": error.errno, "why": str(error)})
+                        refusal = {"refused": error.errno, "why": str(error)}
+                        send_message(requests, {"id": request["id"], **refusal})
                     else:
                         workers[pid] = outputs[output.fd] = output
                         poll.register(output.fd, select.POLLIN)
-                        send_message(requests, {"pid": pid})
+                        send_message(requests, {"id": request["id"], "pid": pid})
                     finally:
                         for worker_fd in fds:
                             os.close(worker_fd)
@@ -115,8 +116,8 @@ def _ending_with_main(
     """
     done_read, done_write = os.pipe()
     poll = select.poll()
-    for fd in (done_read, requests.fileno()):
-        poll.register(fd, 0)  # its other end is closed; what comes in is none of our business
+    poll.register(done_read, select.POLLIN)
+    poll.register(requests.fileno(), 0)  # its other end is closed; what comes in has time
     if main_fd is not None:
         poll.register(main_fd, select.POLLIN)
 
@@ -130,8 +131,9 @@ def _ending_with_main(
     try:
         yield
     finally:
-        os.close(done_write)
+        os.write(done_write, b"x")  # not by closing it: a module may have forked
         thread.join()
+        os.close(done_write)
         os.close(done_read)
 
 

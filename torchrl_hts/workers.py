@@ -37,6 +37,7 @@ from torchrl_hts.system import watch_end
 __all__ = [
     "TORCH_FREE",
     "WITH_TORCH",
+    "ServerEndedError",
     "WorkerProcess",
     "WorkerServer",
     "acquire_server",
@@ -81,6 +82,10 @@ _REMEDIES = collections.defaultdict(
         errno.ENOMEM: "The system is out of memory: use fewer num_executors and num_actors",
     },
 )
+
+
+class ServerEndedError(RuntimeError):
+    """A worker server can't be asked any more; its workers end with it."""
 
 
 class WorkerProcess:
@@ -160,10 +165,13 @@ class WorkerProcess:
             self._server.exit_status(self.pid, timeout_s)
 
     def kill(self) -> None:
-        """End the worker at once, if it has not ended yet."""
+        """End the worker at once, and what its environments have started; may be called again."""
         if self._server.exit_status(self.pid, 0) is None:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self.pid, signal.SIGKILL)
+        elif self._server.took_along(self.pid):  # otherwise the server has seen to it
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(self.pid, signal.SIGKILL)
 
 
 class WorkerServer:
@@ -194,6 +202,8 @@ class WorkerServer:
         self._statuses: dict[int, int] = {}
         self._stderr: dict[int, str] = {}
         self._owner_pid = os.getpid()
+        self._asked = 0
+        self._taken_along: set[int] = set()
         self.failure: str | None = None
         self.preload(preload)
 
@@ -223,12 +233,16 @@ class WorkerServer:
             fds: file descriptors to hand to it, in this order.
 
         Raises:
-            RuntimeError: if the server has ended.
+            ServerEndedError: if the server has ended.
             ResourceError: if the system has too few processes or file descriptors.
         """
         ours, theirs = socket.socketpair()
-        with theirs, self._lock:
-            message = self._ask({"spawn": target}, [theirs.fileno(), *fds])
+        try:
+            with theirs, self._lock:
+                message = self._ask({"spawn": target}, [theirs.fileno(), *fds])
+        except BaseException:
+            ours.close()  # which ends the worker, should one be started all the same
+            raise
         if "refused" in message:
             ours.close()
             raise ResourceError(
@@ -240,7 +254,7 @@ class WorkerServer:
 
     def stderr(self, pid: int) -> str:
         """The last lines that a worker has written to stderr; empty if the server has ended."""
-        with contextlib.suppress(RuntimeError), self._lock:
+        with contextlib.suppress(ServerEndedError), self._lock:
             if pid not in self._stderr:
                 return str(self._ask({"stderr_of": pid}, [])["stderr"]) or self._stderr.get(pid, "")
         return self._stderr.get(pid, "")
@@ -258,17 +272,22 @@ class WorkerServer:
                         self._receive()
                     elif not left_s:
                         return None
-                except RuntimeError as error:
+                except ServerEndedError as error:
                     # The server's end kills its workers.
                     self.failure = str(error)
+                    self._taken_along.add(pid)
                     return self._statuses.setdefault(pid, -signal.SIGKILL)
+
+    def took_along(self, pid: int) -> bool:
+        """Whether a worker has ended because the server has."""
+        return pid in self._taken_along
 
     def close(self, timeout_s: float = 5.0) -> None:
         """End the server, and with it every worker that is left; may be called again."""
         if os.getpid() != self._owner_pid:
             self._socket.close()
             return  # a fork of the user's process: the server isn't its child
-        with contextlib.suppress(RuntimeError), self._lock:
+        with contextlib.suppress(ServerEndedError), self._lock:
             # Said, not only shown by closing: a fork may hold a copy of our socket.
             self._request({"close": True}, [])
         self._socket.close()
@@ -279,27 +298,48 @@ class WorkerServer:
             self._process.wait()
 
     def _request(self, request: dict[str, Any], fds: Sequence[int]) -> None:
-        try:
-            send_message(self._socket, request, fds)
-        except OSError as error:
-            raise RuntimeError(self._gone()) from error
+        with self._whole():
+            try:
+                send_message(self._socket, request, fds)
+            except OSError as error:
+                raise ServerEndedError(self._gone()) from error
 
     def _ask(self, request: dict[str, Any], fds: Sequence[int]) -> dict[str, Any]:
-        """The answer to a request; exits that are reported meanwhile are noted."""
-        self._request(request, fds)
+        """The answer to a request; exits that are reported meanwhile are noted.
+
+        Answers to a request whose caller was interrupted are passed over. A worker that was started
+        for one ends by itself: nobody holds the other end of its connection.
+        """
+        self._asked += 1
+        number = self._asked
+        self._request({"id": number, **request}, fds)
         while True:
             message = self._receive()
-            if "status" not in message:
+            if message.get("id") == number:
                 return message
 
     def _receive(self) -> dict[str, Any]:
-        message = read_message(self._socket)
-        if message is None:
-            raise RuntimeError(self._gone())
-        if "status" in message:
-            self._stderr[message["exited"]] = message["stderr"]
-            self._statuses[message["exited"]] = message["status"]
+        while not readable(self._socket.fileno(), 1.0):  # where Ctrl-C does no harm
+            pass
+        with self._whole():
+            message = read_message(self._socket)
+            if message is None:
+                raise ServerEndedError(self._gone())
+            if "status" in message:
+                self._stderr[message["exited"]] = message["stderr"]
+                self._statuses[message["exited"]] = message["status"]
         return message
+
+    @contextlib.contextmanager
+    def _whole(self) -> Iterator[None]:
+        """End a server that was interrupted within a message: the next would not be understood."""
+        try:
+            yield
+        except Exception:
+            raise
+        except BaseException:
+            self._process.kill()
+            raise
 
     def _gone(self) -> str:
         status = None

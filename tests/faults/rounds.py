@@ -13,6 +13,7 @@ from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from processes import alive, wait_until
 from tensordict import TensorDictBase
@@ -20,6 +21,7 @@ from told import ToldEnv
 from told_policy import learn, told_policy
 
 from torchrl_hts import HTSCollector
+from torchrl_hts.invariance import row_bits
 from torchrl_hts.storage import Counter
 
 N, T, ROUNDS, LAG, SEED = 3, 4, 6, 1, 3
@@ -142,18 +144,26 @@ def kill(collector: HTSCollector, name: str) -> None:
 def assert_equal(batch: TensorDictBase, expected: TensorDictBase) -> None:
     """Bit for bit."""
     assert set(batch.keys(True, True)) == set(expected.keys(True, True))
-    different = torch.zeros(batch.shape, dtype=torch.bool)
+    different = np.zeros(batch.numel(), dtype=bool)
     for key in batch.keys(True, True):
-        entries = (batch[key] != expected[key]).reshape(*batch.shape, -1)
-        different |= entries.any(-1)
+        one, other = batch[key], expected[key]
+        assert (one.dtype, one.shape) == (other.dtype, other.shape), key
+        one, other = (value.reshape(batch.numel(), -1) for value in (one, other))
+        different |= (row_bits([one]) != row_bits([other])).any(1)
     Rows.compared += batch.numel()
     Rows.lost += int(different.sum())
     assert not different.any()
 
 
-def assert_prefix(received: list[TensorDictBase], at_most: int = ROUNDS) -> None:
-    """The learner has got what an undisturbed run gives, and nothing else."""
-    assert len(received) <= at_most
+def assert_prefix(received: list[TensorDictBase], round_: int | None = None) -> None:
+    """The learner has got what an undisturbed run gives, and nothing else.
+
+    Args:
+        round_: in which a worker failed: what was learned from before it began must be there.
+    """
+    if round_ is not None:
+        Rows.lost += max(0, round_ - LAG - len(received)) * N * T
+        assert round_ - LAG <= len(received) <= round_
     for batch, expected in zip(received, undisturbed(), strict=False):
         assert_equal(batch, expected)
 

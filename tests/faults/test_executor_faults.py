@@ -38,7 +38,7 @@ from rounds import (
     undisturbed,
 )
 from tensordict import TensorDictBase
-from told import LAST_WORDS
+from told import ALWAYS, LAST_WORDS
 from told_policy import CALIBRATION, learn, told_policy
 
 from torchrl_hts import Failure, HTSCollector, WorkerError
@@ -103,7 +103,7 @@ def test_raised(fault: str, phase: str, tmp_path: Path, tried: Tried) -> None:
     assert LAST_WORDS in str(error)
     if failure is Failure.CRASHED:
         assert error.exit_signal == {"segv": signal.SIGSEGV, "abort": signal.SIGABRT}[fault]
-    assert_prefix(received, at_most=round_)
+    assert_prefix(received, round_)
     tried("executor", fault, phase, "raised")
 
 
@@ -266,12 +266,12 @@ def test_during_shutdown(fault: str, at: str | int, tmp_path: Path, tried: Tried
     def finish(collector: HTSCollector) -> None:
         if at != "close":
             wait_until(marker.exists)  # in the last step of the round that is open
-        collector.shutdown(timeout=0.5)
+        collector.shutdown(timeout=2.0 if fault in ("hang", "stop") else None)
 
     received: list[TensorDictBase] = []
     run_until_shutdown(told_policy(), environments(fault, at, marker), received, finish)
     assert_whole(received)
-    tried.told(fault, marker)
+    assert marker.exists()
     tried("executor", fault, "shutdown", "ended")
 
 
@@ -288,13 +288,16 @@ def test_dead_before_shutdown(tried: Tried) -> None:
     tried("executor", "kill", "shutdown", "ended")
 
 
-def test_gives_up(tmp_path: Path, tried: Tried) -> None:
+def test_gives_up(tried: Tried) -> None:
     """An environment that always fails is replaced so many times, and then raises."""
-    envs = environments("raise", 2, tmp_path / "no" / "such" / "place")  # each time
+    envs = environments("raise", 2, Path(ALWAYS))
     received: list[TensorDictBase] = []
     with (
         pytest.warns(RuntimeWarning, match="a worker is replaced") as warned,
-        pytest.raises(WorkerError, match=r"(?s)environment 1 failed .*It was not replaced: 2 had"),
+        pytest.raises(
+            WorkerError,
+            match=r"(?s)environment 1 failed .*the ball left.*It was not replaced: 2 had",
+        ),
     ):
         run(told_policy(), envs, received, on_executor_failure="restart", max_restarts=2)
     assert len([w for w in warned if w.category is RuntimeWarning]) == 2
@@ -302,7 +305,7 @@ def test_gives_up(tmp_path: Path, tried: Tried) -> None:
 
 
 def test_several_at_once(tried: Tried) -> None:
-    """Executors and both actors die between two rounds, and so do those that replace them."""
+    """Executors and both actors die between two rounds; their replacements, two rounds later."""
     received: list[TensorDictBase] = []
     names = ("executor 2", "executor 1", "actor 0", "actor 1")
 

@@ -14,6 +14,7 @@ import numpy as np
 from environments import EchoEnv
 
 LAST_WORDS = "the engine's last words"
+ALWAYS = "always"  # instead of a marker: each time
 
 
 def strike(fault: str) -> None:
@@ -45,8 +46,8 @@ def strike(fault: str) -> None:
 
 def first_time(marker: str) -> bool:
     """Whether nobody has asked with this file before; of many processes, one is told so."""
-    if not marker:
-        return False
+    if not marker or marker == ALWAYS:
+        return bool(marker)
     try:
         os.close(os.open(marker, os.O_CREAT | os.O_EXCL))
     except FileExistsError:
