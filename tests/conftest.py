@@ -11,7 +11,13 @@ from collections.abc import Callable, Iterator
 import pytest
 import torch
 from fault_table import fault_table
-from processes import is_server, processes_below, segments_left, shared_memory_segments
+from processes import (
+    SHARED_SERVERS,
+    is_server,
+    processes_below,
+    segments_left,
+    shared_memory_segments,
+)
 
 from torchrl_hts.system import allowed_cores
 from torchrl_hts.workers import acquire_server, keep_servers, release_server
@@ -71,7 +77,8 @@ def nothing_left(
     try:
         yield
         left = {pid for server in kept for pid in processes_below(server)}
-        left |= {pid for pid in processes_below(os.getpid()) - kept - before if is_server(pid)}
+        new = processes_below(os.getpid()) - kept - SHARED_SERVERS - before
+        left |= {pid for pid in new if is_server(pid)}
         named = segments_left(segments)
         gc.collect()
         mapped = mapped_blocks() - blocks  # the traceback of a test that has failed may hold some

@@ -23,6 +23,9 @@ _TESTS = Path(__file__).parent
 needs_linux = pytest.mark.skipif(not ON_LINUX, reason="rests on what Linux offers beyond POSIX")
 
 
+SHARED_SERVERS: set[int] = set()  # worker servers that outlive their test on purpose
+
+
 def alive(pid: int) -> bool:
     """Whether a process runs; one that has ended and waits to be reaped does not."""
     try:

@@ -18,6 +18,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, NoReturn
 
+from processes import SHARED_SERVERS
 from script_paths import RECIPES
 
 from torchrl_hts.messages import receive_object, send_object
@@ -36,6 +37,7 @@ class WarmRecipe:
     def __init__(self, recipe: str) -> None:
         self.recipe = recipe
         self.server = WorkerServer((*WITH_TORCH, "warm_recipes", recipe))
+        SHARED_SERVERS.add(self.server.pid)
 
     def start(self, flags: Sequence[str], output: Path) -> WorkerProcess:
         """Start a run; what it prints goes into a file."""
