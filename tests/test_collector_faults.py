@@ -189,6 +189,7 @@ class TestSimulators:
             collector.shutdown(timeout=0.2)
         wait_until_gone(pids)
 
+    @needs_linux  # to be told at once that a server was killed
     @pytest.mark.parametrize("mode", ["raise", "restart"])
     def test_of_a_server_that_is_killed(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: str

@@ -10,6 +10,7 @@ import re
 import signal
 import warnings
 from copy import deepcopy
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -38,7 +39,7 @@ from rounds import (
     undisturbed,
 )
 from tensordict import TensorDictBase
-from told import ALWAYS, LAST_WORDS
+from told import ALWAYS, LAST_WORDS, ToldEnv
 from told_policy import CALIBRATION, learn, told_policy
 
 from torchrl_hts import Failure, HTSCollector, WorkerError
@@ -331,6 +332,30 @@ def test_several_at_once(tried: Tried) -> None:
         assert_equal(batch[0], expected[0])
     assert_prefix(received[:3])
     tried("all", "kill", "learner learns", "replaced")
+
+
+def test_several_in_the_middle_of_a_round(tmp_path: Path, tried: Tried) -> None:
+    """Two executors and an actor die in the same round; the third executor notices nothing."""
+    received: list[TensorDictBase] = []
+    envs = sound_environments()
+    for env in (1, 2):
+        envs[env] = partial(ToldEnv, "kill", 14, str(tmp_path / f"struck {env}"))
+    policy = told_policy("kill", 2, str(tmp_path / "struck"), batch=1)
+    with pytest.warns(RuntimeWarning, match="a worker is replaced"):
+        collector = run(
+            policy,
+            envs,
+            received,
+            on_executor_failure="restart",
+            max_restarts=8,
+            num_actors=2,
+        )
+    statistics = collector.statistics()
+    assert (statistics.executor_restarts, statistics.actor_restarts) == (2, 1)
+    assert len(received) == ROUNDS
+    for batch, expected in zip(received, undisturbed(), strict=True):
+        assert_equal(batch[0], expected[0])
+    tried("all", "kill", "mid-round", "replaced")
 
 
 def test_the_replacement_depends_on_nothing_else(tmp_path: Path, tried: Tried) -> None:
