@@ -78,9 +78,9 @@ def test_a_game_with_all_options(tmp_path: Path, recipe: str) -> None:
 
 
 def test_the_display_on_a_terminal(tmp_path: Path) -> None:
-    """Kept up to date in place, with evaluations as lines above."""
+    """Kept up to date in place, four times a second, with evaluations as lines above."""
     ours, terminal = pty.openpty()
-    recipe, *flags = f"{CARTPOLE} --total-frames 192 --log-interval 64".split()
+    recipe, *flags = f"{CARTPOLE} --total-frames 960 --log-interval 64".split()
     process = subprocess.Popen(
         [sys.executable, str(RECIPES / recipe), *flags, "--output-dir", str(tmp_path / "run")],
         stdout=terminal,
@@ -96,7 +96,7 @@ def test_the_display_on_a_terminal(tmp_path: Path) -> None:
     assert process.wait() == 0
     text = re.sub(rb"\x1b\[[0-9;?]*[A-Za-z]", b"", shown).decode()
     assert b"\x1b[1A" in shown, "the bar and the metrics are drawn over"
-    for part in ("192 of 192 steps", "192 steps: evaluation return", "learner", "executors"):
+    for part in ("960 of 960 steps", "960 steps: evaluation return", "learner", "executors"):
         assert part in text
     assert "Traceback" not in text
 
