@@ -67,7 +67,7 @@ def mapped_blocks() -> set[int]:
 def nothing_left(
     warm_servers: None, record_property: Callable[[str, object], None]
 ) -> Iterator[None]:
-    """Workers, shared memory and descriptors are gone after the test."""
+    """Workers, their servers and shared memory are gone after the test."""
     from torchrl_hts.workers import TORCH_FREE, WITH_TORCH
 
     servers = [acquire_server(TORCH_FREE), acquire_server(WITH_TORCH)]  # the warm ones

@@ -60,7 +60,7 @@ def send_message(sock: socket.socket, message: dict[str, Any], fds: Sequence[int
     """Send a message, with file descriptors that the other side takes with `read_fds`.
 
     Raises:
-        OSError: if the other side has ended, or a descriptor is closed; then nothing was sent.
+        OSError: if the other side has ended; or a descriptor is closed, and then nothing was sent.
     """
     for fd in fds:
         os.fstat(fd)

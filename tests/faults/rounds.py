@@ -82,14 +82,14 @@ def run_until_shutdown(
     envs: list[Any],
     received: list[TensorDictBase],
     finish: Callable[[HTSCollector], None],
-    **kwargs: Any,
 ) -> None:
     """Collect as many rounds, with no end in sight, and let ``finish`` end it.
 
     The round that is open then was opened when all that is learned from was there.
     """
-    kwargs = {"num_executors": N, "seed": SEED, "lag": LAG} | kwargs
-    collector = HTSCollector(envs, policy, frames_per_batch=N * T, **kwargs)
+    collector = HTSCollector(
+        envs, policy, frames_per_batch=N * T, num_executors=N, seed=SEED, lag=LAG
+    )
     for batch in collector:
         received.append(batch.clone())
         if len(received) == ROUNDS:
