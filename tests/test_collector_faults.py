@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import collections
 import gc
 import itertools
+import operator
 import os
 import signal
+import sys
 import threading
 import weakref
 from collections.abc import Iterator
@@ -36,7 +39,13 @@ from torchrl.envs import GymWrapper
 
 import torchrl_hts.staff
 from torchrl_hts import HTSCollector, WorkerError
-from torchrl_hts.workers import TORCH_FREE, WorkerServer, acquire_server
+from torchrl_hts.workers import (
+    TORCH_FREE,
+    WorkerServer,
+    _ServerPool,
+    acquire_server,
+    release_server,
+)
 
 pytestmark = [pytest.mark.usefixtures("nothing_left"), pytest.mark.timeout(120)]
 
@@ -510,6 +519,64 @@ class TestTheLoop:
         assert_others_ended_by_themselves(collector)
         assert collector.statistics().executor_restarts == 0
         assert processes_below(os.getpid()) <= before
+
+    @pytest.mark.filterwarnings("ignore:a worker is replaced")
+    @pytest.mark.parametrize(
+        ("module", "name"),
+        [
+            ("torchrl_hts.workers", "readable"),  # while the answer of a server is waited for
+            ("torchrl_hts.workers", "read_message"),  # within it
+            ("torchrl_hts.workers", "send_message"),  # within the request
+            ("torchrl_hts.staff", "acquire_server"),
+            ("torchrl_hts.roster", "Roster.add"),  # as a new worker gets its place
+            ("torchrl_hts.staff", "Staff._replace"),
+        ],
+    )
+    def test_shutdown_from_a_signal_handler(
+        self, module: str, name: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Whatever the main thread is at while a worker is replaced, it can't wait for itself."""
+        pool = _ServerPool()  # of its own, since a server may be given up here
+
+        def acquire(preload: tuple[str, ...]) -> WorkerServer:
+            return (pool.acquire if preload == TORCH_FREE else acquire_server)(preload)
+
+        def release(server: WorkerServer) -> None:
+            (pool.release if server in pool._users else release_server)(server)
+
+        monkeypatch.setattr(torchrl_hts.staff, "acquire_server", acquire)
+        monkeypatch.setattr(torchrl_hts.staff, "release_server", release)
+        collector = start([ENDLESS] * 2, num_executors=2, on_executor_failure="restart")
+        batches = iter(collector)
+        next(batches)
+        asked = []
+
+        def shut_down(signum: int, frame: object) -> None:
+            asked.append(signum)
+            collector.shutdown()
+
+        before = signal.signal(signal.SIGTERM, shut_down)
+        try:
+            if name == "acquire_server":  # it has ended, and the next one is asked for
+                collector._crew._torch_free_server._process.kill()
+                collector._crew._torch_free_server._process.wait()
+            else:
+                os.kill(collector.worker_pids()["executor 1"], signal.SIGKILL)
+            original = operator.attrgetter(name)(sys.modules[module])
+
+            def signalled(*arguments: Any, **options: Any) -> Any:
+                if not asked:
+                    signal.raise_signal(signal.SIGTERM)
+                return original(*arguments, **options)
+
+            monkeypatch.setattr(f"{module}.{name}", signalled)
+            with pytest.raises(RuntimeError, match="shut down"):
+                collections.deque(batches)
+        finally:
+            signal.signal(signal.SIGTERM, before)
+        assert asked == [signal.SIGTERM]
+        for worker in collector._crew.workers:
+            assert worker.exit_status(0) is not None
 
     @pytest.mark.parametrize("finished", [True, False])
     def test_what_remains_of_use_after_the_end(self, finished: bool) -> None:

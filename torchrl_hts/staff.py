@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import re
 import threading
@@ -43,7 +44,7 @@ Description = GymDescription | TorchRLDescription
 
 # How long a probe may take, the environment's making included, before it is given up.
 _PROBE_LIMIT_S = 30.0
-_SHUT_DOWN = "another thread has shut the collector down"
+_SHUT_DOWN = "the collector has been shut down, by another thread or a signal handler"
 
 # A pickled factory that speaks of TorchRL, though not of our own environments, most likely makes
 # one of its environments. A wrong guess costs time alone.
@@ -88,7 +89,8 @@ class Staff:
         self._torch_free_server: WorkerServer | None = None
         self._with_torch = False  # whether the executors' server is the one that has it
         self._modules: list[str] = []  # of the environments, for that server to import
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
+        self._shutdowns = itertools.count()
         self.closed_at: float | None = None  # by the monotonic clock
         self._owner_pid = os.getpid()
         self._storage_dir = storage_dir
@@ -295,11 +297,12 @@ class Staff:
             return server().spawn(name, target, fds)
 
     def _enlist(self, team: list[WorkerProcess], index: int, worker: WorkerProcess) -> None:
-        """Give a new worker its place, unless another thread has shut everybody down meanwhile."""
+        """Give a new worker its place, unless everybody has been shut down meanwhile."""
         with self._lock:
             if not self.is_closed():
                 team[index : index + 1] = [worker]
                 self._roster.add(worker)
+            if not self.is_closed():  # by a signal handler, as the worker got its place
                 return
         worker.hang_up()
         worker.kill()
@@ -324,9 +327,9 @@ class Staff:
 
     def shutdown(self, timeout_s: float) -> None:
         """End every worker: politely, and by force after the time-out; may be called again."""
+        if next(self._shutdowns):
+            return
         with self._lock:
-            if self.is_closed():
-                return
             self.closed_at = time.monotonic()
         if os.getpid() != self._owner_pid:
             return  # a fork of the user's process: the workers aren't its own
@@ -360,8 +363,8 @@ class Staff:
             for worker in self.workers:
                 worker.exit_status(max(0.0, deadline - time.monotonic()))
                 worker.close()
-            for server in self._servers:
-                release_server(server)
+            while self._servers:
+                release_server(self._servers.pop())
             for inbox in (*self.executor_inboxes, self.actor_inbox, self.learner_inbox):
                 inbox.close()
             os.close(self.memory_fd)
@@ -371,10 +374,12 @@ class Staff:
     def _acquire(self, preload: tuple[str, ...]) -> WorkerServer:
         server = acquire_server(preload)
         with self._lock:
+            self._servers.append(server)
             if not self.is_closed():
-                self._servers.append(server)
                 return server
-        release_server(server)
+        with contextlib.suppress(ValueError):  # the shutdown has released it
+            self._servers.remove(server)
+            release_server(server)
         raise RuntimeError(_SHUT_DOWN)
 
     def _alive(self, server: WorkerServer | None, preload: tuple[str, ...]) -> WorkerServer:

@@ -18,6 +18,7 @@ from __future__ import annotations
 import collections
 import contextlib
 import errno
+import itertools
 import os
 import resource
 import signal
@@ -198,11 +199,14 @@ class WorkerServer:
         )
         theirs.close()
         self._socket = ours
-        self._lock = threading.Lock()
+        # Reentrant, as are all locks on the way of a shutdown: a signal handler may ask for one.
+        self._lock = threading.RLock()
+        self._within_message = False
         self._statuses: dict[int, int] = {}
         self._stderr: dict[int, str] = {}
         self._owner_pid = os.getpid()
-        self._asked = 0
+        self._numbers = itertools.count()
+        self._answers: dict[int, dict[str, Any] | None] = {}  # None: not there yet
         self._taken_along: set[int] = set()
         self.failure: str | None = None
         self.preload(preload)
@@ -268,9 +272,7 @@ class WorkerServer:
                     return self._statuses[pid]
                 left_s = max(0.0, deadline - time.monotonic())
                 try:
-                    if readable(self._socket.fileno(), min(left_s, 0.05)):
-                        self._receive()
-                    elif not left_s:
+                    if not self._receive(min(left_s, 0.05)) and not left_s:
                         return None
                 except ServerEndedError as error:
                     # The server's end kills its workers.
@@ -310,36 +312,51 @@ class WorkerServer:
         Answers to a request whose caller was interrupted are passed over. A worker that was started
         for one ends by itself: nobody holds the other end of its connection.
         """
-        self._asked += 1
-        number = self._asked
-        self._request({"id": number, **request}, fds)
-        while True:
-            message = self._receive()
-            if message.get("id") == number:
-                return message
+        number = next(self._numbers)
+        self._answers[number] = None
+        try:
+            self._request({"id": number, **request}, fds)
+            while (answer := self._answers[number]) is None:
+                self._receive(1.0)
+            return answer
+        finally:
+            del self._answers[number]
 
-    def _receive(self) -> dict[str, Any]:
-        while not readable(self._socket.fileno(), 1.0):  # where Ctrl-C does no harm
-            pass
+    def _receive(self, timeout_s: float) -> bool:
+        """Take a message in and note it; False if none came within the time."""
+        if self._socket.fileno() < 0:  # closed, by a signal handler
+            raise ServerEndedError(self._gone())
+        if not readable(self._socket.fileno(), timeout_s):  # where Ctrl-C does no harm
+            return False
         with self._whole():
+            if not readable(self._socket.fileno(), 0):  # a signal handler has taken it in
+                return False
             message = read_message(self._socket)
             if message is None:
                 raise ServerEndedError(self._gone())
             if "status" in message:
                 self._stderr[message["exited"]] = message["stderr"]
                 self._statuses[message["exited"]] = message["status"]
-        return message
+            elif message["id"] in self._answers:
+                self._answers[message["id"]] = message
+        return True
 
     @contextlib.contextmanager
     def _whole(self) -> Iterator[None]:
         """End a server that was interrupted within a message: the next would not be understood."""
+        if self._within_message:  # by a signal handler that has something to say itself
+            self._process.kill()
+            raise ServerEndedError(self._gone())
         try:
+            self._within_message = True
             yield
         except Exception:
             raise
         except BaseException:
             self._process.kill()
             raise
+        finally:
+            self._within_message = False
 
     def _gone(self) -> str:
         status = None
@@ -352,7 +369,7 @@ class _ServerPool:
     """Servers by what they preload, with a count of who uses them."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         self._servers: dict[tuple[str, ...], WorkerServer] = {}
         self._users: dict[WorkerServer, int] = {}
         self._pid = os.getpid()
