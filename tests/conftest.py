@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import importlib.util
 import os
@@ -53,27 +54,27 @@ def warm_servers() -> Iterator[None]:
         yield
 
 
-def mapped_blocks() -> set[int]:
-    """The blocks of shared memory that this process holds, by their inodes."""
-    descriptors = [f"/proc/self/fd/{fd}" for fd in os.listdir("/proc/self/fd")]
-    return {
-        os.stat(fd).st_ino
-        for fd in descriptors
-        if os.path.lexists(fd) and "memfd:torchrl_hts" in os.readlink(fd)
-    }
+def descriptors() -> set[tuple[int, str]]:
+    """What this process holds of what a collector opens: number and kind of each descriptor."""
+    kinds = ("memfd:torchrl_hts", "pipe:", "socket:", "pidfd")
+    held = set()
+    for fd in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(FileNotFoundError):
+            held.add((int(fd), os.readlink(f"/proc/self/fd/{fd}")))
+    return {(fd, target) for fd, target in held if any(kind in target for kind in kinds)}
 
 
 @pytest.fixture
 def nothing_left(
     warm_servers: None, record_property: Callable[[str, object], None]
 ) -> Iterator[None]:
-    """Workers, their servers and shared memory are gone after the test."""
+    """Workers, their servers, shared memory and descriptors are gone after the test."""
     from torchrl_hts.workers import TORCH_FREE, WITH_TORCH
 
     servers = [acquire_server(TORCH_FREE), acquire_server(WITH_TORCH)]  # the warm ones
     kept = {server.pid for server in servers}
     before = processes_below(os.getpid())
-    segments, blocks = shared_memory_segments(), mapped_blocks()
+    segments, opened = shared_memory_segments(), descriptors()
     try:
         yield
         left = {pid for server in kept for pid in processes_below(server)}
@@ -81,11 +82,11 @@ def nothing_left(
         left |= {pid for pid in new if is_server(pid)}
         named = segments_left(segments)
         gc.collect()
-        mapped = mapped_blocks() - blocks  # the traceback of a test that has failed may hold some
-        record_property("left", len(left) + len(named) + len(mapped))
+        still = descriptors() - opened  # the traceback of a test that has failed may hold some
+        record_property("left", len(left) + len(named) + len(still))
         assert not left, f"worker processes {left} are left"
         assert not named
-        assert not mapped, "a collector's memory is still mapped"
+        assert not still, f"descriptors {still} are still open"
     finally:
         for server in servers:
             release_server(server)

@@ -27,14 +27,14 @@ def fault_table(stats: Mapping[str, Sequence[Any]]) -> list[str]:
 
     Args:
         stats: reports by category. The last of a test holds what it has recorded: ``"fault"``,
-            a `Case`; ``"rows"``, compared and lost; ``"left"``, processes, segments and mapped
-            blocks; ``"seconds"``, a fault and the time until it was told.
+            a `Case`; ``"rows"``, compared and lost; ``"left"``, processes, segments and
+            descriptors; ``"seconds"``, what took how long after which fault.
     """
     reports = [report for each in stats.values() for report in each if hasattr(report, "when")]
     failed = {report.nodeid for report in reports if report.failed}
     cases: list[Case] = []
     compared = lost = left = 0
-    slowest: dict[bool, tuple[float, str]] = {}
+    slowest: dict[tuple[str, bool], tuple[float, str]] = {}
     tests = [report for report in reports if report.when == "teardown"]
     tests = [t for t in tests if any(name == "fault" for name, _ in t.user_properties)]
     for test in tests:
@@ -46,9 +46,9 @@ def fault_table(stats: Mapping[str, Sequence[Any]]) -> list[str]:
             elif name == "left":
                 left += value
             elif name == "seconds":
-                fault, seconds = value
-                timed_out = fault in ("hang", "stop")
-                slowest[timed_out] = max(slowest.get(timed_out, (0.0, "")), (seconds, fault))
+                what, fault, seconds = value
+                case = (what, fault in ("hang", "stop"))
+                slowest[case] = max(slowest.get(case, (0.0, "")), (seconds, fault))
     if not tests:
         return []
     lines = [
@@ -65,11 +65,11 @@ def fault_table(stats: Mapping[str, Sequence[Any]]) -> list[str]:
     )
     lines.append(
         f"{compared:,} rows held against undisturbed runs, {lost} lost or changed; "
-        f"{left} processes, segments and mappings left"
+        f"{left} processes, segments and descriptors left"
     )
-    for timed_out, (seconds, fault) in sorted(slowest.items()):
-        which = "when a time-out had passed" if timed_out else "at once"
-        lines.append(f"slowest of those that are told {which}: {fault}, {seconds:.1f} s")
+    for (what, timed_out), (seconds, fault) in sorted(slowest.items()):
+        which = ", a time-out among it" if timed_out else ""
+        lines.append(f"{what} after {seconds:.1f} s at most ({fault}){which}")
     return lines
 
 

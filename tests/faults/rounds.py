@@ -29,7 +29,9 @@ VICTIM = 1  # the environment that fails, in an executor of its own
 OTHERS = [env for env in range(N) if env != VICTIM]
 TIMEOUT_S = 4.0
 
-SOON_S = 60.0  # until a failure is told, on a machine that may be busy with other things
+# Until a failure is told, a worker is replaced and the run over, or everybody has ended: on a
+# machine that may be busy with other things.
+SOON_S = 60.0
 
 Body = Callable[[HTSCollector, int], None]
 
@@ -52,9 +54,16 @@ class Tried:
         self.record("fault", (worker, fault, phase, outcome))
 
     def told(self, fault: str, marker: Path) -> None:
-        """Note how long ago a fault struck, which must not be long."""
-        seconds = time.time() - marker.stat().st_mtime
-        self.record("seconds", (fault, seconds))
+        """A fault has been raised: note how long after it struck."""
+        self.took("told", fault, time.time() - marker.stat().st_mtime)
+
+    def went_on(self, fault: str, marker: Path) -> None:
+        """A worker was replaced, and the run is over: note how long after the fault struck."""
+        self.took("replaced and the run over", fault, time.time() - marker.stat().st_mtime)
+
+    def took(self, what: str, fault: str, seconds: float) -> None:
+        """Note how long something took, which must not be long."""
+        self.record("seconds", (what, fault, seconds))
         assert seconds < SOON_S
 
 
@@ -82,10 +91,13 @@ def run_until_shutdown(
     envs: list[Any],
     received: list[TensorDictBase],
     finish: Callable[[HTSCollector], None],
-) -> None:
+) -> float:
     """Collect as many rounds, with no end in sight, and let ``finish`` end it.
 
     The round that is open then was opened when all that is learned from was there.
+
+    Returns:
+        How long ``finish`` took, in seconds.
     """
     collector = HTSCollector(
         envs, policy, frames_per_batch=N * T, num_executors=N, seed=SEED, lag=LAG
@@ -96,7 +108,9 @@ def run_until_shutdown(
             break
         rest(collector)
         learn(policy)
+    before = time.monotonic()
     finish(collector)
+    return time.monotonic() - before
 
 
 @cache

@@ -66,6 +66,7 @@ def test_policy(fault: str, phase: str, mode: str, tmp_path: Path, tried: Tried)
     if mode == "restart" and failure not in FINAL:
         with pytest.warns(RuntimeWarning, match="(?s)a worker is replaced: actor"):
             collector = run(policy, sound_environments(), received, **options)
+        tried.went_on(fault, marker)
         assert collector.statistics().actor_restarts == 1
         assert_whole(received)
         tried("actor", fault, phase, "replaced")
@@ -173,7 +174,8 @@ def test_during_shutdown(fault: str, tmp_path: Path, tried: Tried) -> None:
 
     received: list[TensorDictBase] = []
     policy = told_policy(fault, ROUNDS - 1, str(marker))
-    run_until_shutdown(policy, sound_environments(), received, finish)
+    seconds = run_until_shutdown(policy, sound_environments(), received, finish)
+    tried.took("shut down", fault, seconds)
     assert_whole(received)
     tried("actor", fault, "shutdown", "ended")
 
@@ -186,6 +188,7 @@ def test_dead_before_shutdown(tried: Tried) -> None:
         collector.shutdown()
 
     received: list[TensorDictBase] = []
-    run_until_shutdown(told_policy(), sound_environments(), received, finish)
+    seconds = run_until_shutdown(told_policy(), sound_environments(), received, finish)
+    tried.took("shut down", "kill", seconds)
     assert_whole(received)
     tried("actor", "kill", "shutdown", "ended")

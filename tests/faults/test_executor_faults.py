@@ -112,15 +112,17 @@ def test_raised(fault: str, phase: str, tmp_path: Path, tried: Tried) -> None:
 def test_replaced(fault: str, phase: str, tmp_path: Path, tried: Tried) -> None:
     """A new episode from the transition that failed; nobody else notices."""
     step_of_life, round_, step = STEPS[phase]
+    marker = tmp_path / "struck"
     received: list[TensorDictBase] = []
     with pytest.warns(RuntimeWarning, match="(?s)a worker is replaced: .*executor 1") as warned:
         collector = run(
             told_policy(),
-            environments(fault, step_of_life, tmp_path / "struck"),
+            environments(fault, step_of_life, marker),
             received,
             timeout_s=timeouts_s("executor", fault),
             on_executor_failure="restart",
         )
+    tried.went_on(fault, marker)
     assert len([w for w in warned if w.category is RuntimeWarning]) == 1
     statistics = collector.statistics()
     assert (statistics.executor_restarts, statistics.actor_restarts) == (1, 0)
@@ -270,7 +272,8 @@ def test_during_shutdown(fault: str, at: str | int, tmp_path: Path, tried: Tried
         collector.shutdown(timeout=2.0 if fault in ("hang", "stop") else None)
 
     received: list[TensorDictBase] = []
-    run_until_shutdown(told_policy(), environments(fault, at, marker), received, finish)
+    seconds = run_until_shutdown(told_policy(), environments(fault, at, marker), received, finish)
+    tried.took("shut down", fault, seconds)
     assert_whole(received)
     assert marker.exists()
     tried("executor", fault, "shutdown", "ended")
@@ -284,7 +287,8 @@ def test_dead_before_shutdown(tried: Tried) -> None:
         collector.shutdown()
 
     received: list[TensorDictBase] = []
-    run_until_shutdown(told_policy(), sound_environments(), received, finish)
+    seconds = run_until_shutdown(told_policy(), sound_environments(), received, finish)
+    tried.took("shut down", "kill", seconds)
     assert_whole(received)
     tried("executor", "kill", "shutdown", "ended")
 
