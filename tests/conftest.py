@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import gc
 import importlib.util
 import os
@@ -15,13 +14,14 @@ from fault_table import fault_table
 from processes import (
     SHARED_SERVERS,
     is_server,
+    open_descriptors,
     processes_below,
     segments_left,
     shared_memory_segments,
 )
 
+from torchrl_hts.servers import acquire_server, keep_servers, release_server
 from torchrl_hts.system import allowed_cores
-from torchrl_hts.workers import acquire_server, keep_servers, release_server
 
 
 def pytest_xdist_auto_num_workers() -> int:
@@ -54,27 +54,17 @@ def warm_servers() -> Iterator[None]:
         yield
 
 
-def descriptors() -> set[tuple[int, str]]:
-    """What this process holds of what a collector opens: number and kind of each descriptor."""
-    kinds = ("memfd:torchrl_hts", "pipe:", "socket:", "pidfd")
-    held = set()
-    for fd in os.listdir("/proc/self/fd"):
-        with contextlib.suppress(FileNotFoundError):
-            held.add((int(fd), os.readlink(f"/proc/self/fd/{fd}")))
-    return {(fd, target) for fd, target in held if any(kind in target for kind in kinds)}
-
-
 @pytest.fixture
 def nothing_left(
     warm_servers: None, record_property: Callable[[str, object], None]
 ) -> Iterator[None]:
-    """Workers, their servers, shared memory and descriptors are gone after the test."""
-    from torchrl_hts.workers import TORCH_FREE, WITH_TORCH
+    """Workers, their servers and shared memory are gone after the test."""
+    from torchrl_hts.servers import TORCH_FREE, WITH_TORCH
 
     servers = [acquire_server(TORCH_FREE), acquire_server(WITH_TORCH)]  # the warm ones
     kept = {server.pid for server in servers}
     before = processes_below(os.getpid())
-    segments, opened = shared_memory_segments(), descriptors()
+    segments, blocks = shared_memory_segments(), open_descriptors("memfd:torchrl_hts")
     try:
         yield
         left = {pid for server in kept for pid in processes_below(server)}
@@ -82,11 +72,12 @@ def nothing_left(
         left |= {pid for pid in new if is_server(pid)}
         named = segments_left(segments)
         gc.collect()
-        still = descriptors() - opened  # the traceback of a test that has failed may hold some
-        record_property("left", len(left) + len(named) + len(still))
+        # The traceback of a test that has failed may hold some.
+        mapped = open_descriptors("memfd:torchrl_hts") - blocks
+        record_property("left", len(left) + len(named) + len(mapped))
         assert not left, f"worker processes {left} are left"
         assert not named
-        assert not still, f"descriptors {still} are still open"
+        assert not mapped, "a collector's memory is still mapped"
     finally:
         for server in servers:
             release_server(server)

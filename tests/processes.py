@@ -23,6 +23,7 @@ _TESTS = Path(__file__).parent
 needs_linux = pytest.mark.skipif(not ON_LINUX, reason="rests on what Linux offers beyond POSIX")
 
 
+COLLECTORS_OWN = ("memfd:torchrl_hts", "pipe:", "socket:", "pidfd")  # descriptors, by target
 SHARED_SERVERS: set[int] = set()  # worker servers that outlive their test on purpose
 
 
@@ -37,11 +38,21 @@ def alive(pid: int) -> bool:
 def processes_below(pid: int) -> set[int]:
     """All descendants of a process."""
     below: set[int] = set()
-    for task in Path(f"/proc/{pid}/task").iterdir():
+    tasks = Path(f"/proc/{pid}/task")
+    for task in tasks.iterdir() if tasks.exists() else ():
         with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # a thread that has ended
             for child in (task / "children").read_text().split():
                 below |= {int(child), *processes_below(int(child))}
     return below
+
+
+def open_descriptors(*kinds: str) -> set[tuple[int, str]]:
+    """Number and target of this process's descriptors whose target has one of these in its name."""
+    held = set()
+    for fd in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(FileNotFoundError):  # that of the listing itself
+            held.add((int(fd), os.readlink(f"/proc/self/fd/{fd}")))
+    return {(fd, target) for fd, target in held if any(kind in target for kind in kinds)}
 
 
 def is_server(pid: int) -> bool:

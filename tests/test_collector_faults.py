@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import collections
 import gc
 import itertools
-import operator
 import os
 import signal
-import sys
 import threading
 import weakref
 from collections.abc import Iterator
@@ -37,15 +34,10 @@ from tensordict.nn import TensorDictModule
 from torch import Tensor, nn
 from torchrl.envs import GymWrapper
 
-import torchrl_hts.staff
+import torchrl_hts.servers
 from torchrl_hts import HTSCollector, WorkerError
-from torchrl_hts.workers import (
-    TORCH_FREE,
-    WorkerServer,
-    _ServerPool,
-    acquire_server,
-    release_server,
-)
+from torchrl_hts.servers import TORCH_FREE, acquire_server
+from torchrl_hts.workers import WorkerServer
 
 pytestmark = [pytest.mark.usefixtures("nothing_left"), pytest.mark.timeout(120)]
 
@@ -210,7 +202,7 @@ class TestSimulators:
             own = preload == TORCH_FREE and not server.has_ended()
             return server if own else acquire_server(preload)
 
-        monkeypatch.setattr(torchrl_hts.staff, "acquire_server", acquire)
+        monkeypatch.setattr(torchrl_hts.servers, "acquire_server", acquire)
         make_env = partial(SimulatorEnv, str(tmp_path))
         collector = start([make_env] * 2, num_executors=2, on_executor_failure=mode)
         pids = self.pids(tmp_path)
@@ -257,7 +249,7 @@ class TestKilled:
             return server if first else acquire_server(preload)
 
         monkeypatch.setattr(server, "has_ended", lambda: next(ended, True))
-        monkeypatch.setattr(torchrl_hts.staff, "acquire_server", acquire)
+        monkeypatch.setattr(torchrl_hts.servers, "acquire_server", acquire)
         collector = start([ENDLESS] * 2, num_executors=2)
         assert next(iter(collector)).shape == (2, 4)
         collector.shutdown()
@@ -520,64 +512,6 @@ class TestTheLoop:
         assert collector.statistics().executor_restarts == 0
         assert processes_below(os.getpid()) <= before
 
-    @pytest.mark.filterwarnings("ignore:a worker is replaced")
-    @pytest.mark.parametrize(
-        ("module", "name"),
-        [
-            ("torchrl_hts.workers", "readable"),  # while the answer of a server is waited for
-            ("torchrl_hts.workers", "read_message"),  # within it
-            ("torchrl_hts.workers", "send_message"),  # within the request
-            ("torchrl_hts.staff", "acquire_server"),
-            ("torchrl_hts.roster", "Roster.add"),  # as a new worker gets its place
-            ("torchrl_hts.staff", "Staff._replace"),
-        ],
-    )
-    def test_shutdown_from_a_signal_handler(
-        self, module: str, name: str, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        """Whatever the main thread is at while a worker is replaced, it can't wait for itself."""
-        pool = _ServerPool()  # of its own, since a server may be given up here
-
-        def acquire(preload: tuple[str, ...]) -> WorkerServer:
-            return (pool.acquire if preload == TORCH_FREE else acquire_server)(preload)
-
-        def release(server: WorkerServer) -> None:
-            (pool.release if server in pool._users else release_server)(server)
-
-        monkeypatch.setattr(torchrl_hts.staff, "acquire_server", acquire)
-        monkeypatch.setattr(torchrl_hts.staff, "release_server", release)
-        collector = start([ENDLESS] * 2, num_executors=2, on_executor_failure="restart")
-        batches = iter(collector)
-        next(batches)
-        asked = []
-
-        def shut_down(signum: int, frame: object) -> None:
-            asked.append(signum)
-            collector.shutdown()
-
-        before = signal.signal(signal.SIGTERM, shut_down)
-        try:
-            if name == "acquire_server":  # it has ended, and the next one is asked for
-                collector._crew._torch_free_server._process.kill()
-                collector._crew._torch_free_server._process.wait()
-            else:
-                os.kill(collector.worker_pids()["executor 1"], signal.SIGKILL)
-            original = operator.attrgetter(name)(sys.modules[module])
-
-            def signalled(*arguments: Any, **options: Any) -> Any:
-                if not asked:
-                    signal.raise_signal(signal.SIGTERM)
-                return original(*arguments, **options)
-
-            monkeypatch.setattr(f"{module}.{name}", signalled)
-            with pytest.raises(RuntimeError, match="shut down"):
-                collections.deque(batches)
-        finally:
-            signal.signal(signal.SIGTERM, before)
-        assert asked == [signal.SIGTERM]
-        for worker in collector._crew.workers:
-            assert worker.exit_status(0) is not None
-
     @pytest.mark.parametrize("finished", [True, False])
     def test_what_remains_of_use_after_the_end(self, finished: bool) -> None:
         policy = marked()
@@ -639,7 +573,10 @@ def say(*collectors):
     pids = {
         pid
         for collector in collectors
-        for pid in [*collector.worker_pids().values(), *(s.pid for s in collector._crew._servers)]
+        for pid in [
+            *collector.worker_pids().values(),
+            *(server.pid for server in collector._crew._servers._held),
+        ]
     }
     print(json.dumps([name, main, sorted(pids)]), flush=True)
 

@@ -70,7 +70,7 @@ def make(bell=None, **options):
     return HTSCollector([lambda: Countdown(bell), Countdown], policy, num_executors=2, **options)
 
 def pids(collector):
-    return [*collector.worker_pids().values(), *(s.pid for s in collector._crew._servers)]
+    return [*collector.worker_pids().values(), *(s.pid for s in collector._crew._servers._held)]
 """
 
 
@@ -177,7 +177,7 @@ LEFT = []
 @pytest.mark.parametrize("number", range(4))
 def test_collects(number, worker_id):
     collector = HTSCollector([EchoEnv] * 2, categorical(), frames_per_batch=8, seed=3)
-    pids = [*collector.worker_pids().values(), *(s.pid for s in collector._crew._servers)]
+    pids = [*collector.worker_pids().values(), *(s.pid for s in collector._crew._servers._held)]
     batch = next(iter(collector))
     LEFT.append(collector)  # not shut down
     found = [worker_id, pids, batch["observation"].tolist()]
@@ -217,7 +217,7 @@ class Mine(EchoEnv):
 
 def work(connection):
     collector = HTSCollector([Mine] * 2, categorical(), frames_per_batch=8, seed=3)
-    pids = [*collector.worker_pids().values(), *(s.pid for s in collector._crew._servers)]
+    pids = [*collector.worker_pids().values(), *(s.pid for s in collector._crew._servers._held)]
     batch = next(iter(collector))
     connection.send([pids, batch["observation"].tolist()])  # and ends without a shutdown
 

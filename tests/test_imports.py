@@ -16,7 +16,8 @@ PACKAGE = ROOT / "torchrl_hts"
 ORDER = [
     "system", "theory", "errors", "schedule", "exchange", "watching", "storage", "recording",
     "messages", "probing", "forecast",
-    "worker_output", "worker_server", "workers", "ale_state", "state_names", "state_pickle",
+    "worker_output", "worker_server", "undivided", "workers", "servers",
+    "ale_state", "state_names", "state_pickle",
     "env_state", "gym_env", "executor", "slots", "torchrl_env", "invariance", "draws", "short_cut",
     "sampling", "gathering", "actor", "timeline_picture", "saved_state", "timeline", "statistics",
     "weights", "batch_plan", "restarts", "pickling", "limits", "arguments", "progress", "failures",

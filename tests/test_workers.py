@@ -24,16 +24,9 @@ from worker_targets import modules, timer_slack_ns
 import torchrl_hts.workers
 from torchrl_hts import HTSCollector
 from torchrl_hts.messages import receive_object, send_object
+from torchrl_hts.servers import TORCH_FREE, acquire_server, keep_servers, release_server
 from torchrl_hts.system import ON_LINUX
-from torchrl_hts.workers import (
-    TORCH_FREE,
-    ServerEndedError,
-    WorkerProcess,
-    WorkerServer,
-    acquire_server,
-    keep_servers,
-    release_server,
-)
+from torchrl_hts.workers import ServerEndedError, WorkerProcess, WorkerServer
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -266,7 +259,8 @@ class TestTheEnd:
         script.write_text(
             "import json, os, signal\n"
             "from torchrl_hts.messages import send_object\n"
-            "from torchrl_hts.workers import TORCH_FREE, WorkerServer\n"
+            "from torchrl_hts.servers import TORCH_FREE\n"
+            "from torchrl_hts.workers import WorkerServer\n"
             "server = WorkerServer(TORCH_FREE)\n"
             "workers = [server.spawn('w', 'worker_targets:serve', ()) for _ in range(2)]\n"
             "send_object(workers[0].control, ('hang', None))\n"
@@ -455,7 +449,7 @@ for preloads_torch in (False, True):
     batches = iter(collector)
     next(batches)
     pids = collector.worker_pids()
-    (server,) = [s for s in collector._crew._servers if has_torch(s.pid) == preloads_torch]
+    (server,) = [s for s in collector._crew._servers._held if has_torch(s.pid) == preloads_torch]
     os.kill(server.pid, signal.SIGKILL)
     try:
         while True:  # until the signal has done its work

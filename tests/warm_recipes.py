@@ -22,7 +22,8 @@ from processes import SHARED_SERVERS
 from script_paths import RECIPES
 
 from torchrl_hts.messages import receive_object, send_object
-from torchrl_hts.workers import WITH_TORCH, WorkerProcess, WorkerServer
+from torchrl_hts.servers import WITH_TORCH
+from torchrl_hts.workers import WorkerProcess, WorkerServer
 
 RUN = subprocess.Popen
 

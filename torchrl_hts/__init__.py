@@ -24,9 +24,9 @@ if TYPE_CHECKING:
         WorkerError,
     )
     from torchrl_hts.evaluation import Evaluation, Evaluator
+    from torchrl_hts.servers import keep_servers
     from torchrl_hts.statistics import Statistics, WorkerStatistics
     from torchrl_hts.timeline import Timeline
-    from torchrl_hts.workers import keep_servers
 
 __version__ = "0.1.0"
 
@@ -47,7 +47,7 @@ _MODULE_OF = {
     "Timeline": "timeline",
     "WorkerError": "errors",
     "WorkerStatistics": "statistics",
-    "keep_servers": "workers",
+    "keep_servers": "servers",
 }
 
 __all__ = [

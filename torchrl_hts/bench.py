@@ -35,8 +35,8 @@ from torchrl_hts.errors import HTSError
 from torchrl_hts.forecast import Costs, Forecast, Setting, forecast, recommend
 from torchrl_hts.limits import available_cores
 from torchrl_hts.probing import EnvironmentTimes
+from torchrl_hts.servers import keep_servers
 from torchrl_hts.theory import rollout_time
-from torchrl_hts.workers import keep_servers
 
 __all__ = ["main"]
 

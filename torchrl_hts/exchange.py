@@ -66,7 +66,8 @@ class Inbox:
 
     def post(self, words: Iterable[int]) -> None:
         """Append words; the reader wakes up. Never blocks: far fewer are pending than fit."""
-        os.write(self.write_fd, array("H", words).tobytes())
+        data = array("H", words).tobytes()
+        os.write(self.write_fd, data)
 
     def is_ready(self, timeout_ms: int = 0) -> bool:
         """Whether there is something to take, or will be within the time-out."""
@@ -101,10 +102,10 @@ class Inbox:
 
     def close(self) -> None:
         """Close the ends that this side has; may be called again."""
-        for fd in (self.read_fd, self.write_fd):
+        fds, self.read_fd, self.write_fd = (self.read_fd, self.write_fd), -1, -1
+        for fd in fds:
             if fd >= 0:
                 os.close(fd)
-        self.read_fd = self.write_fd = -1
 
 
 class ExecutorPort:

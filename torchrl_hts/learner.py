@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 import warnings
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -99,7 +100,7 @@ class LearnerSide:
         """
         if self._crew.is_closed():
             raise RuntimeError(_ENDED)
-        try:
+        with self._ending_on_failure():
             if not self._running:
                 self._run()
             if self.lent:
@@ -117,14 +118,21 @@ class LearnerSide:
             if self._record is not None:
                 self._record(Activity.BATCH_WAIT, asleep, self._lent_at, self.round)
             round_ = self._crew.port.lend()
-        except BaseException as error:  # a worker has failed, or Ctrl-C: the run can't go on
-            if self._crew.is_closed() and isinstance(error, Exception):  # by another thread
-                raise RuntimeError(_ENDED) from error
-            self._crew.shutdown(5.0)
-            raise
         self.lent = True
         self.round = round_ + 1
         return round_, self._slots.batches[self._schedule.slot(round_)]
+
+    @contextlib.contextmanager
+    def _ending_on_failure(self) -> Iterator[None]:
+        """Shut down if a worker fails, or on Ctrl-C: the run can't go on."""
+        try:
+            yield
+        except BaseException as error:
+            was_closed = self._crew.is_closed()  # by another thread, or a signal handler
+            self._crew.shutdown(5.0)
+            if was_closed and isinstance(error, Exception):
+                raise RuntimeError(_ENDED) from error
+            raise
 
     def _run(self) -> None:
         """Set the workers to work, from the beginning that was loaded or with new episodes."""
@@ -150,11 +158,8 @@ class LearnerSide:
     def rest(self) -> None:
         """Bring the workers to rest; what they have collected beyond the lent batch is dropped."""
         if self._running and not self._crew.is_closed():
-            try:
+            with self._ending_on_failure():
                 self._crew.stop()
-            except BaseException:  # a worker has failed, or Ctrl-C
-                self._crew.shutdown(5.0)
-                raise
         self._running = False
         self._beginning = _Beginning()
 
@@ -171,12 +176,9 @@ class LearnerSide:
         end = self.round
         while self._schedule.is_open(end):
             end += 1
-        try:
+        with self._ending_on_failure():
             self._crew.wait_full(end - 1)
             saved = self._crew.save()
-        except BaseException:  # a worker has failed, or Ctrl-C
-            self._crew.shutdown(5.0)
-            raise
         slots = [self._slots.fields[self._schedule.slot(r)] for r in range(self.round, end)]
         batches = tuple(_pack(slot) for slot in slots)
         if isinstance(saved, str):

@@ -29,14 +29,11 @@ from torchrl.envs.utils import ExplorationType, set_exploration_type
 from torchrl_hts.errors import WorkerError
 from torchrl_hts.gym_env import GymDescription, GymEnvironment, RowOptions
 from torchrl_hts.messages import receive_object, send_object
+from torchrl_hts.servers import WITH_TORCH, acquire_server, release_server
 from torchrl_hts.slots import Slots, bind_parameters
 from torchrl_hts.storage import Key, Layout, SharedMemory
+from torchrl_hts.undivided import put_off
 from torchrl_hts.video import check_renders, film
-from torchrl_hts.workers import (
-    WITH_TORCH,
-    acquire_server,
-    release_server,
-)
 
 __all__ = ["Evaluation", "PlayerJob", "PlayerPlan", "PlayerProcess", "env_seed", "run_player"]
 
@@ -201,7 +198,7 @@ class PlayerProcess:
 
     def shutdown(self) -> None:
         """End the process: at once if it plays, which nobody waits for any more."""
-        if self._closed:
+        if self._closed or put_off(self.shutdown):
             return
         self._closed = True
         if os.getpid() != self._owner_pid:

@@ -41,6 +41,7 @@ class Roster:
         self._control_poll = select.poll()  # every worker's connection
         self._poll = select.poll()  # the same and the learner's inbox
         self._poll.register(inbox_fd, select.POLLIN)
+        self.closed = False
 
     def add(self, worker: WorkerProcess) -> None:
         """Listen to a worker."""
@@ -118,8 +119,11 @@ class Roster:
     def _wait(self, poll: select.poll, owing: Owing) -> Sequence[int]:
         """The descriptors that something can be read from."""
         interval_s = self._watch.interval_s
+        timeout_ms = 1000 if interval_s is None else max(1, int(1000 * interval_s))
         while True:
-            ready = poll.poll(None if interval_s is None else max(1, int(1000 * interval_s)))
+            ready = poll.poll(timeout_ms)
+            if self.closed:  # the descriptors may be other people's by now
+                raise RuntimeError("nobody is left to listen to")
             if interval_s is not None:
                 name = self._watch.overdue(owing(), time.monotonic())
                 for worker in {w for w in self._by_fd.values() if w.name == name}:

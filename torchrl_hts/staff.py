@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-import itertools
 import os
 import re
-import threading
 import time
 import warnings
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from math import inf
 from multiprocessing.connection import wait
 from typing import Any
@@ -26,17 +25,11 @@ from torchrl_hts.limits import check_descriptors, check_storage, most_executors
 from torchrl_hts.probing import StepCosts, executors_for
 from torchrl_hts.roster import Roster
 from torchrl_hts.schedule import Schedule
+from torchrl_hts.servers import Servers
 from torchrl_hts.storage import Key, Layout, SharedMemory
 from torchrl_hts.torchrl_env import TorchRLDescription
-from torchrl_hts.workers import (
-    TORCH_FREE,
-    WITH_TORCH,
-    ServerEndedError,
-    WorkerProcess,
-    WorkerServer,
-    acquire_server,
-    release_server,
-)
+from torchrl_hts.undivided import put_off
+from torchrl_hts.workers import WorkerProcess
 
 __all__ = ["Staff"]
 
@@ -44,7 +37,6 @@ Description = GymDescription | TorchRLDescription
 
 # How long a probe may take, the environment's making included, before it is given up.
 _PROBE_LIMIT_S = 30.0
-_SHUT_DOWN = "the collector has been shut down, by another thread or a signal handler"
 
 # A pickled factory that speaks of TorchRL, though not of our own environments, most likely makes
 # one of its environments. A wrong guess costs time alone.
@@ -85,12 +77,9 @@ class Staff:
         self.actors: list[WorkerProcess] = []
         self._shared = False
         self._started = False
-        self._servers: list[WorkerServer] = []
-        self._torch_free_server: WorkerServer | None = None
-        self._with_torch = False  # whether the executors' server is the one that has it
-        self._modules: list[str] = []  # of the environments, for that server to import
-        self._lock = threading.RLock()
-        self._shutdowns = itertools.count()
+        self._servers = Servers()
+        self._ending: list[object] = []  # shutdowns at work, of which the first one acts
+        self._ended = False
         self.closed_at: float | None = None  # by the monotonic clock
         self._owner_pid = os.getpid()
         self._storage_dir = storage_dir
@@ -100,9 +89,8 @@ class Staff:
         self.actor_inbox = Inbox.create()
         self.learner_inbox = Inbox.create()
         self._roster = Roster(self.learner_inbox.read_fd, timeouts_s or {}, self._site)
-        # Importing torch in a server takes seconds: it begins now, while environments are made.
         try:
-            self._torch_server = self._acquire(WITH_TORCH)
+            self._servers.begin()
         except BaseException:
             self.shutdown(0.0)
             raise
@@ -136,7 +124,7 @@ class Staff:
             cores: the number of cores that the collector may use.
         """
         self._factories, self._env_options = factories, env_options
-        self._with_torch = any(_TORCHRL.search(factory) for factory in set(factories))
+        self._servers.with_torch = any(_TORCHRL.search(factory) for factory in set(factories))
         tried = self._spread(cores)
         descriptions: list[Description] = []
         if not tried:
@@ -144,7 +132,7 @@ class Staff:
             kind, descriptions, modules = self._receive_all([first])[0]
             if kind == "torchrl":
                 self._roster.dismiss(first)
-                self._with_torch = True
+                self._servers.with_torch = True
                 first = self._spawn_executor(0)
                 _, descriptions, modules = self._receive_all([first])[0]
             self._preload(modules)
@@ -160,8 +148,7 @@ class Staff:
         return descriptions
 
     def _preload(self, modules: Sequence[str]) -> None:
-        self._modules = [name for name in modules if name != "__main__"]
-        self._executor_server().preload(self._modules)
+        self._servers.preload([name for name in modules if name != "__main__"])
 
     def _spread(self, cores: int) -> bool:
         """Spread the environments over executors; returns whether one was tried out for it."""
@@ -183,10 +170,10 @@ class Staff:
         """
         for _ in range(2):
             target = "torchrl_hts.probing:run_probe"
-            probe = self._start(self._executor_server, "executor 0", target, [])
+            probe = self._servers.spawn_executor("executor 0", target, [])
             self._enlist(self.executors, 0, probe)
             try:
-                job = (self._factories[0], self._with_torch, self._env_options)
+                job = (self._factories[0], self._servers.with_torch, self._env_options)
                 self._roster.send(probe, job)
                 if not wait(probe.fds, self._probe_limit_s):
                     return None
@@ -202,7 +189,7 @@ class Staff:
             if kind == "tried":
                 self._preload(modules)
                 return costs
-            self._with_torch = True
+            self._servers.with_torch = True
         return None
 
     def _spawn_executor(self, index: int) -> WorkerProcess:
@@ -214,14 +201,14 @@ class Staff:
             self.learner_inbox.write_fd,
         ]
         name, target = f"executor {index}", "torchrl_hts.executor:run_executor"
-        worker = self._start(self._executor_server, name, target, fds)
+        worker = self._servers.spawn_executor(name, target, fds)
         self._enlist(self.executors, index, worker)
         envs = self.environments(index)
         self._roster.made.difference_update(envs)
         job = ExecutorJob(
             factories=tuple(self._factories[env] for env in envs),
             env_indices=envs,
-            torch_allowed=self._with_torch,
+            torch_allowed=self._servers.with_torch,
             env_options=self._env_options,
         )
         self._roster.send(worker, job)
@@ -283,31 +270,20 @@ class Staff:
             *(inbox.write_fd for inbox in self.executor_inboxes),
         ]
         name, target = f"actor {index}", "torchrl_hts.actor:run_actor"
-        worker = self._start(self._actor_server, name, target, fds)
+        worker = self._servers.spawn_actor(name, target, fds)
         self._enlist(self.actors, index, worker)
         return worker
 
-    def _start(
-        self, server: Callable[[], WorkerServer], name: str, target: str, fds: Sequence[int]
-    ) -> WorkerProcess:
-        """A new worker, from a new server if the one there was ends just now."""
-        try:
-            return server().spawn(name, target, fds)
-        except ServerEndedError:
-            return server().spawn(name, target, fds)
-
     def _enlist(self, team: list[WorkerProcess], index: int, worker: WorkerProcess) -> None:
         """Give a new worker its place, unless everybody has been shut down meanwhile."""
-        with self._lock:
-            if not self.is_closed():
-                team[index : index + 1] = [worker]
-                self._roster.add(worker)
-            if not self.is_closed():  # by a signal handler, as the worker got its place
-                return
-        worker.hang_up()
-        worker.kill()
-        worker.close()
-        raise RuntimeError(_SHUT_DOWN)
+        if not self.is_closed():
+            team[index : index + 1] = [worker]
+            self._roster.add(worker)
+        if self.is_closed():  # by a shutdown that saw it in its place, or that did not
+            worker.hang_up()
+            worker.kill()
+            worker.close()
+            raise RuntimeError("the collector was shut down while a worker was started")
 
     def _replace(self, name: str) -> None:
         kind, index = name.split()
@@ -326,80 +302,70 @@ class Staff:
     # Ending.
 
     def shutdown(self, timeout_s: float) -> None:
-        """End every worker: politely, and by force after the time-out; may be called again."""
-        if next(self._shutdowns):
-            return
-        with self._lock:
+        """End every worker: politely, and by force after the time-out; may be called again.
+
+        Where one is at work already, in another thread or interrupted by a signal handler, the
+        next returns at once. What one that failed has left is ended by the next.
+        """
+        if self.closed_at is None:
             self.closed_at = time.monotonic()
+            self._roster.closed = True
         if os.getpid() != self._owner_pid:
             return  # a fork of the user's process: the workers aren't its own
+        if put_off(partial(self.shutdown, timeout_s)):
+            return
+        this = object()
         try:
-            for inbox in self.executor_inboxes:
-                with contextlib.suppress(OSError):  # each on its own: one executor may be gone
-                    inbox.post([STOP])
+            self._ending.append(this)
+            if self._ending[0] is this and not self._ended:
+                try:
+                    self._end_politely(timeout_s)
+                finally:  # a second Ctrl-C ends the wait, and leaves nothing behind either
+                    self._end_by_force(timeout_s)
+                self._ended = True
+        finally:
+            with contextlib.suppress(ValueError):
+                self._ending.remove(this)
+
+    def _end_politely(self, timeout_s: float) -> None:
+        with contextlib.suppress(OSError):  # one may be gone
+            self.actor_inbox.post([STOP] * self.num_actors)
+        for inbox in self.executor_inboxes:
             with contextlib.suppress(OSError):
-                self.actor_inbox.post([STOP] * self.num_actors)
-            for worker in self.workers:
-                worker.hang_up()
-            deadline = time.monotonic() + timeout_s
-            late = [
-                worker.name
-                for worker in self.workers
-                if worker.exit_status(max(0.0, deadline - time.monotonic())) is None
-            ]
-            if late and timeout_s and self._started:  # before, imports take their time
-                warnings.warn(
-                    f"{', '.join(late)} had not ended {timeout_s:g} s after the shutdown, and will "
-                    "be killed: if it is the environments' close() that takes so long, give "
-                    "shutdown(timeout=...) more",
-                    RuntimeWarning,
-                    stacklevel=2,
-                )
-        finally:  # a second Ctrl-C ends the wait, and leaves nothing behind either
-            for worker in self.workers:
-                worker.hang_up()
-                worker.kill()
-            deadline = time.monotonic() + max(1.0, timeout_s)
-            for worker in self.workers:
-                worker.exit_status(max(0.0, deadline - time.monotonic()))
-                worker.close()
-            while self._servers:
-                release_server(self._servers.pop())
-            for inbox in (*self.executor_inboxes, self.actor_inbox, self.learner_inbox):
-                inbox.close()
-            os.close(self.memory_fd)
+                inbox.post([STOP])
+        for worker in self.workers:
+            worker.hang_up()
+        deadline = time.monotonic() + timeout_s
+        late = [
+            worker.name
+            for worker in self.workers
+            if worker.exit_status(max(0.0, deadline - time.monotonic())) is None
+        ]
+        if late and timeout_s and self._started:  # before, imports take their time
+            warnings.warn(
+                f"{', '.join(late)} had not ended {timeout_s:g} s after the shutdown, and will "
+                "be killed: if it is the environments' close() that takes so long, give "
+                "shutdown(timeout=...) more",
+                RuntimeWarning,
+                stacklevel=3,
+            )
+
+    def _end_by_force(self, timeout_s: float) -> None:
+        for worker in self.workers:
+            worker.hang_up()
+            worker.kill()
+        deadline = time.monotonic() + max(1.0, timeout_s)
+        for worker in self.workers:
+            worker.exit_status(max(0.0, deadline - time.monotonic()))
+            worker.close()
+        self._servers.release()
+        for inbox in (*self.executor_inboxes, self.actor_inbox, self.learner_inbox):
+            inbox.close()
+        memory_fd, self.memory_fd = self.memory_fd, -1
+        if memory_fd >= 0:
+            os.close(memory_fd)
 
     # Who and where.
-
-    def _acquire(self, preload: tuple[str, ...]) -> WorkerServer:
-        server = acquire_server(preload)
-        with self._lock:
-            self._servers.append(server)
-            if not self.is_closed():
-                return server
-        with contextlib.suppress(ValueError):  # the shutdown has released it
-            self._servers.remove(server)
-            release_server(server)
-        raise RuntimeError(_SHUT_DOWN)
-
-    def _alive(self, server: WorkerServer | None, preload: tuple[str, ...]) -> WorkerServer:
-        """A server, or, if it has ended, a new one that imports what it had imported."""
-        if server is not None and not server.has_ended():
-            return server
-        new = self._acquire(preload)
-        if server is not None and self._with_torch == (preload == WITH_TORCH):
-            new.preload(self._modules)
-        return new
-
-    def _actor_server(self) -> WorkerServer:
-        self._torch_server = self._alive(self._torch_server, WITH_TORCH)
-        return self._torch_server
-
-    def _executor_server(self) -> WorkerServer:
-        if self._with_torch:
-            return self._actor_server()
-        self._torch_free_server = self._alive(self._torch_free_server, TORCH_FREE)
-        return self._torch_free_server
 
     def _receive_all(self, workers: Sequence[WorkerProcess]) -> list[Any]:
         return self._roster.receive_all(workers, self._progress)

@@ -40,7 +40,7 @@ from torchrl.objectives.value import GAE
 
 from torchrl_hts.collector import HTSCollector
 from torchrl_hts.delayed_gradient import DelayedGradient
-from torchrl_hts.workers import keep_servers
+from torchrl_hts.servers import keep_servers
 
 __all__ = ["TASKS", "RandomDelay", "Task", "digest", "train"]
 

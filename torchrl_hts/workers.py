@@ -27,38 +27,21 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+import weakref
+from collections.abc import Iterator, Sequence
 from multiprocessing.connection import Connection
 from typing import Any
 
 from torchrl_hts.errors import ResourceError
 from torchrl_hts.messages import read_message, readable, send_message
 from torchrl_hts.system import watch_end
+from torchrl_hts.undivided import undivided
 
 __all__ = [
-    "TORCH_FREE",
-    "WITH_TORCH",
     "ServerEndedError",
     "WorkerProcess",
     "WorkerServer",
-    "acquire_server",
-    "keep_servers",
-    "release_server",
 ]
-
-TORCH_FREE = ("numpy", "gymnasium", "cloudpickle", "torchrl_hts.executor")
-WITH_TORCH = (
-    *TORCH_FREE,
-    "torch",
-    "torchrl.modules",
-    "torchrl.envs",
-    "torchrl_hts.actor",
-    "torchrl_hts.torchrl_env",
-    # Where they are installed: tensordict's modules import them in their first forward pass, which
-    # would take each actor a quarter of a second, and tens of megabytes.
-    "pandas",
-    "h5py",
-)
 
 # Large blocks kept by malloc instead of being returned to the system after each forward pass:
 # a third off a 16-row forward pass of the Nature CNN. One thread per worker, set on purpose: two
@@ -89,6 +72,11 @@ class ServerEndedError(RuntimeError):
     """A worker server can't be asked any more; its workers end with it."""
 
 
+def _close(fd: int | None) -> None:
+    if fd is not None:
+        os.close(fd)
+
+
 class WorkerProcess:
     """A worker, as the main process sees it.
 
@@ -104,9 +92,13 @@ class WorkerProcess:
         self.pid = pid
         self.control = control
         self._server = server
+        self._lock = threading.RLock()
         # The connection doesn't tell the end of a worker whose environment has forked: the
         # environment's own processes hold a copy.
         self._end_fd = watch_end(pid)
+        # Also if an exception comes before anybody has this object.
+        self._close_end = weakref.finalize(self, _close, self._end_fd)
+        self._close_end.atexit = False
         self.fds = (control.fileno(), *(() if self._end_fd is None else (self._end_fd,)))
 
     @property
@@ -116,7 +108,10 @@ class WorkerProcess:
 
     def has_ended(self) -> bool:
         """Whether the worker is known to have ended; does not wait."""
-        return self._end_fd is not None and readable(self._end_fd, 0)
+        with undivided(), self._lock:
+            if self._end_fd is None or not self._close_end.alive:
+                return False
+            return readable(self._end_fd, 0)
 
     def exit_status(self, timeout_s: float) -> int | None:
         """Exit code, or minus the signal that killed it; None if it runs on after the time."""
@@ -124,19 +119,19 @@ class WorkerProcess:
 
     def hang_up(self) -> None:
         """Close the connection; the worker sees its end even if a fork holds a copy of ours."""
-        if not self.control.closed:
-            with (
-                contextlib.suppress(OSError),  # the worker has gone already
-                socket.socket(fileno=os.dup(self.control.fileno())) as connection,
-            ):
-                connection.shutdown(socket.SHUT_RDWR)
-            self.control.close()
+        with undivided(), self._lock:
+            if not self.control.closed:
+                with (
+                    contextlib.suppress(OSError),  # the worker has gone already
+                    socket.socket(fileno=os.dup(self.control.fileno())) as connection,
+                ):
+                    connection.shutdown(socket.SHUT_RDWR)
+                self.control.close()
 
     def close(self) -> None:
         """Close the descriptors that `hang_up` leaves; may be called again."""
-        if self._end_fd is not None:
-            os.close(self._end_fd)
-            self._end_fd = None
+        with undivided(), self._lock:
+            self._close_end()
 
     def describe_end(self) -> str:
         """How the worker has ended, for people."""
@@ -199,9 +194,8 @@ class WorkerServer:
         )
         theirs.close()
         self._socket = ours
-        # Reentrant, as are all locks on the way of a shutdown: a signal handler may ask for one.
+        # Reentrant: a signal handler may shut down while this thread waits for an answer.
         self._lock = threading.RLock()
-        self._within_message = False
         self._statuses: dict[int, int] = {}
         self._stderr: dict[int, str] = {}
         self._owner_pid = os.getpid()
@@ -218,7 +212,8 @@ class WorkerServer:
 
     def has_ended(self) -> bool:
         """Whether the server has ended; does not wait."""
-        return self._process.poll() is not None
+        with undivided():
+            return self._process.poll() is not None
 
     def preload(self, modules: Sequence[str]) -> None:
         """Import modules in the server, so that later workers share them; does not wait.
@@ -252,8 +247,6 @@ class WorkerServer:
             raise ResourceError(
                 f"{name} could not be started: {message['why']}. {_REMEDIES[message['refused']]}"
             )
-        self._statuses.pop(message["pid"], None)  # of an earlier worker
-        self._stderr.pop(message["pid"], None)
         return WorkerProcess(name, message["pid"], Connection(ours.detach()), self)
 
     def stderr(self, pid: int) -> str:
@@ -292,19 +285,19 @@ class WorkerServer:
         with contextlib.suppress(ServerEndedError), self._lock:
             # Said, not only shown by closing: a fork may hold a copy of our socket.
             self._request({"close": True}, [])
-        self._socket.close()
-        try:
-            self._process.wait(timeout_s)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
+        with undivided():
+            self._socket.close()
+            try:
+                self._process.wait(timeout_s)
+            except subprocess.TimeoutExpired:
+                self._process.kill()
+                self._process.wait()
 
     def _request(self, request: dict[str, Any], fds: Sequence[int]) -> None:
+        for fd in fds:
+            os.fstat(fd)  # closed by another thread: then nothing is sent
         with self._whole():
-            try:
-                send_message(self._socket, request, fds)
-            except OSError as error:
-                raise ServerEndedError(self._gone()) from error
+            send_message(self._socket, request, fds)
 
     def _ask(self, request: dict[str, Any], fds: Sequence[int]) -> dict[str, Any]:
         """The answer to a request; exits that are reported meanwhile are noted.
@@ -324,101 +317,45 @@ class WorkerServer:
 
     def _receive(self, timeout_s: float) -> bool:
         """Take a message in and note it; False if none came within the time."""
-        if self._socket.fileno() < 0:  # closed, by a signal handler
-            raise ServerEndedError(self._gone())
-        if not readable(self._socket.fileno(), timeout_s):  # where Ctrl-C does no harm
-            return False
-        with self._whole():
-            if not readable(self._socket.fileno(), 0):  # a signal handler has taken it in
+        with contextlib.suppress(ValueError):  # the socket is closed, which is found out below
+            if not readable(self._socket.fileno(), timeout_s):  # where Ctrl-C does no harm
                 return False
+        with self._whole():
+            if not readable(self._socket.fileno(), 0):
+                return False  # a signal handler has waited for something too, and taken it in
             message = read_message(self._socket)
             if message is None:
-                raise ServerEndedError(self._gone())
+                raise BrokenPipeError
             if "status" in message:
                 self._stderr[message["exited"]] = message["stderr"]
                 self._statuses[message["exited"]] = message["status"]
-            elif message["id"] in self._answers:
+                return True
+            if "pid" in message:  # which an earlier worker may have had
+                self._statuses.pop(message["pid"], None)
+                self._stderr.pop(message["pid"], None)
+            if message["id"] in self._answers:
                 self._answers[message["id"]] = message
         return True
 
     @contextlib.contextmanager
     def _whole(self) -> Iterator[None]:
-        """End a server that was interrupted within a message: the next would not be understood."""
-        if self._within_message:  # by a signal handler that has something to say itself
-            self._process.kill()
-            raise ServerEndedError(self._gone())
-        try:
-            self._within_message = True
-            yield
-        except Exception:
-            raise
-        except BaseException:
-            self._process.kill()
-            raise
-        finally:
-            self._within_message = False
+        """A message as a whole: a server that has seen a part of one would not understand the next.
+
+        Raises:
+            ServerEndedError: if the server has ended, or its socket is closed.
+        """
+        with undivided():
+            try:
+                yield
+            except BaseException as error:
+                self._process.kill()
+                gone = isinstance(error, ConnectionError) or self._socket.fileno() < 0
+                if gone and isinstance(error, Exception):
+                    raise ServerEndedError(self._gone()) from error
+                raise
 
     def _gone(self) -> str:
         status = None
         with contextlib.suppress(subprocess.TimeoutExpired):
             status = self._process.wait(1.0)
         return f"the worker server (pid {self._process.pid}) ended (exit status {status})"
-
-
-class _ServerPool:
-    """Servers by what they preload, with a count of who uses them."""
-
-    def __init__(self) -> None:
-        self._lock = threading.RLock()
-        self._servers: dict[tuple[str, ...], WorkerServer] = {}
-        self._users: dict[WorkerServer, int] = {}
-        self._pid = os.getpid()
-
-    def acquire(self, preload: tuple[str, ...]) -> WorkerServer:
-        with self._lock:
-            if self._pid != os.getpid():  # forked: those servers belong to our parent
-                self._servers, self._users, self._pid = {}, {}, os.getpid()
-            server = self._servers.get(preload)
-            if server is None or server.has_ended():
-                server = self._servers[preload] = WorkerServer(preload)
-            self._users[server] = self._users.get(server, 0) + 1
-            return server
-
-    def release(self, server: WorkerServer) -> None:
-        with self._lock:
-            users = self._users.pop(server, 1) - 1
-            if users:
-                self._users[server] = users
-                return
-            for preload, known in list(self._servers.items()):
-                if known is server:
-                    del self._servers[preload]
-        server.close()
-
-
-_pool = _ServerPool()
-acquire_server: Callable[[tuple[str, ...]], WorkerServer] = _pool.acquire
-release_server: Callable[[WorkerServer], None] = _pool.release
-
-
-@contextlib.contextmanager
-def keep_servers(*preloads: tuple[str, ...]) -> Iterator[None]:
-    """Keep worker servers alive between collectors, so that the next one starts at once.
-
-    Without it a server ends with the last collector that uses it, and importing torch in a new
-    one takes seconds. For tests and sweeps, which make many collectors one after the other.
-
-    Args:
-        preloads: `TORCH_FREE`, `WITH_TORCH` or both; both if none is given.
-
-    Example:
-        >>> from torchrl_hts.workers import TORCH_FREE, keep_servers
-        >>> with keep_servers(TORCH_FREE):
-        ...     pass  # make collectors here
-    """
-    servers = [_pool.acquire(preload) for preload in preloads or (TORCH_FREE, WITH_TORCH)]
-    try:
-        yield
-    finally:
-        for server in servers:
-            _pool.release(server)
