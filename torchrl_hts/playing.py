@@ -32,11 +32,13 @@ from torchrl_hts.messages import receive_object, send_object
 from torchrl_hts.servers import WITH_TORCH, acquire_server, release_server
 from torchrl_hts.slots import Slots, bind_parameters
 from torchrl_hts.storage import Key, Layout, SharedMemory
-from torchrl_hts.undivided import put_off
+from torchrl_hts.undivided import Ending
 from torchrl_hts.video import check_renders, film
+from torchrl_hts.workers import WorkerServer
 
 __all__ = ["Evaluation", "PlayerJob", "PlayerPlan", "PlayerProcess", "env_seed", "run_player"]
 
+_ENDED = "the evaluator has been shut down"
 _NICENESS = 10  # training goes first where cores are short
 _SPAWN_KEY = 0x6576616C  # sets the seeds of evaluations apart from those of training
 
@@ -137,17 +139,17 @@ class PlayerProcess:
         self._leftover = leftover
         self._owner_pid = os.getpid()
         self._closed = False
+        self._ending = Ending()
         self._busy = False
         # Its text, not an error: that would keep alive what its traceback passes through.
         self._failure: tuple[str, str] | None = None
-        self._server = acquire_server(WITH_TORCH)
+        server = acquire_server(WITH_TORCH)
         try:
-            self.worker = self._server.spawn(
-                "evaluator", "torchrl_hts.playing:run_player", [memory_fd]
-            )
+            self.worker = server.spawn("evaluator", "torchrl_hts.playing:run_player", [memory_fd])
         except BaseException:
-            release_server(self._server)
+            release_server(server)
             raise
+        self._server: WorkerServer | None = server
         self._poll = select.poll()
         for fd in self.worker.fds:
             self._poll.register(fd, select.POLLIN)
@@ -157,7 +159,7 @@ class PlayerProcess:
         if self._failure is not None:
             raise _error(*self._failure)
         if self._closed:
-            raise RuntimeError("the evaluator has been shut down")
+            raise RuntimeError(_ENDED)
 
     def send(self, message: object) -> None:
         """Send a message to the process, which waits for one."""
@@ -170,7 +172,9 @@ class PlayerProcess:
 
     def has_news(self, *, wait: bool) -> bool:
         """Whether there is a message, or the process has ended."""
-        return bool(self._poll.poll(None if wait else 0))
+        while not (news := self._poll.poll(1000 if wait else 0)) and wait:
+            self.check()
+        return bool(news)
 
     def receive(self, doing: str) -> Any:
         """The next message; waits for it.
@@ -184,6 +188,8 @@ class PlayerProcess:
                 raise EOFError
             kind, value, _ = receive_object(self.worker.control)
         except (EOFError, OSError) as error:
+            if self._closed:  # meanwhile, by another thread or a signal handler
+                raise RuntimeError(_ENDED) from error
             raise self._fail(f"{self.worker.describe_end()} {doing}") from error
         self._busy = False
         if kind == "error":
@@ -197,12 +203,12 @@ class PlayerProcess:
         return _error(*self._failure)
 
     def shutdown(self) -> None:
-        """End the process: at once if it plays, which nobody waits for any more."""
-        if self._closed or put_off(self.shutdown):
-            return
+        """End the process: at once if it plays, which nobody waits for any more; see `Ending`."""
         self._closed = True
-        if os.getpid() != self._owner_pid:
-            return  # a fork of the user's process: the worker isn't its own
+        if os.getpid() == self._owner_pid:  # not in a fork of the user's process
+            self._ending(self._end)
+
+    def _end(self) -> None:
         try:
             self.worker.hang_up()
             if not self._busy:
@@ -211,7 +217,9 @@ class PlayerProcess:
             self.worker.kill()
             self.worker.exit_status(5.0)
             self.worker.close()
-            release_server(self._server)
+            server, self._server = self._server, None
+            if server is not None:
+                release_server(server)
             if self._leftover is not None:
                 self._leftover.unlink(missing_ok=True)
 

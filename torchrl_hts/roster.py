@@ -41,7 +41,7 @@ class Roster:
         self._control_poll = select.poll()  # every worker's connection
         self._poll = select.poll()  # the same and the learner's inbox
         self._poll.register(inbox_fd, select.POLLIN)
-        self.closed = False
+        self._closed = False
 
     def add(self, worker: WorkerProcess) -> None:
         """Listen to a worker."""
@@ -108,6 +108,10 @@ class Roster:
             if fd in self._by_fd:
                 self._read(self._by_fd[fd])
 
+    def close(self) -> None:
+        """Let whoever waits here, or will, find out within a second that all is over."""
+        self._closed = True
+
     def forget(self) -> None:
         """What was owed until now is settled."""
         self._watch.forget()
@@ -119,10 +123,10 @@ class Roster:
     def _wait(self, poll: select.poll, owing: Owing) -> Sequence[int]:
         """The descriptors that something can be read from."""
         interval_s = self._watch.interval_s
-        timeout_ms = 1000 if interval_s is None else max(1, int(1000 * interval_s))
+        timeout_ms = 1000 if interval_s is None else min(1000, max(1, int(1000 * interval_s)))
         while True:
             ready = poll.poll(timeout_ms)
-            if self.closed:  # the descriptors may be other people's by now
+            if self._closed:  # the descriptors may be other people's by now
                 raise RuntimeError("nobody is left to listen to")
             if interval_s is not None:
                 name = self._watch.overdue(owing(), time.monotonic())

@@ -44,9 +44,10 @@ class ServerPool:
         self._users: dict[WorkerServer, int] = {}
         self._pid = os.getpid()
 
+    @undivided
     def acquire(self, preload: tuple[str, ...]) -> WorkerServer:
         """The server that has imported these modules; a new one if there is none that lives."""
-        with undivided(), self._lock:
+        with self._lock:
             if self._pid != os.getpid():  # forked: those servers belong to our parent
                 self._servers, self._users, self._pid = {}, {}, os.getpid()
             server = self._servers.get(preload)
@@ -57,15 +58,20 @@ class ServerPool:
 
     def release(self, server: WorkerServer) -> None:
         """Use a server no more; the last one to do so ends it."""
-        with undivided(), self._lock:
-            users = self._users.pop(server, 1) - 1
-            if users:
-                self._users[server] = users
-                return
-            for preload, known in list(self._servers.items()):
-                if known is server:
-                    del self._servers[preload]
-        server.close()
+        if not self._leave(server):
+            server.close()
+
+    @undivided
+    def _leave(self, server: WorkerServer) -> int:
+        """Count a user less; returns how many are left."""
+        with self._lock:
+            self._users[server] = users = self._users.get(server, 1) - 1
+            if not users:
+                del self._users[server]
+                for preload, known in list(self._servers.items()):
+                    if known is server:
+                        del self._servers[preload]
+        return users
 
 
 _pool = ServerPool()
@@ -130,13 +136,14 @@ class Servers:
 
     def release(self) -> None:
         """Use them no more; may be called again, and by any thread."""
-        while True:
-            with undivided(), self._lock:
-                self._released = True
-                if not self._held:
-                    return
-                server = self._held.pop()
+        while (server := self._take_back()) is not None:
             release_server(server)
+
+    @undivided
+    def _take_back(self) -> WorkerServer | None:
+        with self._lock:
+            self._released = True
+            return self._held.pop() if self._held else None
 
     @property
     def _executors(self) -> tuple[str, ...]:
@@ -152,14 +159,19 @@ class Servers:
 
     def _server(self, preload: tuple[str, ...]) -> WorkerServer:
         """The one there is, or, if it has ended, a new one that imports what it had imported."""
-        with undivided(), self._lock:
-            if self._released:
-                raise RuntimeError("the worker servers have been released")
-            server = self._current.get(preload)
-            if server is not None and not server.has_ended():
-                return server
-            new = self._current[preload] = acquire_server(preload)
-            self._held.append(new)
+        server = self._current.get(preload)
+        if server is not None and not server.has_ended():
+            return server
+        new = self._acquire(preload)
         if server is not None and preload == self._executors:
             new.preload(self._modules)
         return new
+
+    @undivided
+    def _acquire(self, preload: tuple[str, ...]) -> WorkerServer:
+        with self._lock:
+            if self._released:
+                raise RuntimeError("the worker servers have been released")
+            server = self._current[preload] = acquire_server(preload)
+            self._held.append(server)
+        return server

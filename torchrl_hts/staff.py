@@ -28,7 +28,7 @@ from torchrl_hts.schedule import Schedule
 from torchrl_hts.servers import Servers
 from torchrl_hts.storage import Key, Layout, SharedMemory
 from torchrl_hts.torchrl_env import TorchRLDescription
-from torchrl_hts.undivided import put_off
+from torchrl_hts.undivided import Ending
 from torchrl_hts.workers import WorkerProcess
 
 __all__ = ["Staff"]
@@ -78,8 +78,7 @@ class Staff:
         self._shared = False
         self._started = False
         self._servers = Servers()
-        self._ending: list[object] = []  # shutdowns at work, of which the first one acts
-        self._ended = False
+        self._ending = Ending()
         self.closed_at: float | None = None  # by the monotonic clock
         self._owner_pid = os.getpid()
         self._storage_dir = storage_dir
@@ -302,30 +301,18 @@ class Staff:
     # Ending.
 
     def shutdown(self, timeout_s: float) -> None:
-        """End every worker: politely, and by force after the time-out; may be called again.
-
-        Where one is at work already, in another thread or interrupted by a signal handler, the
-        next returns at once. What one that failed has left is ended by the next.
-        """
+        """End every worker: politely, and by force after the time-out; see `Ending`."""
         if self.closed_at is None:
             self.closed_at = time.monotonic()
-            self._roster.closed = True
-        if os.getpid() != self._owner_pid:
-            return  # a fork of the user's process: the workers aren't its own
-        if put_off(partial(self.shutdown, timeout_s)):
-            return
-        this = object()
+            self._roster.close()
+        if os.getpid() == self._owner_pid:  # not in a fork of the user's process
+            self._ending(partial(self._end, timeout_s))
+
+    def _end(self, timeout_s: float) -> None:
         try:
-            self._ending.append(this)
-            if self._ending[0] is this and not self._ended:
-                try:
-                    self._end_politely(timeout_s)
-                finally:  # a second Ctrl-C ends the wait, and leaves nothing behind either
-                    self._end_by_force(timeout_s)
-                self._ended = True
-        finally:
-            with contextlib.suppress(ValueError):
-                self._ending.remove(this)
+            self._end_politely(timeout_s)
+        finally:  # a second Ctrl-C ends the wait, and leaves nothing behind either
+            self._end_by_force(timeout_s)
 
     def _end_politely(self, timeout_s: float) -> None:
         with contextlib.suppress(OSError):  # one may be gone

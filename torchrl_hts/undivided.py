@@ -1,57 +1,84 @@
-"""Moments in which a shutdown must not come: asked for within them, it follows right after.
+"""Shutdowns that may be asked for at any moment, and moments in which they must not come.
 
 A signal handler, or a finalizer that the garbage collector runs, may shut a collector down between
 any two lines of the same thread, where locks keep nothing away: in the middle of a message to a
-worker server, say. Other threads are kept away by locks, as ever.
+worker server, say. A shutdown that is asked for there follows right after. Other threads are kept
+away by locks, as ever.
 """
 
 from __future__ import annotations
 
-import contextlib
+import functools
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from typing import ParamSpec, TypeVar
 
-__all__ = ["put_off", "undivided"]
+__all__ = ["Ending", "undivided"]
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 
 class _Thread(threading.local):
     """What a thread is at."""
 
-    def __init__(self) -> None:
-        self.within = False
-        self.calls: list[Callable[[], None]] = []
+    within = False
+    put_off: tuple[Callable[[], None], ...] = ()
 
 
 _thread = _Thread()
 
 
-@contextlib.contextmanager
-def undivided() -> Iterator[None]:
-    """Let nothing that is `put_off` come in between; exceptions still may.
+def undivided(function: Callable[P, T]) -> Callable[P, T]:
+    """Let no `Ending` of this thread come in the middle of a function; exceptions still may."""
 
-    Example:
-        >>> with undivided():
-        ...     print(put_off(lambda: print("after it")), "within it")
-        True within it
-        after it
+    # Not a context manager: an exception can come between its beginning and the body.
+    @functools.wraps(function)
+    def call(*args: P.args, **kwargs: P.kwargs) -> T:
+        before = _thread.within
+        try:
+            _thread.within = True
+            return function(*args, **kwargs)
+        finally:
+            _thread.within = before
+            if not before and _thread.put_off:
+                _catch_up()
+
+    return call
+
+
+def _catch_up() -> None:
+    calls, _thread.put_off = _thread.put_off, ()
+    for index, call in enumerate(calls):
+        try:
+            call()
+        except BaseException:  # what remains comes with the next one
+            _thread.put_off = (*calls[index + 1 :], *_thread.put_off)
+            raise
+
+
+class Ending:
+    """What ends something: once, however often it is asked for, by whomever and whenever.
+
+    While it is under way, in another thread or interrupted by a signal handler, further calls
+    return at once. One that an exception has cut short is taken up by the next.
     """
-    before = _thread.within
-    try:
-        _thread.within = True
-        yield
-    finally:
-        _thread.within = before
-        while not before and _thread.calls:
-            _thread.calls.pop(0)()
 
+    def __init__(self) -> None:
+        self._at_work: list[object] = []
+        self._done = False
 
-def put_off(call: Callable[[], None]) -> bool:
-    """Whether the call has to wait: then it follows at the end of the `undivided` code.
-
-    Example:
-        >>> put_off(lambda: None)
-        False
-    """
-    if _thread.within:
-        _thread.calls.append(call)
-    return _thread.within
+    def __call__(self, end: Callable[[], None]) -> None:
+        """End it by ``end``, which releases what there is, and may be called after an exception."""
+        if _thread.within:
+            _thread.put_off = (*_thread.put_off, functools.partial(self, end))
+            return
+        this = object()
+        try:
+            self._at_work.append(this)
+            if self._at_work[0] is this and not self._done:
+                end()
+                self._done = True
+        finally:
+            if this in self._at_work:
+                self._at_work.remove(this)

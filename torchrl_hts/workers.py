@@ -28,7 +28,7 @@ import sys
 import threading
 import time
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from multiprocessing.connection import Connection
 from typing import Any
 
@@ -106,9 +106,10 @@ class WorkerProcess:
         """Why the server has ended, which ends the worker too; None as far as is known."""
         return self._server.failure
 
+    @undivided
     def has_ended(self) -> bool:
         """Whether the worker is known to have ended; does not wait."""
-        with undivided(), self._lock:
+        with self._lock:
             if self._end_fd is None or not self._close_end.alive:
                 return False
             return readable(self._end_fd, 0)
@@ -117,9 +118,10 @@ class WorkerProcess:
         """Exit code, or minus the signal that killed it; None if it runs on after the time."""
         return self._server.exit_status(self.pid, timeout_s)
 
+    @undivided
     def hang_up(self) -> None:
         """Close the connection; the worker sees its end even if a fork holds a copy of ours."""
-        with undivided(), self._lock:
+        with self._lock:
             if not self.control.closed:
                 with (
                     contextlib.suppress(OSError),  # the worker has gone already
@@ -128,9 +130,10 @@ class WorkerProcess:
                     connection.shutdown(socket.SHUT_RDWR)
                 self.control.close()
 
+    @undivided
     def close(self) -> None:
         """Close the descriptors that `hang_up` leaves; may be called again."""
-        with undivided(), self._lock:
+        with self._lock:
             self._close_end()
 
     def describe_end(self) -> str:
@@ -210,10 +213,10 @@ class WorkerServer:
         """Process id of the server itself."""
         return self._process.pid
 
+    @undivided
     def has_ended(self) -> bool:
         """Whether the server has ended; does not wait."""
-        with undivided():
-            return self._process.poll() is not None
+        return self._process.poll() is not None
 
     def preload(self, modules: Sequence[str]) -> None:
         """Import modules in the server, so that later workers share them; does not wait.
@@ -237,7 +240,7 @@ class WorkerServer:
         """
         ours, theirs = socket.socketpair()
         try:
-            with theirs, self._lock:
+            with theirs:
                 message = self._ask({"spawn": target}, [theirs.fileno(), *fds])
         except BaseException:
             ours.close()  # which ends the worker, should one be started all the same
@@ -251,7 +254,7 @@ class WorkerServer:
 
     def stderr(self, pid: int) -> str:
         """The last lines that a worker has written to stderr; empty if the server has ended."""
-        with contextlib.suppress(ServerEndedError), self._lock:
+        with contextlib.suppress(ServerEndedError):
             if pid not in self._stderr:
                 return str(self._ask({"stderr_of": pid}, [])["stderr"]) or self._stderr.get(pid, "")
         return self._stderr.get(pid, "")
@@ -285,22 +288,19 @@ class WorkerServer:
         with contextlib.suppress(ServerEndedError), self._lock:
             # Said, not only shown by closing: a fork may hold a copy of our socket.
             self._request({"close": True}, [])
-        with undivided():
-            self._socket.close()
-            try:
-                self._process.wait(timeout_s)
-            except subprocess.TimeoutExpired:
-                self._process.kill()
-                self._process.wait()
+        self._await_end(timeout_s)
 
-    def _request(self, request: dict[str, Any], fds: Sequence[int]) -> None:
-        for fd in fds:
-            os.fstat(fd)  # closed by another thread: then nothing is sent
-        with self._whole():
-            send_message(self._socket, request, fds)
+    @undivided
+    def _await_end(self, timeout_s: float) -> None:
+        self._socket.close()
+        try:
+            self._process.wait(timeout_s)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
 
     def _ask(self, request: dict[str, Any], fds: Sequence[int]) -> dict[str, Any]:
-        """The answer to a request; exits that are reported meanwhile are noted.
+        """The answer to a request; what else is reported meanwhile is noted.
 
         Answers to a request whose caller was interrupted are passed over. A worker that was started
         for one ends by itself: nobody holds the other end of its connection.
@@ -308,51 +308,68 @@ class WorkerServer:
         number = next(self._numbers)
         self._answers[number] = None
         try:
-            self._request({"id": number, **request}, fds)
+            with self._lock:
+                self._request({"id": number, **request}, fds)
             while (answer := self._answers[number]) is None:
-                self._receive(1.0)
+                with self._lock:  # let go now and then: others may have a worker to end
+                    if self._answers[number] is None:
+                        self._receive(0.05)
             return answer
         finally:
             del self._answers[number]
+
+    def _request(self, request: dict[str, Any], fds: Sequence[int]) -> None:
+        for fd in fds:
+            os.fstat(fd)  # closed by another thread: then nothing is sent
+        self._send(request, fds)
+
+    @undivided
+    def _send(self, request: dict[str, Any], fds: Sequence[int]) -> None:
+        try:
+            send_message(self._socket, request, fds)
+        except BaseException as error:
+            self._give_up(error)
+            raise
 
     def _receive(self, timeout_s: float) -> bool:
         """Take a message in and note it; False if none came within the time."""
         with contextlib.suppress(ValueError):  # the socket is closed, which is found out below
             if not readable(self._socket.fileno(), timeout_s):  # where Ctrl-C does no harm
                 return False
-        with self._whole():
+        return self._take_in()
+
+    @undivided
+    def _take_in(self) -> bool:
+        try:
             if not readable(self._socket.fileno(), 0):
                 return False  # a signal handler has waited for something too, and taken it in
             message = read_message(self._socket)
             if message is None:
                 raise BrokenPipeError
-            if "status" in message:
-                self._stderr[message["exited"]] = message["stderr"]
-                self._statuses[message["exited"]] = message["status"]
-                return True
-            if "pid" in message:  # which an earlier worker may have had
-                self._statuses.pop(message["pid"], None)
-                self._stderr.pop(message["pid"], None)
-            if message["id"] in self._answers:
-                self._answers[message["id"]] = message
+        except BaseException as error:
+            self._give_up(error)
+            raise
+        if "status" in message:
+            self._stderr[message["exited"]] = message["stderr"]
+            self._statuses[message["exited"]] = message["status"]
+            return True
+        if "pid" in message:  # which an earlier worker may have had
+            self._statuses.pop(message["pid"], None)
+            self._stderr.pop(message["pid"], None)
+        if message["id"] in self._answers:
+            self._answers[message["id"]] = message
         return True
 
-    @contextlib.contextmanager
-    def _whole(self) -> Iterator[None]:
-        """A message as a whole: a server that has seen a part of one would not understand the next.
+    def _give_up(self, error: BaseException) -> None:
+        """End a server that was interrupted within a message: the next would not be understood.
 
         Raises:
-            ServerEndedError: if the server has ended, or its socket is closed.
+            ServerEndedError: if what interrupted it is its own end, or its socket was closed.
         """
-        with undivided():
-            try:
-                yield
-            except BaseException as error:
-                self._process.kill()
-                gone = isinstance(error, ConnectionError) or self._socket.fileno() < 0
-                if gone and isinstance(error, Exception):
-                    raise ServerEndedError(self._gone()) from error
-                raise
+        self._process.kill()
+        gone = isinstance(error, ConnectionError) or self._socket.fileno() < 0
+        if gone and isinstance(error, Exception):
+            raise ServerEndedError(self._gone()) from error
 
     def _gone(self) -> str:
         status = None
