@@ -1,10 +1,16 @@
 #!/usr/bin/env bash
 # Installs gfootball into a virtual environment: football.sh VENV/bin/python
+# Prints the Debian packages that building it lacks: football.sh --lacking VENV/bin/python
 #
 # There is no wheel of it, and its own requirements don't install any more. So it is built here, once
 # (several minutes); the wheel is kept in ~/.cache/torchrl_hts/wheels for the next time.
 set -euo pipefail
-python=${1:?usage: football.sh VENV/bin/python}
+only_lacking=
+if [ "${1-}" = --lacking ]; then
+    only_lacking=yes
+    shift
+fi
+python=${1:?usage: football.sh [--lacking] VENV/bin/python}
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 version=$(sed -n 's/^gfootball==//p' "$here/constraints.txt")
 cache=${XDG_CACHE_HOME:-$HOME/.cache}/torchrl_hts/wheels
@@ -52,13 +58,17 @@ END
     done
 }
 
+include=$("$python" -c 'import sysconfig; print(sysconfig.get_path("include"))')
+if [ -n "$only_lacking" ]; then
+    installed || [ -n "$(cached_wheel)" ] || missing_packages
+    exit
+fi
 if installed; then
     echo "gfootball $version is installed"
     exit
 fi
 
 if [ -z "$(cached_wheel)" ]; then
-    include=$("$python" -c 'import sysconfig; print(sysconfig.get_path("include"))')
     missing=$(missing_packages | tr '\n' ' ')
     if [ -n "$missing" ]; then
         fail "building gfootball needs Debian packages that are missing. Install them with
