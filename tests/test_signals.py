@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import dis
 import gc
-import opcode
 import os
 import signal
 import sys
@@ -27,7 +27,7 @@ from torchrl_hts.undivided import Ending, undivided
 
 PACKAGE = str(Path(torchrl_hts.servers.__file__).parent)
 MODULES = ("staff", "crew", "roster", "servers", "workers", "messages", "undivided", "exchange")
-LOOKED_AFTER = ("CALL", "RESUME", "JUMP_BACKWARD", "JUMP_ABSOLUTE")
+LOOKED_AFTER = ("CALL", "JUMP_BACKWARD")
 POINTS = 8
 
 
@@ -69,15 +69,23 @@ class Points:
         if frame.f_code.co_filename not in self._files:
             return None
         self._look()
+        if not hasattr(dis, "_parse_exception_table"):
+            return None  # Python 3.10: at the beginning of functions only
         frame.f_trace_opcodes = True
-        last = ""
+        code, last = frame.f_code, 0
+        table = dis._parse_exception_table(code)
+
+        def handlers(offset: int) -> list[int]:
+            return [entry.target for entry in table if entry.start <= offset < entry.end]
 
         def step(frame: FrameType, event: str, argument: object) -> Any:
             nonlocal last
             if event == "opcode":
-                if last.startswith(LOOKED_AFTER):
+                looked = dis.opname[code.co_code[last]].startswith(LOOKED_AFTER)
+                # What is raised there is raised by the last instruction, and here by the next.
+                if looked and handlers(last) == handlers(frame.f_lasti):
                     self._look()
-                last = opcode.opname[frame.f_code.co_code[frame.f_lasti]]
+                last = frame.f_lasti
             return step
 
         return step
