@@ -49,8 +49,16 @@ def send_object(control: Connection, message: object) -> None:
 
 
 def receive_object(control: Connection) -> Any:
-    """Receive what `send_object` has sent; None, or the other side's end, raises EOFError."""
-    message = pickle.loads(control.recv_bytes())
+    """Receive what `send_object` has sent; None, or the other side's end, raises EOFError.
+
+    An end may come within a message. What a signal handler raises goes through, TimeoutError too.
+    """
+    try:
+        message = pickle.loads(control.recv_bytes())
+    except OSError as error:
+        if type(error) is OSError and error.errno is None:  # multiprocessing's own
+            raise EOFError from error
+        raise
     if message is None:
         raise EOFError
     return message

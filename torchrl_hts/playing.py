@@ -166,7 +166,7 @@ class PlayerProcess:
         self._busy = True
         try:
             send_object(self.worker.control, message)
-        except OSError:
+        except ConnectionError:
             self.receive("before it was given work")
             raise
 
@@ -187,7 +187,7 @@ class PlayerProcess:
             if self.worker.has_ended() and not self.worker.control.poll(0):
                 raise EOFError
             kind, value, _ = receive_object(self.worker.control)
-        except (EOFError, OSError) as error:
+        except (EOFError, ConnectionError) as error:
             if self._closed:  # meanwhile, by another thread or a signal handler
                 raise RuntimeError(_ENDED) from error
             raise self._fail(f"{self.worker.describe_end()} {doing}") from error

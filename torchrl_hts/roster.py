@@ -66,7 +66,7 @@ class Roster:
         """Send a message to a worker."""
         try:
             send_object(worker.control, message)
-        except OSError:
+        except ConnectionError:
             self._read(worker)
             raise
 
@@ -141,7 +141,7 @@ class Roster:
             if worker.has_ended() and not worker.control.poll(0):
                 raise EOFError
             message = receive_object(worker.control)
-        except (EOFError, OSError) as error:
+        except (EOFError, ConnectionError) as error:
             raise died(worker, self._site(worker)) from error
         kind, content, where = message
         if kind == "policy":
