@@ -134,7 +134,8 @@ class Staff:
                 self._servers.with_torch = True
                 first = self._spawn_executor(0)
                 _, descriptions, modules = self._receive_all([first])[0]
-            self._preload(modules)
+            if self.num_executors > 1:  # or its server would import them for nobody
+                self._preload(modules)
         rest = range(0 if tried else 1, self.num_executors)
         others = [self._spawn_executor(index) for index in rest]
         for kind, described, _ in self._receive_all(others):
@@ -334,7 +335,7 @@ class Staff:
                 "be killed: if it is the environments' close() that takes so long, give "
                 "shutdown(timeout=...) more",
                 RuntimeWarning,
-                stacklevel=3,
+                stacklevel=6,  # whoever has called the collector
             )
 
     def _end_by_force(self, timeout_s: float) -> None:
