@@ -316,11 +316,11 @@ class Staff:
             self._end_by_force(timeout_s)
 
     def _end_politely(self, timeout_s: float) -> None:
-        with contextlib.suppress(OSError):  # one may be gone
-            self.actor_inbox.post([STOP] * self.num_actors)
         for inbox in self.executor_inboxes:
-            with contextlib.suppress(OSError):
+            with contextlib.suppress(OSError):  # each on its own: one executor may be gone
                 inbox.post([STOP])
+        with contextlib.suppress(OSError):
+            self.actor_inbox.post([STOP] * self.num_actors)
         for worker in self.workers:
             worker.hang_up()
         deadline = time.monotonic() + timeout_s

@@ -23,6 +23,7 @@ from rounds import (
     ROUNDS,
     SEED,
     VICTIM,
+    Body,
     N,
     T,
     Tried,
@@ -309,56 +310,41 @@ def test_gives_up(tried: Tried) -> None:
     tried("executor", "raise", "always", "raised")
 
 
-def test_several_at_once(tried: Tried) -> None:
-    """Executors and both actors die between two rounds; their replacements, two rounds later."""
+def replace_several(
+    policy: Any, envs: list[Any], restarts: tuple[int, int], body: Body = lambda collector, _: None
+) -> list[TensorDictBase]:
+    """Run with two actors while so many workers fail; environment 0 notices nothing."""
     received: list[TensorDictBase] = []
-    names = ("executor 2", "executor 1", "actor 0", "actor 1")
-
-    def body(collector: HTSCollector, round_: int) -> None:
-        if round_ in (1, 3):
-            for name in names:
-                kill(collector, name)
-
+    options: dict[str, Any] = {"on_executor_failure": "restart", "max_restarts": 8}
     with pytest.warns(RuntimeWarning, match="a worker is replaced"):
-        collector = run(
-            told_policy(),
-            sound_environments(),
-            received,
-            body,
-            on_executor_failure="restart",
-            max_restarts=8,
-            num_actors=2,
-        )
+        collector = run(policy, envs, received, body, num_actors=2, **options)
     statistics = collector.statistics()
-    assert (statistics.executor_restarts, statistics.actor_restarts) == (4, 4)
+    assert (statistics.executor_restarts, statistics.actor_restarts) == restarts
     assert len(received) == ROUNDS
     for batch, expected in zip(received, undisturbed(), strict=True):
         assert_equal(batch[0], expected[0])
+    return received
+
+
+def test_several_at_once(tried: Tried) -> None:
+    """Executors and both actors die between two rounds; their replacements, two rounds later."""
+
+    def body(collector: HTSCollector, round_: int) -> None:
+        if round_ in (1, 3):
+            for name in ("executor 2", "executor 1", "actor 0", "actor 1"):
+                kill(collector, name)
+
+    received = replace_several(told_policy(), sound_environments(), (4, 4), body)
     assert_prefix(received[:3])
     tried("all", "kill", "learner learns", "replaced")
 
 
 def test_several_in_the_middle_of_a_round(tmp_path: Path, tried: Tried) -> None:
     """Two executors and an actor die in the same round; the third executor notices nothing."""
-    received: list[TensorDictBase] = []
     envs = sound_environments()
     for env in (1, 2):
         envs[env] = partial(ToldEnv, "kill", 14, str(tmp_path / f"struck {env}"))
-    policy = told_policy("kill", 2, str(tmp_path / "struck"), batch=1)
-    with pytest.warns(RuntimeWarning, match="a worker is replaced"):
-        collector = run(
-            policy,
-            envs,
-            received,
-            on_executor_failure="restart",
-            max_restarts=8,
-            num_actors=2,
-        )
-    statistics = collector.statistics()
-    assert (statistics.executor_restarts, statistics.actor_restarts) == (2, 1)
-    assert len(received) == ROUNDS
-    for batch, expected in zip(received, undisturbed(), strict=True):
-        assert_equal(batch[0], expected[0])
+    replace_several(told_policy("kill", 2, str(tmp_path / "struck"), batch=1), envs, (2, 1))
     tried("all", "kill", "mid-round", "replaced")
 
 
