@@ -141,10 +141,10 @@ def test_before_a_checkpoint_is_written(tried: Tried) -> None:
     received: list[TensorDictBase] = []
     with pytest.raises(WorkerError, match=r"actor 0 .*was killed by SIGKILL"):
         run(told_policy(), sound_environments(), received, body)
-    assert len(received) == 3
-    assert not states
+    # A state takes no actor: it may be there before the death is heard of, a batch later then.
+    assert len(received) == 3 + len(states)
     assert_prefix(received)
-    received = []
+    received, states = [], []
     with pytest.warns(RuntimeWarning, match="actor 0"):
         run(told_policy(), sound_environments(), received, body, on_executor_failure="restart")
     assert_whole(received)
