@@ -12,6 +12,7 @@ import gymnasium as gym
 import numpy as np
 import pytest
 from gymnasium.utils.env_checker import check_env
+from gymnasium.wrappers import AtariPreprocessing, FrameStackObservation
 
 pytest.importorskip("ale_py")
 pytest.importorskip("cv2")
@@ -56,6 +57,15 @@ def test_observations_are_stacked_grey_frames_with_the_newest_last() -> None:
     assert np.array_equal(after[:-1], before[1:])
     assert not np.array_equal(after[-1], before[-1])
     assert (reward, terminated, truncated) == (0.0, False, False)
+
+
+@pytest.mark.parametrize("frame_skip", [1, 4])
+def test_observations_are_those_of_gymnasiums_wrappers_over_the_screen(frame_skip: int) -> None:
+    """The base environment observes the cheapest thing, which nobody is to see."""
+    stock = gym.make("ALE/Pong-v5", frameskip=1, repeat_action_probability=0.0)  # RGB
+    stock = FrameStackObservation(AtariPreprocessing(stock, frame_skip=frame_skip), 4)
+    env = make_atari("ALE/Pong-v5", frame_skip=frame_skip, fire_on_reset=False)
+    assert play(env, 300, seed=1) == play(stock, 300, seed=1)
 
 
 def test_frame_stack_and_screen_size_are_the_callers() -> None:

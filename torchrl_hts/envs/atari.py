@@ -160,14 +160,16 @@ def make_atari(
     env: gym.Env[Any, Any] = gym.make(
         env_id,
         # AtariPreprocessing skips frames itself and reads its screens from the emulator: what the
-        # base environment observes is thrown away, and grey is the cheapest picture.
+        # base environment observes is thrown away, and the memory is cheaper than any picture.
         frameskip=1,
-        obs_type="grayscale",
+        obs_type="ram",
         repeat_action_probability=0.25 if sticky_actions else 0.0,
         render_mode=render_mode,
         disable_env_checker=True,  # it costs time at every frame
     )
     env = AtariPreprocessing(env, noop_max=noop_max, frame_skip=frame_skip, screen_size=screen_size)
+    screen = env.get_wrapper_attr("ale").getScreenDims()
+    env.obs_buffer = [np.zeros(screen, np.uint8) for _ in range(2)]  # of screens, not of memory
     if terminal_on_life_loss:
         env = EpisodicLife(env)
     meanings = env.get_wrapper_attr("get_action_meanings")()
