@@ -8,7 +8,14 @@ from typing import Any, Literal
 import gymnasium as gym
 import numpy as np
 
-__all__ = ["OBSERVATION_SIZE", "SLEEP_MEAN_S", "CostlessEnv", "SleepEnv", "StepTimes"]
+__all__ = [
+    "OBSERVATION_SIZE",
+    "SLEEP_MEAN_S",
+    "CostlessEnv",
+    "RecordedEnv",
+    "SleepEnv",
+    "StepTimes",
+]
 
 OBSERVATION_SIZE = 64
 EPISODE_STEPS = 1_000
@@ -81,3 +88,22 @@ class SleepEnv(CostlessEnv):
         if self._times == "lognormal":
             return float(self._random.lognormal(-(LOGNORMAL_SIGMA**2) / 2, LOGNORMAL_SIGMA))
         return float(self._random.exponential())
+
+
+class RecordedEnv(CostlessEnv):
+    """Sleeps for given times, one after the other, and begins again where they end.
+
+    Args:
+        times_s: of each step, in seconds.
+    """
+
+    def __init__(self, times_s: np.ndarray[Any, np.dtype[np.float64]]) -> None:
+        super().__init__()
+        self._times_s = times_s.tolist()
+        self._slept = 0
+
+    def step(self, action: int) -> tuple[Observation, float, bool, bool, dict[str, Any]]:
+        """Sleeps, then steps."""
+        time.sleep(self._times_s[self._slept % len(self._times_s)])
+        self._slept += 1
+        return super().step(action)

@@ -15,8 +15,8 @@ bootstrap: samples of the fitted distribution, fitted and tested in the same way
 that the model assumes, independent and exponential, have the shape 100 there, and no
 autocorrelation. Needs scipy.
 
-Writes football_steps.json after each scenario, so that a run that was stopped goes on where it was,
-and football_steps.png. Run it on a machine that does nothing else.
+Writes football_steps.json after each scenario, with every time in it, so that a run that was
+stopped goes on where it was, and football_steps.svg. Run it on a machine that does nothing else.
 """
 
 from __future__ import annotations
@@ -127,8 +127,8 @@ def measure(scenario: str, options: argparse.Namespace) -> dict[str, Any]:
         "with_resets_std_s": float((stepping + resetting).std(ddof=1)),
         "gamma_of_steps": gamma_check(stepping, options.bootstrap),
         "gamma_with_resets": gamma_check(stepping + resetting, options.bootstrap),
-        # Thousandths of them are enough for a picture.
-        "quantiles_s": np.quantile(stepping, np.linspace(0, 1, 1001)).tolist(),
+        "step_us": np.rint(1e6 * stepping).astype(int).tolist(),
+        "reset_us": np.rint(1e6 * resetting).astype(int).tolist(),  # 0: no reset
     }
 
 
@@ -139,8 +139,7 @@ def print_table(results: dict[str, dict[str, Any]]) -> None:
     print("| " + " | ".join(columns) + " |")
     print("| " + " | ".join("---" for _ in columns) + " |")
     for scenario, result in results.items():
-        ms = {key: 1e3 * value for key, value in result.items() if key.endswith("_s") and value
-              and not isinstance(value, list)}  # fmt: skip
+        ms = {key: 1e3 * value for key, value in result.items() if key.endswith("_s") and value}
         lags = result["autocorrelation"]
         reset = f"{ms.get('reset_mean_s', 0):.1f} ({ms.get('reset_std_s', 0):.1f})"
         checks = [
@@ -161,30 +160,31 @@ def print_table(results: dict[str, dict[str, Any]]) -> None:
 
 def draw(results: dict[str, dict[str, Any]], title: str, path: Path) -> None:
     """Step times, and the sums of 100 against the fitted Gamma, a row for each scenario."""
-    figure = Figure(figsize=(10, 2.2 * len(results)), layout="constrained")
+    figure = Figure(figsize=(9, 1.5 * len(results) + 1.0), layout="constrained")
     figure.suptitle(title)
     rows = figure.subplots(len(results), 2, squeeze=False)
+    shares = np.linspace(0.005, 0.995, 34)  # the very last would make the picture theirs
     for (left, right), (scenario, result) in zip(rows, results.items(), strict=True):
-        quantiles = 1e3 * np.array(result["quantiles_s"])
-        left.plot(quantiles, np.linspace(0, 1, len(quantiles)))
+        resets = np.array(result["reset_us"])
+        for label, times_us in (("steps", result["step_us"]), ("resets", resets[resets > 0])):
+            if len(times_us):
+                left.plot(np.quantile(times_us, shares) / 1e3, shares, label=label)
         left.axvline(1e3 * result["mean_s"], color="grey", linewidth=1)
-        left.set(xlim=(0, 1.2 * quantiles[-5]), xlabel="ms of a step", ylabel="share of steps")
+        left.set(xscale="log", xlim=(1, 100), ylabel="share")
         left.set_title(scenario, loc="left", fontsize="medium")
-        left.grid(alpha=0.3)
-        for name, label, colour in (
-            ("gamma_of_steps", "steps", "tab:blue"),
-            ("gamma_with_resets", "with resets", "tab:orange"),
-        ):
+        for name, label in (("gamma_of_steps", "steps"), ("gamma_with_resets", "with resets")):
             check = result[name]
-            sums = np.sort(check["sums_s"])
-            right.step(sums, np.arange(1, len(sums) + 1) / len(sums), color=colour, where="post",
-                       label=f"{label}, D = {check['distance']:.3f}")  # fmt: skip
-            fitted = stats.gamma.cdf(sums, check["shape"], 0, check["scale_s"])
-            right.plot(sums, fitted, "--", color=colour, linewidth=1)
-        right.set(xlabel=f"seconds of {SUM_OF} steps; dashed: fitted Gamma", ylabel="share of sums")
-        right.legend(fontsize="small")
-        right.grid(alpha=0.3)
-    figure.savefig(path, dpi=110)
+            sums_s = np.quantile(check["sums_s"], shares)
+            label = f"{label}, D = {check['distance']:.3f}"
+            (line,) = right.plot(sums_s, shares, label=label)
+            fitted = stats.gamma.cdf(sums_s, check["shape"], 0, check["scale_s"])
+            right.plot(sums_s, fitted, "--", color=line.get_color(), linewidth=1)
+        for axes in (left, right):
+            axes.legend(fontsize="small")
+            axes.grid(alpha=0.3)
+    rows[-1, 0].set_xlabel("ms; the line is the mean step")
+    rows[-1, 1].set_xlabel(f"seconds of {SUM_OF} steps; dashed: fitted Gamma")
+    figure.savefig(path)
 
 
 def main() -> None:
@@ -220,7 +220,7 @@ def main() -> None:
             file.write_text(json.dumps(report, indent=1) + "\n")
     results = json.loads(file.read_text())["results"]  # keys as they are in the file
     print_table(results)
-    draw(results, f"{options.engine}, random actions", file.with_suffix(".png"))
+    draw(results, f"{options.engine}, random actions", file.with_suffix(".svg"))
 
 
 if __name__ == "__main__":

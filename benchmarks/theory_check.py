@@ -14,7 +14,7 @@ timeline. Compared are, as shares of the throughput of executors that never wait
               where it differs from `recorded`, that assumption fails
 
 Writes theory.json after each point, so that a run that was stopped goes on where it was, and
-theory.png. By default environments sleep, for 10 ms on average, exponentially; others are named as
+theory.svg. By default environments sleep, for 10 ms on average, exponentially; others are named as
 for `python -m torchrl_hts.bench`. Wants a quiet machine.
 """
 
@@ -188,7 +188,7 @@ def draw(points: list[dict[str, Any]], title: str, file: Path) -> None:
     last.set_xlabel("predicted from the recorded times")
     last.set_ylabel("measured")
     last.grid(alpha=0.3)
-    figure.savefig(file, dpi=150)
+    figure.savefig(file)
 
 
 def main() -> None:
@@ -239,7 +239,7 @@ def main() -> None:
     draw(
         points,
         f"{options.env_id}: an update takes {LEARNER} alpha mean steps",
-        file.with_suffix(".png"),
+        file.with_suffix(".svg"),
     )
 
 

@@ -7,6 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 from football_engines import ENGINES, need
 
@@ -36,7 +37,30 @@ def test_step_times(tmp_path: Path) -> None:
         assert check["sums"] == 3
         assert 0 < check["p_value"] <= 1
     assert sum(result["gamma_of_steps"]["sums_s"]) == pytest.approx(300 * result["mean_s"])
-    assert (tmp_path / "football_steps.png").read_bytes().startswith(b"\x89PNG")
+    assert len(result["step_us"]) == len(result["reset_us"]) == 300
+    assert np.mean(result["step_us"]) == pytest.approx(1e6 * result["mean_s"], abs=0.5)
+    assert "<svg" in (tmp_path / "football_steps.svg").read_text()
+
+
+def test_what_giving_up_the_barrier_is_worth(tmp_path: Path) -> None:
+    """One environment's resets are long: with a barrier at each step, all wait for each of them."""
+    scenario = {
+        "step_us": [500] * 400,
+        "reset_us": [20_000 if i % 40 == 7 else 0 for i in range(400)],
+    }
+    record = tmp_path / "football_steps.json"
+    record.write_text(json.dumps({"settings": {"steps": 400}, "results": {"made up": scenario}}))
+    flags = "--num-envs 4 --rounds 4 --repetitions 1 --slower 1"
+    printed = run("football_barrier.py", str(record), *flags.split())
+    assert "| made up | " in printed
+    found = json.loads((tmp_path / "football_barrier.json").read_text())["results"]["made up"]
+    # 39 steps of 0.5 ms, and one of 20.5 with its reset.
+    assert found["mean_s"] == pytest.approx(0.001)
+    predicted = found["predicted_steps_per_second"]
+    assert predicted["hts"] <= found["ideal_steps_per_second"] == pytest.approx(4000)
+    assert predicted["loop-gymnasium"] < predicted["hts"]
+    assert found["measured_gains"][0] > 0
+    assert "<svg" in (tmp_path / "football_barrier.svg").read_text()
 
 
 def test_engines_side_by_side() -> None:

@@ -1,0 +1,117 @@
+"""Whether a vector of EnvPool's football is faster than single games, on the same work.
+
+    python benchmarks/football_pool.py
+
+Two ways to play so many games on all cores, in turns: one EnvPool of all of them, with a thread for
+each core, whose steps return when the slowest is done; and processes, one for each core, that step
+single games of `make_football` one after the other, as executors do. Both play the same scenario
+with random actions; resets are part of it, as they are of training. Reported are environment steps
+per second. What EnvPool gives is a plain minimap: stacking, rewards and the ends of episodes, which
+`make_football` adds to it, are not in its figure.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import statistics
+import time
+from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
+
+import numpy as np
+from _machine import machine
+
+from torchrl_hts.envs import make_football
+
+CORES = len(os.sched_getaffinity(0))
+WARM_UP_S = 1.0
+
+
+def vector(scenario: str, num_envs: int, seconds: float) -> float:
+    """Steps per second of one pool."""
+    import envpool
+
+    pool = envpool.make(
+        f"gfootball/{scenario}-v1",
+        env_type="gymnasium",
+        num_envs=num_envs,
+        num_threads=CORES,
+        seed=0,
+    )
+    pool.reset()
+    random = np.random.default_rng(0)
+
+    def step() -> int:
+        pool.step(random.integers(19, size=num_envs, dtype=np.int32))
+        return num_envs
+
+    return rate(step, seconds)
+
+
+def singles(scenario: str, num_envs: int, first: int, seconds: float) -> float:
+    """Steps per second of single games in this process."""
+    envs = [make_football(scenario, engine="envpool") for _ in range(num_envs)]
+    for index, env in enumerate(envs):
+        env.reset(seed=first + index)
+    random = np.random.default_rng(first)
+
+    def step() -> int:
+        for env in envs:
+            _, _, terminated, truncated, _ = env.step(int(random.integers(19)))
+            if terminated or truncated:
+                env.reset()
+        return num_envs
+
+    return rate(step, seconds)
+
+
+def rate(step: Callable[[], int], seconds: float) -> float:
+    """How often per second, after a while to warm up."""
+    for limit in (WARM_UP_S, seconds):
+        frames, began = 0, time.perf_counter()
+        while (elapsed := time.perf_counter() - began) < limit:
+            frames += step()
+    return frames / elapsed
+
+
+def main() -> None:
+    """Parses the flags, measures, and prints a table."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--scenario", default="academy_3_vs_1_with_keeper")
+    parser.add_argument("--num-envs", type=int, nargs="+", default=[4, 8, 16])
+    parser.add_argument("--seconds", type=float, default=8.0, help="of each measurement (8)")
+    parser.add_argument("--repetitions", type=int, default=3, help="of each (3)")
+    options = parser.parse_args()
+    for name, value in machine().items():
+        print(f"{name}: {value}")
+    print("\n| games | one pool, steps/s | single games, steps/s | pool over single |")
+    print("| --- | --- | --- | --- |")
+    context = get_context("spawn")  # each measurement has processes of its own
+    for num_envs in options.num_envs:
+        pools, alone = [], []
+        shares = [num_envs // CORES + (core < num_envs % CORES) for core in range(CORES)]
+        for _ in range(options.repetitions):
+            with ProcessPoolExecutor(1, context) as one:
+                result = one.submit(vector, options.scenario, num_envs, options.seconds)
+                pools.append(result.result())
+            with ProcessPoolExecutor(CORES, context) as several:
+                parts = [
+                    several.submit(singles, options.scenario, share, 100 * core, options.seconds)
+                    for core, share in enumerate(shares)
+                    if share
+                ]
+                alone.append(sum(part.result() for part in parts))
+        ratio = statistics.median(p / a for p, a in zip(pools, alone, strict=True))
+        print(
+            f"| {num_envs} | {statistics.median(pools):.0f} | {statistics.median(alone):.0f} | "
+            f"{ratio:.2f} |",
+            flush=True,
+        )
+
+
+if __name__ == "__main__":
+    main()
