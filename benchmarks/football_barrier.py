@@ -119,7 +119,7 @@ def print_table(compared: dict[str, dict[str, Any]]) -> None:
 
 def draw(compared: dict[str, dict[str, Any]], title: str, path: Path) -> None:
     """Gain by scenario, predicted and measured."""
-    figure = Figure(figsize=(8, 0.34 * len(compared) + 1.2), layout="constrained")
+    figure = Figure(figsize=(8, 0.34 * len(compared) + 1.5), layout="constrained")
     axes = figure.subplots()
     rows = np.arange(len(compared))
     predicted = [each["predicted_gain"] for each in compared.values()]
@@ -131,8 +131,9 @@ def draw(compared: dict[str, dict[str, Any]], title: str, path: Path) -> None:
     axes.axvline(1.0, color="grey", linewidth=1)
     axes.set_yticks(rows, list(compared))
     axes.invert_yaxis()
-    axes.set(title=title, xlabel="steps per second over those with a barrier at each step")
-    axes.legend(fontsize="small")
+    axes.set(xlabel="steps per second over those with a barrier at each step")
+    figure.suptitle(title)
+    figure.legend(fontsize="small", loc="outside lower center", ncols=2)
     axes.grid(axis="x", alpha=0.3)
     figure.savefig(path)
 
