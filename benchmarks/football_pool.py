@@ -4,10 +4,8 @@
 
 Two ways to play so many games on all cores, in turns: one EnvPool of all of them, with a thread for
 each core, whose steps return when the slowest is done; and processes, one for each core, that step
-single games of `make_football` one after the other, as executors do. Both play the same scenario
-with random actions; resets are part of it, as they are of training. Reported are environment steps
-per second. What EnvPool gives is a plain minimap: stacking, rewards and the ends of episodes, which
-`make_football` adds to it, are not in its figure.
+EnvPools of one game one after the other, as executors do. Both play the same scenario with random
+actions; resets are part of it, as they are of training. Reported are environment steps per second.
 """
 
 from __future__ import annotations
@@ -19,28 +17,29 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
+from typing import Any
 
 import numpy as np
 from _machine import machine
-
-from torchrl_hts.envs import make_football
 
 CORES = len(os.sched_getaffinity(0))
 WARM_UP_S = 1.0
 
 
-def vector(scenario: str, num_envs: int, seconds: float) -> float:
-    """Steps per second of one pool."""
+def make_pool(scenario: str, num_envs: int, num_threads: int, seed: int) -> Any:
+    """EnvPool as it is; episodes that have ended are reset at the next step."""
     import envpool
 
-    pool = envpool.make(
-        f"gfootball/{scenario}-v1",
-        env_type="gymnasium",
-        num_envs=num_envs,
-        num_threads=CORES,
-        seed=0,
-    )
+    name = f"gfootball/{scenario}-v1"
+    sizes = {"num_envs": num_envs, "num_threads": num_threads}
+    pool = envpool.make(name, env_type="gymnasium", seed=seed, **sizes)
     pool.reset()
+    return pool
+
+
+def vector(scenario: str, num_envs: int, seconds: float) -> float:
+    """Steps per second of one pool."""
+    pool = make_pool(scenario, num_envs, CORES, seed=0)
     random = np.random.default_rng(0)
 
     def step() -> int:
@@ -51,17 +50,13 @@ def vector(scenario: str, num_envs: int, seconds: float) -> float:
 
 
 def singles(scenario: str, num_envs: int, first: int, seconds: float) -> float:
-    """Steps per second of single games in this process."""
-    envs = [make_football(scenario, engine="envpool") for _ in range(num_envs)]
-    for index, env in enumerate(envs):
-        env.reset(seed=first + index)
+    """Steps per second of pools of one game each, in this process."""
+    pools = [make_pool(scenario, 1, 1, seed=first + index) for index in range(num_envs)]
     random = np.random.default_rng(first)
 
     def step() -> int:
-        for env in envs:
-            _, _, terminated, truncated, _ = env.step(int(random.integers(19)))
-            if terminated or truncated:
-                env.reset()
+        for pool in pools:
+            pool.step(random.integers(19, size=1, dtype=np.int32))
         return num_envs
 
     return rate(step, seconds)
