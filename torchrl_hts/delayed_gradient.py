@@ -196,11 +196,12 @@ class DelayedGradient(TrainerHookBase):  # type: ignore[misc]  # torchrl is unty
                 torch._foreach_copy_(live, newest)
                 return
             if self._depth > 1:
-                # theta_{j+lag+1} = phi_j - theta_j + theta_{j+lag}, kept in the slot of theta_j,
-                # which is free from now on.
-                torch._foreach_sub_(live, behaviour)
-                torch._foreach_add_(live, newest)
-                torch._foreach_copy_(behaviour, live)
+                # theta_{j+lag+1} = -theta_j + phi_j + theta_{j+lag}, computed in the slot of
+                # theta_j, which is free from now on.
+                torch._foreach_neg_(behaviour)
+                torch._foreach_add_(behaviour, live)
+                torch._foreach_add_(behaviour, newest)
+                torch._foreach_copy_(live, behaviour)
         self._round += 1
 
     def register(self, trainer: Trainer, name: str = "delayed_gradient") -> None:
