@@ -68,6 +68,12 @@ def test_observations_are_those_of_gymnasiums_wrappers_over_the_screen(frame_ski
     assert play(env, 300, seed=1) == play(stock, 300, seed=1)
 
 
+def test_the_spec_makes_the_same_game() -> None:
+    env = make_atari("ALE/Breakout-v5", terminal_on_life_loss=True)
+    assert env.spec is not None
+    assert play(gym.make(env.spec), 100, seed=1) == play(env, 100, seed=1)
+
+
 def test_frame_stack_and_screen_size_are_the_callers() -> None:
     env = make_atari("ALE/Pong-v5", frame_stack=2, screen_size=42)
     assert env.observation_space.shape == (2, 42, 42)

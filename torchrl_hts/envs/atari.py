@@ -20,6 +20,20 @@ Info = dict[str, Any]
 Observation = np.ndarray[Any, np.dtype[np.uint8]]
 
 
+class ScreenPreprocessing(AtariPreprocessing):
+    """Gymnasium's preprocessing, in grey, over a game that need not observe its screen itself.
+
+    Args:
+        env: an ALE game without frame skip.
+        options: those of `gymnasium.wrappers.AtariPreprocessing`.
+    """
+
+    def __init__(self, env: gym.Env[Any, Any], **options: Any) -> None:
+        super().__init__(env, **options)
+        screen = env.get_wrapper_attr("ale").getScreenDims()
+        self.obs_buffer = [np.zeros(screen, np.uint8) for _ in range(2)]
+
+
 class EpisodicLife(gym.Wrapper[Observation, int, Observation, int], RecordConstructorArgs):
     """Ends the episode when a life is lost, and plays on from there (Mnih et al. 2015).
 
@@ -159,7 +173,7 @@ def make_atari(
         raise gym.error.NameNotFound(f"{error} Its games are {', '.join(games)}") from error
     env: gym.Env[Any, Any] = gym.make(
         env_id,
-        # AtariPreprocessing skips frames itself and reads its screens from the emulator: what the
+        # The preprocessing skips frames itself and reads its screens from the emulator: what the
         # base environment observes is thrown away, and the memory is cheaper than any picture.
         frameskip=1,
         obs_type="ram",
@@ -167,9 +181,9 @@ def make_atari(
         render_mode=render_mode,
         disable_env_checker=True,  # it costs time at every frame
     )
-    env = AtariPreprocessing(env, noop_max=noop_max, frame_skip=frame_skip, screen_size=screen_size)
-    screen = env.get_wrapper_attr("ale").getScreenDims()
-    env.obs_buffer = [np.zeros(screen, np.uint8) for _ in range(2)]  # of screens, not of memory
+    env = ScreenPreprocessing(
+        env, noop_max=noop_max, frame_skip=frame_skip, screen_size=screen_size
+    )
     if terminal_on_life_loss:
         env = EpisodicLife(env)
     meanings = env.get_wrapper_attr("get_action_meanings")()
