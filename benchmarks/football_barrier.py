@@ -5,13 +5,12 @@
 
 Environments sleep for the step times that football_steps.py has recorded, resets among them, in
 their order; each begins at a place of its own in the record. So each has a core of its own, as it
-were, and all differences come from who waits for whom. Compared are HTSCollector and gymnasium's
-AsyncVectorEnv in a plain loop, where all wait for the slowest at each step: same policy, same
-steps.
+were. Compared are HTSCollector and gymnasium's AsyncVectorEnv in a plain loop, where all wait for
+the slowest at each step: same policy, same steps.
 
     measured   steps per second of the one over those of the other, in turns
     predicted  the same from the recursion (torchrl_hts.theory.timetable), with the recorded times
-               and nothing else
+               and nothing else: who waits for whom, but no inference and no wake-ups
 
 All times are made --slower times as long, so that a few cores keep up with what 16 real ones do:
 the shape of their distribution stays what it is. Writes football_barrier.json next to the record
@@ -32,7 +31,7 @@ from typing import Any
 import numpy as np
 from _contenders import CONTENDERS, CollectorRunner
 from _environments import RecordedEnv
-from _machine import machine
+from _machine import count, machine
 from _workloads import TRAININGS, Workload
 from matplotlib.figure import Figure
 
@@ -144,16 +143,25 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("record", type=Path, help="football_steps.json")
-    parser.add_argument("--num-envs", type=int, default=16, help="environments (16)")
-    parser.add_argument("--rounds", type=int, default=25, help="of 20 steps, measured (25)")
-    parser.add_argument("--repetitions", type=int, default=2, help="of each (2)")
+    parser.add_argument("--num-envs", type=count, default=16, help="environments (16)")
+    parser.add_argument("--rounds", type=count, default=25, help="of 20 steps, measured (25)")
+    parser.add_argument("--repetitions", type=count, default=2, help="of each (2)")
     parser.add_argument("--slower", type=float, default=3.0, help="factor on all times (3)")
     options = parser.parse_args()
-
-    record = json.loads(options.record.read_text())
+    if not options.slower > 0:
+        parser.error(f"--slower must be positive, got {options.slower}")
+    try:
+        record = json.loads(options.record.read_text())
+    except (OSError, ValueError) as error:
+        parser.error(f"{options.record} can't be read ({error}): run football_steps.py first")
+    if not all("step_us" in result for result in record["results"].values()):
+        parser.error(
+            f"{options.record} lacks the times of single steps: run football_steps.py again"
+        )
     file = options.record.with_name("football_barrier.json")
     keys = ("num_envs", "rounds", "repetitions", "slower")
-    settings = {"of": record["settings"], **{key: getattr(options, key) for key in keys}}
+    of = [record["settings"], record["machine"]["time"]]
+    settings = {"of": of, **{key: getattr(options, key) for key in keys}}
     report = {"settings": settings, "machine": machine(), "results": {}}
     if file.exists():
         report = json.loads(file.read_text())

@@ -16,11 +16,13 @@ import statistics
 import time
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
+from importlib.util import find_spec
 from multiprocessing import get_context
 from typing import Any
 
 import numpy as np
-from _machine import machine
+from _machine import count, machine
+from football_steps import SCENARIOS
 
 CORES = len(os.sched_getaffinity(0))
 WARM_UP_S = 1.0
@@ -76,11 +78,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--scenario", default="academy_3_vs_1_with_keeper")
-    parser.add_argument("--num-envs", type=int, nargs="+", default=[4, 8, 16])
+    parser.add_argument("--scenario", choices=SCENARIOS, default="academy_3_vs_1_with_keeper")
+    parser.add_argument("--num-envs", type=count, nargs="+", default=[4, 8, 16])
     parser.add_argument("--seconds", type=float, default=8.0, help="of each measurement (8)")
-    parser.add_argument("--repetitions", type=int, default=3, help="of each (3)")
+    parser.add_argument("--repetitions", type=count, default=3, help="of each (3)")
     options = parser.parse_args()
+    if find_spec("envpool") is None:
+        parser.error("EnvPool is not installed: pip install 'torchrl_hts[envpool]'")
     for name, value in machine().items():
         print(f"{name}: {value}")
     print("\n| games | one pool, steps/s | single games, steps/s | pool over single |")

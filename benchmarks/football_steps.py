@@ -163,14 +163,14 @@ def draw(results: dict[str, dict[str, Any]], title: str, path: Path) -> None:
     figure = Figure(figsize=(9, 1.5 * len(results) + 1.0), layout="constrained")
     figure.suptitle(title)
     rows = figure.subplots(len(results), 2, squeeze=False)
-    shares = np.linspace(0.005, 0.995, 34)  # the very last would make the picture theirs
+    shares = np.linspace(0.005, 0.995, 34)  # the extremes would squeeze the rest
     for (left, right), (scenario, result) in zip(rows, results.items(), strict=True):
         resets = np.array(result["reset_us"])
         for label, times_us in (("steps", result["step_us"]), ("resets", resets[resets > 0])):
             if len(times_us):
                 left.plot(np.quantile(times_us, shares) / 1e3, shares, label=label)
         left.axvline(1e3 * result["mean_s"], color="grey", linewidth=1)
-        left.set(xscale="log", xlim=(1, 100), ylabel="share")
+        left.set(xscale="log", ylabel="share")
         left.set_title(scenario, loc="left", fontsize="medium")
         for name, label in (("gamma_of_steps", "steps"), ("gamma_with_resets", "with resets")):
             check = result[name]
@@ -207,7 +207,7 @@ def main() -> None:
 
     options.output_dir.mkdir(parents=True, exist_ok=True)
     file = options.output_dir / "football_steps.json"
-    settings = {"engine": options.engine, "steps": options.steps}
+    settings = {"engine": options.engine, "steps": options.steps, "format": 2}
     report = {"settings": settings, "machine": machine(), "results": {}}
     if file.exists():
         report = json.loads(file.read_text())

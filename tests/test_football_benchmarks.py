@@ -43,13 +43,15 @@ def test_step_times(tmp_path: Path) -> None:
 
 
 def test_what_giving_up_the_barrier_is_worth(tmp_path: Path) -> None:
-    """One environment's resets are long: with a barrier at each step, all wait for each of them."""
+    """Some steps have a long reset: with a barrier at each step, all wait for each of them."""
     scenario = {
         "step_us": [500] * 400,
         "reset_us": [20_000 if i % 40 == 7 else 0 for i in range(400)],
     }
     record = tmp_path / "football_steps.json"
-    record.write_text(json.dumps({"settings": {"steps": 400}, "results": {"made up": scenario}}))
+    record.write_text(
+        json.dumps({"settings": {}, "machine": {"time": "now"}, "results": {"made up": scenario}})
+    )
     flags = "--num-envs 4 --rounds 4 --repetitions 1 --slower 1"
     printed = run("football_barrier.py", str(record), *flags.split())
     assert "| made up | " in printed
@@ -61,6 +63,34 @@ def test_what_giving_up_the_barrier_is_worth(tmp_path: Path) -> None:
     assert predicted["loop-gymnasium"] < predicted["hts"]
     assert found["measured_gains"][0] > 0
     assert "<svg" in (tmp_path / "football_barrier.svg").read_text()
+
+
+def test_one_pool_or_many() -> None:
+    need("envpool")
+    flags = "--scenario academy_empty_goal --num-envs 1 --seconds 0.1 --repetitions 1"
+    games, *figures = (
+        run("football_pool.py", *flags.split()).splitlines()[-1].strip("| ").split("|")
+    )
+    assert int(games) == 1
+    assert all(float(figure) > 0 for figure in figures)
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        (["missing.json"], "can't be read"),
+        (["football_steps.json"], "lacks the times of single steps"),
+        (["football_steps.json", "--num-envs", "0"], "whole number of at least 1, got '0'"),
+        (["football_steps.json", "--slower", "0"], "--slower must be positive"),
+    ],
+)
+def test_what_the_barrier_can_not_be_told_from(flags: list[str], said: str, tmp_path: Path) -> None:
+    record = {"settings": {}, "machine": {"time": "now"}, "results": {"older": {"mean_s": 1.0}}}
+    (tmp_path / "football_steps.json").write_text(json.dumps(record))
+    command = [sys.executable, str(BENCHMARKS / "football_barrier.py"), *flags]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, timeout=250)
+    assert done.returncode == 2
+    assert said in done.stderr.splitlines()[-1]
 
 
 def test_engines_side_by_side() -> None:
