@@ -19,7 +19,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from policies import categorical
 
-from torchrl_hts import HTSCollector
+from torchrl_hts import HTSCollector, staff
 from torchrl_hts.limits import available_cores
 from torchrl_hts.probing import EnvironmentTimes, StepCosts, executors_for, time_steps
 
@@ -55,10 +55,15 @@ def test_steps_and_resets_are_timed_apart() -> None:
 
 
 def measured(
-    steps: list[float], cpu: list[float], disturbed: list[bool], resets: list[float]
+    steps: list[float],
+    cpu: list[float],
+    disturbed: list[bool],
+    resets: list[float],
+    resets_disturbed: tuple[bool, ...] = (False,),
 ) -> StepCosts:
+    flags = np.array(disturbed), np.array(resets_disturbed)
     return EnvironmentTimes(
-        np.array(steps), np.array(resets), np.array(cpu), np.zeros(len(resets)), np.array(disturbed)
+        np.array(steps), np.array(resets), np.array(cpu), np.zeros(len(resets)), *flags
     ).costs()
 
 
@@ -78,6 +83,14 @@ def test_a_wait_in_few_steps_counts() -> None:
 def test_resets_count() -> None:
     costs = measured([1e-5] * 10, [1e-5] * 10, [False] * 10, [0.05])
     assert costs.step_s == pytest.approx(5e-3, rel=0.05)
+
+
+def test_a_reset_that_lost_its_core_counts_as_the_others() -> None:
+    resets = [1e-5, 5e-3]
+    costs = measured([1e-5] * 10, [1e-5] * 10, [False] * 10, resets, (False, True))
+    assert costs.step_s == pytest.approx(1.2e-5)
+    costs = measured([1e-5] * 10, [1e-5] * 10, [False] * 10, resets, (True, True))
+    assert costs.step_s == pytest.approx(1e-5 + 5.01e-3 / 10), "all were: they are all there is"
 
 
 @pytest.mark.parametrize(
@@ -189,7 +202,10 @@ class TestCollector:
     def test_one_each_for_environments_that_wait(self) -> None:
         assert collect([SlowEnv] * 5)[0] == 5
 
-    def test_one_for_environments_that_cost_nothing(self) -> None:
+    def test_one_for_environments_that_cost_nothing(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        nothing = StepCosts(step_s=1e-6, cpu_share=1.0)  # whatever the machine makes of it
+        choose = partial(executors_for, nothing)
+        monkeypatch.setattr(staff, "executors_for", lambda _, *sizes: choose(*sizes))
         assert collect([EchoEnv] * 4)[0] == 1
 
     def test_who_gives_a_number_gets_it(self, tmp_path: Path) -> None:

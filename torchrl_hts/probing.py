@@ -60,7 +60,7 @@ class EnvironmentTimes:
         steps: of each step, resets left out.
         resets: of each reset.
         steps_cpu, resets_cpu: the processor time of each.
-        disturbed: for each step, whether another program took its core meanwhile.
+        disturbed, resets_disturbed: for each, whether another program took its core meanwhile.
     """
 
     steps: npt.NDArray[np.float64]
@@ -68,23 +68,24 @@ class EnvironmentTimes:
     steps_cpu: npt.NDArray[np.float64]
     resets_cpu: npt.NDArray[np.float64]
     disturbed: npt.NDArray[np.bool_]
+    resets_disturbed: npt.NDArray[np.bool_]
 
     @property
     def cpu_share(self) -> float:
         """The part of the steps during which a core was used."""
-        counted = self._counted()
+        counted = _undisturbed(self.disturbed)
         return min(1.0, float(self.steps_cpu[counted].sum() / self.steps[counted].sum()))
 
     def costs(self) -> StepCosts:
         """What a step takes, its share of the resets included."""
-        counted, each = self._counted(), len(self.steps)
-        step_s = self.steps[counted].mean() + self.resets.sum() / each
-        cpu_s = self.steps_cpu[counted].mean() + self.resets_cpu.sum() / each
+        counted = _undisturbed(self.disturbed)
+        step_s, cpu_s = self.steps[counted].mean(), self.steps_cpu[counted].mean()
+        if len(self.resets):
+            counted = _undisturbed(self.resets_disturbed)
+            per_step = len(self.resets) / len(self.steps)
+            step_s += self.resets[counted].mean() * per_step
+            cpu_s += self.resets_cpu[counted].mean() * per_step
         return StepCosts(float(step_s), min(1.0, float(cpu_s / step_s)))
-
-    def _counted(self) -> npt.NDArray[np.bool_]:
-        """The steps that were not disturbed, or all if there is none."""
-        return np.ones_like(self.disturbed) if self.disturbed.all() else ~self.disturbed
 
     def with_resets(self, seed: int = 0) -> npt.NDArray[np.float64]:
         """Step times as an executor sees them: a reset is part of the step before it."""
@@ -92,6 +93,11 @@ class EnvironmentTimes:
         ends = np.random.default_rng(seed).permutation(len(times))[: len(self.resets)]
         times[ends] += self.resets[: len(ends)]
         return times
+
+
+def _undisturbed(disturbed: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:
+    """What was not disturbed, or all if there is none."""
+    return np.ones_like(disturbed) if disturbed.all() else ~disturbed
 
 
 @dataclass(frozen=True)
@@ -171,6 +177,7 @@ def time_steps(
     steps: list[tuple[int, int]] = []
     resets: list[tuple[int, int]] = []
     disturbed: list[bool] = []
+    resets_disturbed: list[bool] = []
     clock, cpu_clock = time.perf_counter_ns, time.process_time_ns
     start, passed_s = clock(), 0.0
     while not steps or (passed_s < at_most_s and (passed_s < seconds or len(steps) < least)):
@@ -180,14 +187,16 @@ def time_steps(
         steps.append((max(1, clock() - began), cpu_clock() - used))
         disturbed.append(_preemptions() > before)
         if ended:
-            used, began = cpu_clock(), clock()
+            before, used, began = _preemptions(), cpu_clock(), clock()
             play.reset()
             resets.append((clock() - began, cpu_clock() - used))
+            resets_disturbed.append(_preemptions() > before)
         passed_s = (clock() - start) / 1e9
     (step_s, step_cpu_s), (reset_s, reset_cpu_s) = (
         np.array(times, np.float64).reshape(-1, 2).T / 1e9 for times in (steps, resets)
     )
-    return EnvironmentTimes(step_s, reset_s, step_cpu_s, reset_cpu_s, np.array(disturbed))
+    flags = np.array(disturbed, bool), np.array(resets_disturbed, bool)
+    return EnvironmentTimes(step_s, reset_s, step_cpu_s, reset_cpu_s, *flags)
 
 
 def _preemptions() -> int:
