@@ -164,13 +164,16 @@ def draw(results: dict[str, dict[str, Any]], title: str, path: Path) -> None:
     figure.suptitle(title)
     rows = figure.subplots(len(results), 2, squeeze=False)
     shares = np.linspace(0.005, 0.995, 34)  # the extremes would squeeze the rest
+    longest_us = max(max(result["step_us"] + result["reset_us"]) for result in results.values())
+    least_us = min(np.quantile(result["step_us"], shares[0]) for result in results.values())
+    decades = 10 ** np.floor(np.log10(least_us / 1e3)), 10 ** np.ceil(np.log10(longest_us / 1e3))
     for (left, right), (scenario, result) in zip(rows, results.items(), strict=True):
         resets = np.array(result["reset_us"])
         for label, times_us in (("steps", result["step_us"]), ("resets", resets[resets > 0])):
             if len(times_us):
                 left.plot(np.quantile(times_us, shares) / 1e3, shares, label=label)
         left.axvline(1e3 * result["mean_s"], color="grey", linewidth=1)
-        left.set(xscale="log", ylabel="share")
+        left.set(xscale="log", xlim=decades, ylabel="share")
         left.set_title(scenario, loc="left", fontsize="medium")
         for name, label in (("gamma_of_steps", "steps"), ("gamma_with_resets", "with resets")):
             check = result[name]
