@@ -264,6 +264,19 @@ def test_reference_clips_every_gradient():
     assert moved <= 0.05 * 0.01 * 6 < distance(unclipped[:1], [start])  # lr * norm * steps
 
 
+def test_parameters_that_share_memory_are_moved_once():
+    module = nn.ParameterDict({"a": torch.ones(1), "tied": torch.zeros(1)})
+    module["tied"].data = module["a"].data
+    delayed = DelayedGradient(module, lag=1)
+    found = []
+    for _ in range(3):
+        with delayed, torch.no_grad():
+            module["a"].mul_(0.5)
+        found.append(module["a"].item())
+    # theta_0 = theta_1 = 1; theta_{j+2} = theta_{j+1} - theta_j / 2
+    assert found == [0.5, 0.0, -0.25]
+
+
 def delayed_actor() -> nn.Module:
     return make_loss("ppo_clip", delay_actor=True)[0]
 
