@@ -91,7 +91,8 @@ class SleepEnv(CostlessEnv):
 
 
 class RecordedEnv(CostlessEnv):
-    """Sleeps for given times, one after the other, in one episode without end.
+    """Sleeps for given times, one after the other, in one episode without end; begins again where
+    they end.
 
     Args:
         times_s: of each step, in seconds.
