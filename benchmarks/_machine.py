@@ -1,21 +1,13 @@
-"""What the figures of a benchmark depend on: the machine, and counts that make sense."""
+"""What the figures of a benchmark depend on."""
 
 from __future__ import annotations
 
-import argparse
 import importlib.metadata
 import os
 import platform
 import time
 from pathlib import Path
 from typing import Any
-
-
-def count(text: str) -> int:
-    """A number on the command line that must be at least 1."""
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"expected a whole number of at least 1, got {text!r}")
-    return int(text)
 
 
 def machine() -> dict[str, Any]:

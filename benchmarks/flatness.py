@@ -30,6 +30,8 @@ from typing import NamedTuple
 import _recipes  # noqa: F401  so that the package of this checkout is found
 from matplotlib.figure import Figure
 
+from torchrl_hts.command_line import count
+
 COLUMNS = ("elapsed_s", "pid", "memory_mib", "descriptors")
 _OWN = ("Pss_Anon:", "Pss_Shmem:")  # of smaps_rollup
 REPORT_STEPS = 50_000  # between two rows of the costless run's metrics
@@ -195,7 +197,7 @@ def parse() -> argparse.Namespace:
     )
     what = parser.add_mutually_exclusive_group()
     what.add_argument(
-        "--steps", type=int, default=10_000_000, help="of a costless run (10 million)"
+        "--steps", type=count, default=10_000_000, help="of a costless run (10 million)"
     )
     what.add_argument("--pid", type=int, help="of a run that is under way")
     parser.add_argument("--metrics", type=Path, help="metrics.csv of that run, for its speed")

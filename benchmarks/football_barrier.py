@@ -31,10 +31,11 @@ from typing import Any
 import numpy as np
 from _contenders import CONTENDERS, CollectorRunner
 from _environments import RecordedEnv
-from _machine import count, machine
+from _machine import machine
 from _workloads import TRAININGS, Workload
 from matplotlib.figure import Figure
 
+from torchrl_hts.command_line import count
 from torchrl_hts.theory import timetable
 
 Array = np.ndarray[Any, Any]

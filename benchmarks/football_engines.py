@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 from football_steps import SCENARIOS
 
+from torchrl_hts.command_line import count
 from torchrl_hts.envs import make_football
 
 RIGHT = 5  # the action that runs to the opponent's goal
@@ -58,7 +59,7 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--scenarios", type=lambda text: text.split(","), default=SCENARIOS)
-    parser.add_argument("--steps", type=int, default=10_000, help="of each scenario (10000)")
+    parser.add_argument("--steps", type=count, default=10_000, help="of each scenario (10000)")
     options = parser.parse_args()
     columns = [
         *("scenario", "differ in observation, score or end", "steps with checkpoint rewards"),

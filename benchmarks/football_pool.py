@@ -21,8 +21,10 @@ from multiprocessing import get_context
 from typing import Any
 
 import numpy as np
-from _machine import count, machine
+from _machine import machine
 from football_steps import SCENARIOS
+
+from torchrl_hts.command_line import count
 
 CORES = len(os.sched_getaffinity(0))
 WARM_UP_S = 1.0

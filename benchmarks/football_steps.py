@@ -32,6 +32,7 @@ from _machine import machine
 from matplotlib.figure import Figure
 from scipy import stats
 
+from torchrl_hts.command_line import count
 from torchrl_hts.envs import make_football
 
 Array = np.ndarray[Any, Any]
@@ -201,8 +202,8 @@ def main() -> None:
 
     parser.add_argument("--scenarios", type=names, default=SCENARIOS, help="by default all")
     parser.add_argument("--engine", choices=["gfootball", "envpool"], default="gfootball")
-    parser.add_argument("--steps", type=int, default=20_000, help="of each scenario (20000)")
-    parser.add_argument("--bootstrap", type=int, default=500, help="samples for p-values (500)")
+    parser.add_argument("--steps", type=count, default=20_000, help="of each scenario (20000)")
+    parser.add_argument("--bootstrap", type=count, default=500, help="samples for p-values (500)")
     parser.add_argument("--output-dir", type=Path, default=Path("runs", "football_steps"))
     options = parser.parse_args()
     if options.steps < 2 * SUM_OF:

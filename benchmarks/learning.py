@@ -47,6 +47,7 @@ from torchrl.collectors import Collector, MultiSyncCollector
 from torchrl.envs import ParallelEnv
 
 from torchrl_hts import DelayedGradient, EpisodeReturns
+from torchrl_hts.command_line import count
 
 LABELS = {
     "hts": "HTSCollector, lag 1",
@@ -207,10 +208,10 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
         "--scenario", type=academy, help="of football's academy, instead of a game of Atari"
     )
     parser.add_argument("--engine", choices=["gfootball", "envpool"], default="gfootball")
-    parser.add_argument("--total-frames", type=int, default=600_000, help="steps of each run")
+    parser.add_argument("--total-frames", type=count, default=600_000, help="steps of each run")
     parser.add_argument("--learning-rate", type=float, help="by default the recipe's")
-    parser.add_argument("--num-envs", type=int, help="by default the recipe's")
-    parser.add_argument("--sync-interval", type=int, help="by default the recipe's")
+    parser.add_argument("--num-envs", type=count, help="by default the recipe's")
+    parser.add_argument("--sync-interval", type=count, help="by default the recipe's")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument(
         "--reach",

@@ -39,6 +39,7 @@ from matplotlib.figure import Figure  # noqa: E402
 
 from torchrl_hts import HTSCollector, Timeline, keep_servers  # noqa: E402
 from torchrl_hts.bench import find_environment  # noqa: E402
+from torchrl_hts.command_line import count  # noqa: E402
 from torchrl_hts.costs import default_policy, measure_environment  # noqa: E402
 from torchrl_hts.recording import Activity  # noqa: E402
 from torchrl_hts.theory import rollout_time, timetable  # noqa: E402
@@ -198,13 +199,13 @@ def main() -> None:
     )
     parser.add_argument("--output-dir", type=Path, required=True)
     parser.add_argument("--env-id", default=SLEEP, help="by default an environment that sleeps")
-    parser.add_argument("--num-envs", type=int, nargs="+", default=[4, 16, 64])
-    parser.add_argument("--alpha", type=int, nargs="+", default=[1, 4, 16, 64, 256])
+    parser.add_argument("--num-envs", type=count, nargs="+", default=[4, 16, 64])
+    parser.add_argument("--alpha", type=count, nargs="+", default=[1, 4, 16, 64, 256])
     parser.add_argument("--lag", type=int, nargs="+", default=[0, 1, 2])
-    parser.add_argument("--num-executors", type=int, help="by default one per environment")
+    parser.add_argument("--num-executors", type=count, help="by default one per environment")
     parser.add_argument("--mean-ms", type=float, default=10.0, help="of the sleeping steps (10)")
     parser.add_argument("--seconds", type=float, default=15.0, help="of each point, about (15)")
-    parser.add_argument("--rounds", type=int, default=20, help="of each point, at least (20)")
+    parser.add_argument("--rounds", type=count, default=20, help="of each point, at least (20)")
     options = parser.parse_args()
     torch.set_num_threads(1)
     options.output_dir.mkdir(parents=True, exist_ok=True)

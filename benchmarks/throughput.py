@@ -42,6 +42,8 @@ from _recipes import HERE
 from _report import Cell, Record, cells_of, draw_bars, draw_scaling, print_table
 from _workloads import TRAININGS, WORKLOADS, find_workload
 
+from torchrl_hts.command_line import count
+
 STARTUP = "startup"
 STARTUP_EXECUTORS = 16
 DEFAULT_CELLS = [
@@ -105,7 +107,7 @@ def parse() -> argparse.Namespace:
         metavar="NAME",
         help=f"of {', '.join(TRAININGS)} (collect)",
     )
-    parser.add_argument("--num-envs", nargs="+", type=int, default=[16], help="environments (16)")
+    parser.add_argument("--num-envs", nargs="+", type=count, default=[16], help="environments (16)")
     parser.add_argument(
         "--contenders",
         nargs="+",
@@ -115,7 +117,7 @@ def parse() -> argparse.Namespace:
         help=f"of {', '.join(NAMES)}; by default {' '.join(DEFAULT_CONTENDERS)}",
     )
     parser.add_argument("--seconds", type=float, default=15.0, help="of each measurement (15)")
-    parser.add_argument("--repetitions", type=int, default=3, help="of each contender (3)")
+    parser.add_argument("--repetitions", type=count, default=3, help="of each contender (3)")
     parser.add_argument("--warm-up", type=int, default=3, help="batches not counted (3)")
     parser.add_argument("--output-dir", type=Path, default=Path("runs/throughput"))
     parser.add_argument("--alone", nargs=4, help=argparse.SUPPRESS)

@@ -164,3 +164,12 @@ def test_a_policy_that_does_not_fit_is_an_error(capsys: pytest.CaptureFixture[st
     flags = "--env-id Pendulum-v1 --policy test_bench:make_policy --seconds 0 --num-envs 2"
     assert main(flags.split()) == 2
     assert "error: the policy failed in a trial run" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("value", ["0", "-2", "1.5", "many"])
+def test_a_count_is_a_whole_number_of_at_least_1(
+    value: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        main(["--env-id", "CartPole-v1", "--num-envs", value])
+    assert f"expected a whole number of at least 1, got '{value}'" in capsys.readouterr().err

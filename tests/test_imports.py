@@ -14,8 +14,8 @@ PACKAGE = ROOT / "torchrl_hts"
 
 # From the bottom up: a module may import only from those before it.
 ORDER = [
-    "system", "theory", "errors", "schedule", "exchange", "watching", "storage", "recording",
-    "messages", "probing", "forecast",
+    "command_line", "system", "theory", "errors", "schedule", "exchange", "watching", "storage",
+    "recording", "messages", "probing", "forecast",
     "worker_output", "worker_server", "undivided", "workers", "servers",
     "ale_state", "state_names", "state_pickle",
     "env_state", "gym_env", "executor", "slots", "torchrl_env", "invariance", "draws", "short_cut",

@@ -24,6 +24,7 @@ import torch
 from tensordict.nn import TensorDictModuleBase
 
 from torchrl_hts.arguments import make_policy
+from torchrl_hts.command_line import count
 from torchrl_hts.costs import (
     default_policy,
     measure_environment,
@@ -177,9 +178,9 @@ def print_costs(times: EnvironmentTimes, costs: Costs) -> None:
         f"          5 %, 50 %, 95 %, 99 %, most: {', '.join(map(_time, marks))}"
     )
     exponents, counts = np.unique(np.floor(np.log2(steps * 1e6)), return_counts=True)
-    for exponent, count in zip(exponents.astype(int), counts.tolist(), strict=True):
-        bar = "#" * -(-_BAR * count // counts.max())
-        print(f"          {_time(2.0**exponent / 1e6):>8} and more {count:>8,} {bar}")
+    for exponent, number in zip(exponents.astype(int), counts.tolist(), strict=True):
+        bar = "#" * -(-_BAR * number // counts.max())
+        print(f"          {_time(2.0**exponent / 1e6):>8} and more {number:>8,} {bar}")
     if len(times.resets):
         print(
             f"reset     {_time(times.resets.mean())} on average, {len(times.resets):,} times in "
@@ -276,13 +277,6 @@ def _time(seconds: float) -> str:
     return f"{seconds / 1e-6:.3g} us"
 
 
-def _count(text: str) -> int:
-    value = int(text)
-    if value < 1:
-        raise argparse.ArgumentTypeError("must be at least 1")
-    return value
-
-
 def main(argv: Sequence[str] | None = None) -> int:
     """Measure and forecast from the command line; returns the exit status."""
     parser = argparse.ArgumentParser(
@@ -297,14 +291,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         "--policy",
         help="module:function that makes the policy; by default a Nature CNN or a small MLP",
     )
-    parser.add_argument("--num-envs", type=_count, nargs="+", default=[4, 16, 64])
-    parser.add_argument("--alpha", type=_count, nargs="+", default=[5, 20, 128])
+    parser.add_argument("--num-envs", type=count, nargs="+", default=[4, 16, 64])
+    parser.add_argument("--alpha", type=count, nargs="+", default=[5, 20, 128])
     parser.add_argument(
         "--lag", type=int, nargs="+", choices=range(17), default=[0, 1, 2], metavar="LAG"
     )
-    parser.add_argument("--actors", type=_count, nargs="+", default=[1, 2])
+    parser.add_argument("--actors", type=count, nargs="+", default=[1, 2])
     parser.add_argument(
-        "--epochs", type=_count, default=1, help="how often the learner goes through a batch (1)"
+        "--epochs", type=count, default=1, help="how often the learner goes through a batch (1)"
     )
     parser.add_argument("--seconds", type=float, default=2.0, help="of each measurement (2)")
     parser.add_argument("--no-check", action="store_true", help="don't try the setting out")

@@ -39,6 +39,7 @@ from torchrl.objectives import A2CLoss
 from torchrl.objectives.value import GAE
 
 from torchrl_hts.collector import HTSCollector
+from torchrl_hts.command_line import count
 from torchrl_hts.delayed_gradient import DelayedGradient
 from torchrl_hts.servers import keep_servers
 
@@ -276,9 +277,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     commands = parser.add_subparsers(required=True, metavar="CHECK")
     check = commands.add_parser("determinism", help="compare batches and parameters by their bits")
     check.add_argument("--tasks", nargs="+", choices=TASKS, default=list(TASKS))
-    check.add_argument("--actors", nargs="+", type=int, default=[1, 2, 4])
-    check.add_argument("--executors", nargs="+", type=int, default=[1, 2, 8])
-    check.add_argument("--rounds", type=int, default=4, help="batches to train on")
+    check.add_argument("--actors", nargs="+", type=count, default=[1, 2, 4])
+    check.add_argument("--executors", nargs="+", type=count, default=[1, 2, 8])
+    check.add_argument("--rounds", type=count, default=4, help="batches to train on")
     check.add_argument("--lag", type=int, default=1)
     check.set_defaults(run=_determinism)
     torch.set_num_threads(1)

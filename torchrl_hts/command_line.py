@@ -1,0 +1,25 @@
+"""Values on command lines: of `torchrl_hts.bench` and of the benchmarks."""
+
+from __future__ import annotations
+
+import argparse
+
+__all__ = ["count"]
+
+
+def count(text: str) -> int:
+    """A whole number of at least 1, as a ``type`` of argparse.
+
+    Raises:
+        argparse.ArgumentTypeError: if it is anything else.
+
+    >>> count("16"), count("10_000")
+    (16, 10000)
+    """
+    try:
+        value = int(text)
+    except ValueError:
+        value = 0
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"expected a whole number of at least 1, got {text!r}")
+    return value
