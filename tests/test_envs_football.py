@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import pickle
-import signal
 import subprocess
 import sys
 import warnings
@@ -19,7 +18,6 @@ from gymnasium.utils.env_checker import check_env
 
 from torchrl_hts.env_state import restore_environment, save_environment
 from torchrl_hts.envs import make_football
-from torchrl_hts.envs.football_engines import EnvPoolEngine
 from torchrl_hts.envs.football_rules import SCENARIOS, Moment, Referee, engine_seeds
 from torchrl_hts.errors import CannotSaveError
 
@@ -372,30 +370,6 @@ def test_envpools_games_cannot_be_saved() -> None:
     with pytest.raises(CannotSaveError, match=r"EnvPool can't save.*engine='gfootball'"):
         save_environment(env)
     env.close()
-
-
-# EnvPool's processes.
-
-
-def test_a_new_seed_takes_a_process_that_ends_with_the_next() -> None:
-    """Since EnvPool never gives a game's memory back."""
-    need("envpool")
-    env = make_football(engine="envpool")
-    _, first = env.reset(seed=0)
-    pids = []
-    for seed in (1, 0):
-        _, info = env.reset(seed=seed)
-        engine: EnvPoolEngine = env._engine
-        pids.append(engine._pool._pid)
-        assert (info == first) == (seed == 0)
-    with pytest.raises(ProcessLookupError):
-        os.kill(pids[0], 0)
-    os.kill(pids[1], signal.SIGKILL)
-    with pytest.raises(RuntimeError, match="EnvPool football game died"):
-        env.step(0)
-    env.close()
-    with pytest.raises(ProcessLookupError):
-        os.kill(pids[1], 0)
 
 
 # What is not there.

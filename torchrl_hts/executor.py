@@ -1,6 +1,8 @@
 """An executor: steps whichever of its environments has an action. Never runs the policy.
 
-Runs in a process of its own. With gymnasium environments it never imports torch.
+Runs in a process of its own. With gymnasium environments it never imports torch. Those that can
+play in the background begin their steps when their actions come; the results are then waited for
+one by one, in the same order.
 """
 
 from __future__ import annotations
@@ -9,6 +11,7 @@ import pickle
 import sys
 import time
 import traceback
+from collections import deque
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from typing import TYPE_CHECKING, Any
@@ -183,15 +186,34 @@ class _Run:
         self.histogram = histogram
         self.record = record
         self.control = control
+        self.background = {
+            env: environment
+            for env, environment in environments.items()
+            if isinstance(environment, GymEnvironment) and environment.plays_in_background
+        }
+        # Environments with a step in the background, and since when; the oldest first.
+        self.begun: deque[tuple[int, int]] = deque()
+        self.last_finished = 0
 
     def start(self, starts: dict[int, int | bytes]) -> None:
         """Reset environments with their seeds, or put them into their saved states."""
+        for env in self.background:
+            seed = starts.get(env)
+            if isinstance(seed, int):
+                self._begin_reset(env, seed)
         for env in self.environments:
             if env in starts:
                 self._begin(env, starts[env])
             if self.schedule.phase[env] == Phase.IDLE and self.port.start(env):
                 self._offer(env)
             self.port.flush()
+
+    def _begin_reset(self, env: int, seed: int) -> None:
+        position = self.schedule.position(env)
+        try:
+            self.background[env].begin_reset(seed)
+        except _FAILURES as error:
+            raise _EnvironmentError(env, position, error) from error
 
     def _begin(self, env: int, start: int | bytes) -> None:
         began = time.perf_counter_ns()
@@ -217,11 +239,11 @@ class _Run:
         while not stop:
             all_parked = len(self.port.parked) == len(self.environments)
             asleep = clock()
-            words = self.watcher.take()
+            words = self.watcher.inbox.take_ready() if self.begun else self.watcher.take()
             awake = flushed = before = clock()
             waiting = Counter.ROUND_WAITING_NS if all_parked else Counter.WAITING_NS
             counters[waiting] += awake - asleep
-            if record is not None:
+            if record is not None and not self.begun:
                 if all_parked:
                     round_, _ = self.schedule.position(next(iter(self.environments)))
                     record(Activity.ROUND_WAIT, asleep, awake, round_)
@@ -229,6 +251,8 @@ class _Run:
                     record(Activity.ACTION_WAIT, asleep, awake)
             for word in words:
                 if word < SAVE:
+                    if word in self.background and self._has_begun(word, before):
+                        continue
                     self._step(word, before)
                     before = clock()
                     if before - flushed > _FLUSH_NS:
@@ -242,7 +266,13 @@ class _Run:
                     self._save()
                 else:
                     stop = True
-            self.port.flush()
+            while self.begun:
+                self._finish_oldest()
+                if not stop:
+                    break
+            # What half of them has yet to play gives the actors the time for the other half.
+            if len(self.begun) <= len(self.environments) // 2:
+                self.port.flush()
             counters[Counter.BUSY_NS] += clock() - awake
             used = time.process_time_ns() - self.watcher.looking_ns
             counters[Counter.CPU_NS] = used - used_before
@@ -269,6 +299,22 @@ class _Run:
             raise _EnvironmentError(env, (round_, t), error) from error
         self.port.offer(env)
 
+    def _has_begun(self, env: int, now: int) -> bool:
+        """Begin a step in the background, if the environment can."""
+        round_, t = self.schedule.position(env)
+        try:
+            has_begun = self.background[env].begin_step(self.schedule.slot(round_), t)
+        except _FAILURES as error:
+            raise _EnvironmentError(env, (round_, t), error) from error
+        if has_begun:
+            self.begun.append((env, now))
+        return has_begun
+
+    def _finish_oldest(self) -> None:
+        """Wait for the step that began first, and offer what came of it."""
+        env, began = self.begun.popleft()
+        self._step(env, max(began, self.last_finished))
+
     def _step(self, env: int, began: int) -> None:
         schedule, counters = self.schedule, self.counters
         round_, t = schedule.position(env)
@@ -277,7 +323,7 @@ class _Run:
             ended = self.environments[env].step(schedule.slot(round_), t)
         except _FAILURES as error:
             raise _EnvironmentError(env, (round_, t), error) from error
-        now = time.perf_counter_ns()
+        self.last_finished = now = time.perf_counter_ns()
         self.histogram[(now - began).bit_length()] += 1
         if self.record is not None:  # before anybody can act on the step
             self.record(Activity.STEP, began, now, schedule.steps[env], env)

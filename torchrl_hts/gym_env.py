@@ -23,11 +23,35 @@ from torchrl_hts.errors import InvalidValueError
 from torchrl_hts.state_names import Names
 from torchrl_hts.storage import Array, Field, Key, SharedMemory
 
-__all__ = ["GymDescription", "GymEnvironment", "RowOptions", "observation_fields"]
+__all__ = [
+    "BackgroundEnv",
+    "GymDescription",
+    "GymEnvironment",
+    "RowOptions",
+    "observation_fields",
+]
 
 _RESERVED = frozenset(
     ("action", "reward", "done", "terminated", "truncated", "next", "collector", "policy_version")
 )
+
+
+class BackgroundEnv(gym.Env[Any, Any]):
+    """An environment that can play while the process that asked for it does something else.
+
+    `reset` and `step` give the same whether or not they have been begun. What has been begun comes
+    next.
+    """
+
+    def begin_reset(self, seed: int) -> None:
+        """Get ready for a `reset` with this seed, which comes next."""
+
+    def begin_step(self, action: Any) -> bool:
+        """Begin a `step` with this action, which comes next and waits for it.
+
+        Returns False if `step` is to do it all.
+        """
+        return False
 
 
 @dataclass(frozen=True)
@@ -113,6 +137,7 @@ class GymEnvironment:
         self._names: Names | None = None
         with contextlib.suppress(Exception):  # which is met again, and told, where it is saved
             self._names = names_of(env)
+        self.plays_in_background = isinstance(env, BackgroundEnv)
         self.description = GymDescription(env.observation_space, env.action_space)
 
     def bind(self, memory: SharedMemory, options: RowOptions) -> None:
@@ -146,6 +171,11 @@ class GymEnvironment:
         self._step_count = (
             (rows("step_count"), rows("next", "step_count")) if self._max_frames else None
         )
+
+    def begin_reset(self, seed: int) -> None:
+        """Get ready for a reset with this seed."""
+        assert isinstance(self.env, BackgroundEnv)
+        self.env.begin_reset(seed)
 
     def reset(self, seed: int, steps: int) -> None:
         """Start over with a new episode, after so many steps of this environment in all."""
@@ -183,6 +213,11 @@ class GymEnvironment:
             self._step_count[0][slot][t] = self._length
         for position, (root, _) in enumerate(self._carried):
             root[slot][t] = 0 if self._state is None else self._state[position]
+
+    def begin_step(self, slot: int, t: int) -> bool:
+        """Begin the step at ``t``; False if `step` is to do it all."""
+        assert isinstance(self.env, BackgroundEnv)
+        return self.env.begin_step(self._action(slot, t))
 
     def step(self, slot: int, t: int) -> bool:
         """Step with the action at ``t`` and write the transition; returns if the episode ended."""

@@ -67,7 +67,8 @@ class Statistics:
         invariant_sizes: the batch sizes that were measured to agree bitwise on this machine.
         batch_sizes: number of forward passes by their rows, padding left out.
         step_times: number of environment steps by their time: of those under a key's seconds, and
-            not under half as many. A step that ends an episode includes the reset.
+            not under half as many. A step that ends an episode includes the reset; one that played
+            in the background counts from the end of the step before it in the same executor.
         workers: by name, ``"executor 0"``, ..., ``"actor 0"``, ...
         shared_bytes: size of the memory that all processes share: slots, parameters and counters.
     """

@@ -23,6 +23,7 @@ from torchrl_hts.envs.football_rules import (
     Verdict,
     paint,
 )
+from torchrl_hts.gym_env import BackgroundEnv
 
 __all__ = ["FootballEnv", "make_football"]
 
@@ -34,7 +35,7 @@ _NUM_FEATURES = 115
 _STACK = 4
 
 
-class FootballEnv(gym.Env[Array, Any]):
+class FootballEnv(BackgroundEnv):
     """One game of football; see `make_football`, which makes it.
 
     Args:
@@ -90,7 +91,7 @@ class FootballEnv(gym.Env[Array, Any]):
         """Begins an episode: the first of those that a seed determines, or the next one."""
         super().reset(seed=seed)
         if seed is not None or not self._is_seeded:
-            self._engine.seed(int(self.np_random.integers(2**31)))
+            self._engine.seed(_engines_seed(self.np_random))
             self._is_seeded = True
         moment = self._engine.reset()
         self._referee = Referee(SCENARIOS[self.scenario], self._num_players)
@@ -99,9 +100,17 @@ class FootballEnv(gym.Env[Array, Any]):
             self._frames.append(self._frame())
         return self._observation(), self._info(moment)
 
+    def begin_reset(self, seed: int) -> None:
+        """See `BackgroundEnv`."""
+        self._engine.begin_reset(_engines_seed(gym.utils.seeding.np_random(seed)[0]))
+
+    def begin_step(self, action: Any) -> bool:
+        """See `BackgroundEnv`."""
+        return self._engine.begin_step(_each_players(action))
+
     def step(self, action: Any) -> tuple[Array, float, bool, bool, Info]:
         """A tenth of a second of the game."""
-        moment = self._engine.step([int(each) for each in np.atleast_1d(action)])
+        moment = self._engine.step(_each_players(action))
         verdict = self._referee.judge(moment)
         self._frames.append(self._frame())
         reward = float(verdict.rewards.mean() if self._checkpoints else verdict.score_reward)
@@ -161,6 +170,14 @@ class FootballEnv(gym.Env[Array, Any]):
     def close(self) -> None:
         """Ends the game."""
         self._engine.close()
+
+
+def _engines_seed(generator: np.random.Generator) -> int:
+    return int(generator.integers(2**31))
+
+
+def _each_players(action: Any) -> list[int]:
+    return [int(each) for each in np.atleast_1d(action)]
 
 
 def make_football(

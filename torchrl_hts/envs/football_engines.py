@@ -15,7 +15,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from torchrl_hts.envs.football_pool import Pool, PoolProcess
+from torchrl_hts.envs.football_pool import Pool, PoolProcess, SharedGame, SharedPool
 from torchrl_hts.envs.football_rules import HEIGHT, WIDTH, Moment, draw_minimap, engine_seeds
 from torchrl_hts.errors import CannotSaveError
 from torchrl_hts.state_names import Names
@@ -40,11 +40,17 @@ class Engine(Protocol):
     episode_number: int
     engine_seed: int
 
+    def begin_reset(self, seed: int) -> None:
+        """Say which seed comes next, so that games of one process can share what plays them."""
+
     def seed(self, seed: int) -> None:
         """Determine all episodes to come."""
 
     def reset(self) -> Moment:
         """Begin the next episode."""
+
+    def begin_step(self, actions: Sequence[int]) -> bool:
+        """Begin the step that comes next, in the background; returns False if it can't."""
 
     def step(self, actions: Sequence[int]) -> Moment:
         """A tenth of a second of the game."""
@@ -112,6 +118,9 @@ class GFootballEngine:
         self.engine_seed = 0
         self.episode_number = 1
 
+    def begin_reset(self, seed: int) -> None:
+        """Nothing: each game plays for itself."""
+
     def seed(self, seed: int) -> None:
         """Determine all episodes to come."""
         self._seed, self._seeds = seed, engine_seeds(seed)
@@ -140,6 +149,10 @@ class GFootballEngine:
         self.episode_number += 1
         self._observations = game.reset()
         return self._moment()
+
+    def begin_step(self, actions: Sequence[int]) -> bool:
+        """Can't: the game runs in the caller's thread."""
+        return False
 
     def step(self, actions: Sequence[int]) -> Moment:
         """A tenth of a second of the game."""
@@ -227,14 +240,15 @@ def _are_close(ball: tuple[Any, Any], player: tuple[Any, Any]) -> bool:
 
 
 class EnvPoolEngine:
-    """The game of the envpool package, in a pool of one.
+    """The game of the envpool package, in a pool of its own or one that games of a process share.
 
     It tells less than gfootball: of the ball only the cell of the minimap, and nothing of which
     player is the controlled one but its cell. See docs/football.md for what follows.
 
     EnvPool draws the seeds of episodes from one that is given when a pool is made, and never gives
-    back the memory of a game (45 MB). So the first pool lives in this process, and each that a new
-    seed asks for later in a process of its own, which ends with it.
+    back the memory of a game (45 MB). So the first pool lives in this process, shared by the games
+    whose seeds were announced with `begin_reset`; each that a new seed asks for later lives in a
+    process of its own, which ends with it.
 
     Args:
         scenario: its name.
@@ -246,13 +260,23 @@ class EnvPoolEngine:
     def __init__(self, scenario: str) -> None:
         _import("envpool", "with Python 3.11 or newer, pip install 'torchrl_hts[envpool]'")
         self._scenario = scenario
-        self._pool: Pool | PoolProcess | None = None
+        self._pool: Pool | PoolProcess | SharedGame | None = None
+        self._expected: SharedGame | None = None  # for the seed that was announced
         self._minimap = np.zeros((4, HEIGHT, WIDTH), np.uint8)
         self.engine_seed = 0
         self.episode_number = 1
 
+    def begin_reset(self, seed: int) -> None:
+        """Join the pool of those games of this process that have not begun yet."""
+        if self._pool is None:
+            self._expected = SharedPool.join(self._scenario, seed)
+
     def seed(self, seed: int) -> None:
         """Determine all episodes to come."""
+        expected, self._expected = self._expected, None
+        if expected is not None and expected.seed == seed:
+            self._pool = expected
+            return
         make = Pool if self._pool is None else PoolProcess
         if self._pool is not None:
             self._pool.close()
@@ -262,6 +286,10 @@ class EnvPoolEngine:
         """Begin the next episode."""
         assert self._pool is not None
         return self._moment(*self._pool.reset())
+
+    def begin_step(self, actions: Sequence[int]) -> bool:
+        """Begin the step that comes next, if the game is one of a shared pool."""
+        return isinstance(self._pool, SharedGame) and self._pool.begin_step(actions[0])
 
     def step(self, actions: Sequence[int]) -> Moment:
         """A tenth of a second of the game."""

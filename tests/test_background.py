@@ -1,0 +1,136 @@
+"""Environments that play in the background: begun when their actions come, and the same bits."""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from environments import EchoEnv
+from policies import categorical
+from tensordict import TensorDictBase
+
+from torchrl_hts import HTSCollector, WorkerError
+from torchrl_hts.gym_env import BackgroundEnv
+from torchrl_hts.recording import Activity
+
+pytestmark = pytest.mark.usefixtures("nothing_left")
+
+
+class BackgroundEcho(EchoEnv, BackgroundEnv):
+    """Insists on it that what happens was begun, and refuses every `direct`-th beginning."""
+
+    def __init__(self, direct: int = 1000, fails_at: int = 1000) -> None:
+        super().__init__(lengths=(3, 5))
+        self.direct = direct
+        self.fails_at = fails_at
+        self.steps = 0
+        self.expected: Any = None
+
+    def begin_reset(self, seed: int) -> None:
+        self.expected = ("reset", seed)
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
+        assert seed is None or self.expected == ("reset", seed)
+        self.expected = None
+        return super().reset(seed=seed)
+
+    def begin_step(self, action: Any) -> bool:
+        assert self.expected is None
+        self.steps += 1
+        if self.steps == self.fails_at:
+            raise OSError("the ball is lost")
+        if self.steps % self.direct == 0:
+            self.expected = None
+            return False
+        self.expected = ("step", super().step(action))
+        return True
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        if self.expected is None:
+            assert self.steps % self.direct == 0, "it was not begun"
+            return super().step(action)
+        (kind, outcome), self.expected = self.expected, None
+        assert kind == "step"
+        assert outcome[0][3] == action
+        return outcome  # type: ignore[no-any-return]
+
+
+def gather(factories: list[Any], num_executors: int, **options: Any) -> TensorDictBase:
+    """Three rounds, seeds given again, and two more."""
+    with HTSCollector(
+        factories,
+        categorical(),
+        frames_per_batch=12 * len(factories),
+        num_executors=num_executors,
+        num_actors=1,
+        seed=5,
+        **options,
+    ) as collector:
+        batches = iter(collector)
+        gathered = [next(batches).clone() for _ in range(3)]
+        collector.set_seed(7)
+        gathered += [next(batches).clone() for _ in range(2)]
+    return torch.stack(gathered)
+
+
+@pytest.mark.parametrize("lag", [0, 1])
+@pytest.mark.parametrize(
+    "factories",
+    [
+        [BackgroundEcho] * 6,
+        [BackgroundEcho, partial(EchoEnv, (3, 5)), partial(BackgroundEcho, direct=3)] * 2,
+    ],
+    ids=["all", "beside others"],
+)
+def test_i7_steps_in_the_background_change_no_bit(factories: list[Any], lag: int) -> None:
+    expected = gather([partial(EchoEnv, (3, 5))] * len(factories), 1, lag=lag)
+    for num_executors in (1, 3, 6):
+        assert (gather(factories, num_executors, lag=lag) == expected).all()
+
+
+def test_a_failure_at_the_beginning_of_a_step_is_told() -> None:
+    factories = [BackgroundEcho, partial(BackgroundEcho, fails_at=4), BackgroundEcho]
+    with (
+        HTSCollector(factories, categorical(), frames_per_batch=30, num_executors=1) as collector,
+        pytest.raises(WorkerError, match="the ball is lost") as error,
+    ):
+        next(iter(collector))
+    assert (error.value.env_indices, error.value.round, error.value.step) == ((1,), 0, 3)
+
+
+def test_a_failure_is_not_mixed_up_with_steps_that_have_begun_beside_it() -> None:
+    """What they were about to yield is never seen: their executor, and they, begin anew."""
+    factories = [BackgroundEcho, partial(BackgroundEcho, fails_at=20), BackgroundEcho]
+    with HTSCollector(
+        factories,
+        categorical(),
+        frames_per_batch=36,
+        num_executors=1,
+        on_executor_failure="restart",
+        max_restarts=50,
+    ) as collector:
+        batches = iter(collector)
+        with pytest.warns(RuntimeWarning, match="the ball is lost"):
+            gathered = torch.cat([next(batches).clone() for _ in range(4)], 1)
+    for row in gathered:
+        done = row["next", "done"].flatten()[:-1]
+        before, after = row["next", "observation"][:-1], row["observation"][1:]
+        assert torch.equal(before[~done], after[~done])
+        assert (after[done][:, 2] == 0).all()
+
+
+def test_steps_do_not_overlap_in_the_timeline(tmp_path: Path) -> None:
+    """A step counts from the end of the one before it in the same executor."""
+    factories = [BackgroundEcho, partial(EchoEnv, (3, 5)), partial(BackgroundEcho, direct=3)]
+    options = {"total_frames": 180, "num_executors": 1, "timeline_events": 1000}
+    with HTSCollector(factories, categorical(), frames_per_batch=36, **options) as collector:
+        for _ in collector:
+            pass
+        events = collector.timeline(tmp_path / "trace.json").events["executor 0"]
+        counted = sum(collector.statistics().step_times.values())
+    assert (events["began"] <= events["ended"]).all()
+    assert (events["began"][1:] >= events["ended"][:-1]).all()
+    assert counted == (events["activity"] == Activity.STEP).sum() >= 180
