@@ -20,7 +20,7 @@ from processes import (
     shared_memory_segments,
 )
 
-from torchrl_hts.servers import acquire_server, keep_servers, release_server
+from torchrl_hts.servers import acquire_server, keep_servers, release_servers
 from torchrl_hts.system import allowed_cores
 
 
@@ -61,7 +61,10 @@ def nothing_left(
     """Workers, their servers and shared memory are gone after the test."""
     from torchrl_hts.servers import TORCH_FREE, WITH_TORCH
 
-    servers = [acquire_server(TORCH_FREE), acquire_server(WITH_TORCH)]  # the warm ones
+    user = object()
+    servers = [
+        acquire_server(preload, user) for preload in (TORCH_FREE, WITH_TORCH)
+    ]  # the warm ones
     kept = {server.pid for server in servers}
     before = processes_below(os.getpid())
     segments, blocks = shared_memory_segments(), open_descriptors("memfd:torchrl_hts")
@@ -79,8 +82,7 @@ def nothing_left(
         assert not named
         assert not mapped, "a collector's memory is still mapped"
     finally:
-        for server in servers:
-            release_server(server)
+        release_servers(user)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -198,9 +198,9 @@ class TestSimulators:
         """It takes its workers along, and can't see to what they have started any more."""
         server = WorkerServer(TORCH_FREE)  # not the one that other tests share
 
-        def acquire(preload: tuple[str, ...]) -> WorkerServer:
+        def acquire(preload: tuple[str, ...], user: object) -> WorkerServer:
             own = preload == TORCH_FREE and not server.has_ended()
-            return server if own else acquire_server(preload)
+            return server if own else acquire_server(preload, user)
 
         monkeypatch.setattr(torchrl_hts.servers, "acquire_server", acquire)
         make_env = partial(SimulatorEnv, str(tmp_path))
@@ -244,9 +244,9 @@ class TestKilled:
         server._process.wait()
         ended = iter([False])  # as far as is known when it is first asked
 
-        def acquire(preload: tuple[str, ...]) -> WorkerServer:
+        def acquire(preload: tuple[str, ...], user: object) -> WorkerServer:
             first = preload == TORCH_FREE and not server.has_ended()
-            return server if first else acquire_server(preload)
+            return server if first else acquire_server(preload, user)
 
         monkeypatch.setattr(server, "has_ended", lambda: next(ended, True))
         monkeypatch.setattr(torchrl_hts.servers, "acquire_server", acquire)
@@ -575,7 +575,7 @@ def say(*collectors):
         for collector in collectors
         for pid in [
             *collector.worker_pids().values(),
-            *(server.pid for server in collector._crew._servers._held),
+            *(server.pid for server in collector._crew._servers._current.values()),
         ]
     }
     print(json.dumps([name, main, sorted(pids)]), flush=True)

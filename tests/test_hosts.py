@@ -70,7 +70,8 @@ def make(bell=None, **options):
     return HTSCollector([lambda: Countdown(bell), Countdown], policy, num_executors=2, **options)
 
 def pids(collector):
-    return [*collector.worker_pids().values(), *(s.pid for s in collector._crew._servers._held)]
+    servers = collector._crew._servers._current.values()
+    return [*collector.worker_pids().values(), *(server.pid for server in servers)]
 """
 
 
@@ -177,7 +178,8 @@ LEFT = []
 @pytest.mark.parametrize("number", range(4))
 def test_collects(number, worker_id):
     collector = HTSCollector([EchoEnv] * 2, categorical(), frames_per_batch=8, seed=3)
-    pids = [*collector.worker_pids().values(), *(s.pid for s in collector._crew._servers._held)]
+    servers = collector._crew._servers._current.values()
+    pids = [*collector.worker_pids().values(), *(server.pid for server in servers)]
     batch = next(iter(collector))
     LEFT.append(collector)  # not shut down
     found = [worker_id, pids, batch["observation"].tolist()]
@@ -217,7 +219,8 @@ class Mine(EchoEnv):
 
 def work(connection):
     collector = HTSCollector([Mine] * 2, categorical(), frames_per_batch=8, seed=3)
-    pids = [*collector.worker_pids().values(), *(s.pid for s in collector._crew._servers._held)]
+    servers = collector._crew._servers._current.values()
+    pids = [*collector.worker_pids().values(), *(server.pid for server in servers)]
     batch = next(iter(collector))
     connection.send([pids, batch["observation"].tolist()])  # and ends without a shutdown
 

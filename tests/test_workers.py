@@ -24,7 +24,7 @@ from worker_targets import modules, timer_slack_ns
 import torchrl_hts.workers
 from torchrl_hts import HTSCollector
 from torchrl_hts.messages import receive_object, send_object
-from torchrl_hts.servers import TORCH_FREE, acquire_server, keep_servers, release_server
+from torchrl_hts.servers import TORCH_FREE, acquire_server, keep_servers, release_servers
 from torchrl_hts.system import ON_LINUX
 from torchrl_hts.workers import ServerEndedError, WorkerProcess, WorkerServer
 
@@ -310,31 +310,33 @@ class TestPool:
 
     def test_the_last_user_ends_it(self) -> None:
         preload = ("numpy",)
-        server = acquire_server(preload)
-        assert acquire_server(preload) is server
+        server = acquire_server(preload, "one")
+        assert acquire_server(preload, "two") is server
         with keep_servers(preload):
-            release_server(server)
-            release_server(server)
+            release_servers("one")
+            release_servers("one")
+            release_servers("two")
             assert alive(server.pid)
         assert not alive(server.pid)
-        other = acquire_server(preload)
+        other = acquire_server(preload, "one")
         assert other is not server
-        release_server(other)
+        release_servers("one")
+        assert not alive(other.pid)
 
     def test_a_dead_server_is_replaced_and_its_users_are_told(self) -> None:
         preload = ("numpy",)
-        server = acquire_server(preload)
-        assert acquire_server(preload) is server
+        server = acquire_server(preload, "one")
+        assert acquire_server(preload, "two") is server
         worker = spawn(server)
         os.kill(server.pid, signal.SIGKILL)
         wait_until(lambda: server._process.poll() is not None)
-        other = acquire_server(preload)
+        other = acquire_server(preload, "three")
         assert other is not server
-        release_server(server)  # one of its two users
+        release_servers("one")
         assert worker.exit_status(20) == -signal.SIGKILL
-        release_server(server)
+        release_servers("two")
         assert alive(other.pid)
-        release_server(other)
+        release_servers("three")
         assert not alive(other.pid)
 
 
@@ -449,7 +451,8 @@ for preloads_torch in (False, True):
     batches = iter(collector)
     next(batches)
     pids = collector.worker_pids()
-    (server,) = [s for s in collector._crew._servers._held if has_torch(s.pid) == preloads_torch]
+    servers = collector._crew._servers._current.values()
+    (server,) = [server for server in servers if has_torch(server.pid) == preloads_torch]
     os.kill(server.pid, signal.SIGKILL)
     try:
         while True:  # until the signal has done its work

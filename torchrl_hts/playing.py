@@ -29,12 +29,11 @@ from torchrl.envs.utils import ExplorationType, set_exploration_type
 from torchrl_hts.errors import WorkerError
 from torchrl_hts.gym_env import GymDescription, GymEnvironment, RowOptions
 from torchrl_hts.messages import receive_object, send_object
-from torchrl_hts.servers import WITH_TORCH, acquire_server, release_server
+from torchrl_hts.servers import WITH_TORCH, acquire_server, release_servers
 from torchrl_hts.slots import Slots, bind_parameters
 from torchrl_hts.storage import Key, Layout, SharedMemory
 from torchrl_hts.undivided import Ending
 from torchrl_hts.video import check_renders, film
-from torchrl_hts.workers import WorkerServer
 
 __all__ = ["Evaluation", "PlayerJob", "PlayerPlan", "PlayerProcess", "env_seed", "run_player"]
 
@@ -143,13 +142,13 @@ class PlayerProcess:
         self._busy = False
         # Its text, not an error: that would keep alive what its traceback passes through.
         self._failure: tuple[str, str] | None = None
-        server = acquire_server(WITH_TORCH)
+        self._user = object()
         try:
+            server = acquire_server(WITH_TORCH, self._user)
             self.worker = server.spawn("evaluator", "torchrl_hts.playing:run_player", [memory_fd])
         except BaseException:
-            release_server(server)
+            release_servers(self._user)
             raise
-        self._server: WorkerServer | None = server
         self._poll = select.poll()
         for fd in self.worker.fds:
             self._poll.register(fd, select.POLLIN)
@@ -217,9 +216,7 @@ class PlayerProcess:
             self.worker.kill()
             self.worker.exit_status(5.0)
             self.worker.close()
-            server, self._server = self._server, None
-            if server is not None:
-                release_server(server)
+            release_servers(self._user)
             if self._leftover is not None:
                 self._leftover.unlink(missing_ok=True)
 

@@ -17,7 +17,7 @@ __all__ = [
     "Servers",
     "acquire_server",
     "keep_servers",
-    "release_server",
+    "release_servers",
 ]
 
 TORCH_FREE = ("numpy", "gymnasium", "cloudpickle", "torchrl_hts.executor")
@@ -36,16 +36,20 @@ WITH_TORCH = (
 
 
 class ServerPool:
-    """Servers by what they preload, with a count of who uses them."""
+    """Servers by what they preload, and who uses them.
+
+    A user is any object. It is known by itself and not by a count, so that what an exception has
+    cut short can be done again.
+    """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._servers: dict[tuple[str, ...], WorkerServer] = {}
-        self._users: dict[WorkerServer, int] = {}
+        self._users: dict[WorkerServer, set[object]] = {}
         self._pid = os.getpid()
 
     @undivided
-    def acquire(self, preload: tuple[str, ...]) -> WorkerServer:
+    def acquire(self, preload: tuple[str, ...], user: object) -> WorkerServer:
         """The server that has imported these modules; a new one if there is none that lives."""
         with self._lock:
             if self._pid != os.getpid():  # forked: those servers belong to our parent
@@ -53,30 +57,40 @@ class ServerPool:
             server = self._servers.get(preload)
             if server is None or server.has_ended():
                 server = self._servers[preload] = WorkerServer(preload)
-            self._users[server] = self._users.get(server, 0) + 1
+            self._users.setdefault(server, set()).add(user)
             return server
 
-    def release(self, server: WorkerServer) -> None:
-        """Use a server no more; the last one to do so ends it."""
-        if not self._leave(server):
+    def release(self, user: object) -> None:
+        """Use no server any more; those that nobody else uses end. May be called again."""
+        while (server := self._leave(user)) is not None:
             server.close()
+            self._forget(server)
 
     @undivided
-    def _leave(self, server: WorkerServer) -> int:
-        """Count a user less; returns how many are left."""
+    def _leave(self, user: object) -> WorkerServer | None:
+        """Leave what others use; returns one that nobody else does, if there is one."""
         with self._lock:
-            self._users[server] = users = self._users.get(server, 1) - 1
-            if not users:
-                del self._users[server]
+            for server in dict.fromkeys((*self._users, *self._servers.values())):
+                users = self._users.get(server, set())
+                if users - {user}:
+                    users.discard(user)
+                    continue
                 for preload, known in list(self._servers.items()):
                     if known is server:
                         del self._servers[preload]
-        return users
+                self._users[server] = {user}  # until it has ended
+                return server
+        return None
+
+    @undivided
+    def _forget(self, server: WorkerServer) -> None:
+        with self._lock:
+            self._users.pop(server, None)
 
 
 _pool = ServerPool()
-acquire_server: Callable[[tuple[str, ...]], WorkerServer] = _pool.acquire
-release_server: Callable[[WorkerServer], None] = _pool.release
+acquire_server: Callable[[tuple[str, ...], object], WorkerServer] = _pool.acquire
+release_servers: Callable[[object], None] = _pool.release
 
 
 @contextlib.contextmanager
@@ -94,12 +108,13 @@ def keep_servers(*preloads: tuple[str, ...]) -> Iterator[None]:
         >>> with keep_servers(TORCH_FREE):
         ...     pass  # make collectors here
     """
-    servers = [_pool.acquire(preload) for preload in preloads or (TORCH_FREE, WITH_TORCH)]
+    user = object()
     try:
+        for preload in preloads or (TORCH_FREE, WITH_TORCH):
+            _pool.acquire(preload, user)
         yield
     finally:
-        for server in servers:
-            _pool.release(server)
+        _pool.release(user)
 
 
 class Servers:
@@ -114,7 +129,7 @@ class Servers:
         self._modules: list[str] = []
         self._lock = threading.Lock()
         self._current: dict[tuple[str, ...], WorkerServer] = {}
-        self._held: list[WorkerServer] = []  # those too that have ended: their workers may ask
+        self._user = object()  # of those too that have ended: their workers may ask
         self._released = False
 
     def begin(self) -> None:
@@ -136,14 +151,13 @@ class Servers:
 
     def release(self) -> None:
         """Use them no more; may be called again, and by any thread."""
-        while (server := self._take_back()) is not None:
-            release_server(server)
+        self._refuse()
+        release_servers(self._user)
 
     @undivided
-    def _take_back(self) -> WorkerServer | None:
+    def _refuse(self) -> None:
         with self._lock:
             self._released = True
-            return self._held.pop() if self._held else None
 
     @property
     def _executors(self) -> tuple[str, ...]:
@@ -172,6 +186,5 @@ class Servers:
         with self._lock:
             if self._released:
                 raise RuntimeError("the worker servers have been released")
-            server = self._current[preload] = acquire_server(preload)
-            self._held.append(server)
+            server = self._current[preload] = acquire_server(preload, self._user)
         return server
