@@ -20,7 +20,7 @@ from processes import (
     shared_memory_segments,
 )
 
-from torchrl_hts.servers import acquire_server, keep_servers, release_servers
+from torchrl_hts.servers import ServerUser, acquire_server, keep_servers, release_servers
 from torchrl_hts.system import allowed_cores
 
 
@@ -61,7 +61,7 @@ def nothing_left(
     """Workers, their servers and shared memory are gone after the test."""
     from torchrl_hts.servers import TORCH_FREE, WITH_TORCH
 
-    user = object()
+    user = ServerUser()
     servers = [
         acquire_server(preload, user) for preload in (TORCH_FREE, WITH_TORCH)
     ]  # the warm ones

@@ -36,7 +36,7 @@ from torchrl.envs import GymWrapper
 
 import torchrl_hts.servers
 from torchrl_hts import HTSCollector, WorkerError
-from torchrl_hts.servers import TORCH_FREE, acquire_server
+from torchrl_hts.servers import TORCH_FREE, ServerUser, acquire_server
 from torchrl_hts.workers import WorkerServer
 
 pytestmark = [pytest.mark.usefixtures("nothing_left"), pytest.mark.timeout(120)]
@@ -198,7 +198,7 @@ class TestSimulators:
         """It takes its workers along, and can't see to what they have started any more."""
         server = WorkerServer(TORCH_FREE)  # not the one that other tests share
 
-        def acquire(preload: tuple[str, ...], user: object) -> WorkerServer:
+        def acquire(preload: tuple[str, ...], user: ServerUser) -> WorkerServer:
             own = preload == TORCH_FREE and not server.has_ended()
             return server if own else acquire_server(preload, user)
 
@@ -244,7 +244,7 @@ class TestKilled:
         server._process.wait()
         ended = iter([False])  # as far as is known when it is first asked
 
-        def acquire(preload: tuple[str, ...], user: object) -> WorkerServer:
+        def acquire(preload: tuple[str, ...], user: ServerUser) -> WorkerServer:
             first = preload == TORCH_FREE and not server.has_ended()
             return server if first else acquire_server(preload, user)
 

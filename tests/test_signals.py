@@ -22,7 +22,7 @@ from processes import COLLECTORS_OWN, alive, open_descriptors, processes_below, 
 
 import torchrl_hts.servers
 from torchrl_hts import HTSCollector
-from torchrl_hts.servers import WITH_TORCH, ServerPool
+from torchrl_hts.servers import WITH_TORCH, ServerPool, ServerUser
 from torchrl_hts.undivided import Ending, undivided
 
 PACKAGE = str(Path(torchrl_hts.servers.__file__).parent)
@@ -135,7 +135,8 @@ def pool(monkeypatch: pytest.MonkeyPatch) -> Iterator[ServerPool]:
     pool = ServerPool()
     monkeypatch.setattr(torchrl_hts.servers, "acquire_server", pool.acquire)
     monkeypatch.setattr(torchrl_hts.servers, "release_servers", pool.release)
-    pool.acquire(WITH_TORCH, "the test")
+    user = ServerUser()
+    pool.acquire(WITH_TORCH, user)
     yield pool
     for server in pool._users:
         server.close()
@@ -165,7 +166,7 @@ def test_at_any_point_of_a_replacement(
     handler: Callable[[HTSCollector], None], pool: ServerPool
 ) -> None:
     """Nothing waits for itself, nothing is lost track of, and the next collector works."""
-    users = {server: {*users} for server, users in pool._users.items()}
+    used = list(pool._users)
     counting = points(-1)
     run_with_a_replacement(handler, counting)
     assert counting.seen > 1000
@@ -183,7 +184,7 @@ def test_at_any_point_of_a_replacement(
         # What a call has just returned, an exception can keep from whoever would close it.
         allowed = 0 if handler is shut_down else 1
         assert len(open_descriptors(*COLLECTORS_OWN) - before) <= allowed, at.at
-        assert pool._users == users, at.at
+        assert list(pool._users) == used, at.at
         assert not {pid for server in pool._users for pid in processes_below(server.pid)}, at.at
 
 

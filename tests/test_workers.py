@@ -24,7 +24,13 @@ from worker_targets import modules, timer_slack_ns
 import torchrl_hts.workers
 from torchrl_hts import HTSCollector
 from torchrl_hts.messages import receive_object, send_object
-from torchrl_hts.servers import TORCH_FREE, acquire_server, keep_servers, release_servers
+from torchrl_hts.servers import (
+    TORCH_FREE,
+    ServerUser,
+    acquire_server,
+    keep_servers,
+    release_servers,
+)
 from torchrl_hts.system import ON_LINUX
 from torchrl_hts.workers import ServerEndedError, WorkerProcess, WorkerServer
 
@@ -310,34 +316,44 @@ class TestPool:
 
     def test_the_last_user_ends_it(self) -> None:
         preload = ("numpy",)
-        server = acquire_server(preload, "one")
-        assert acquire_server(preload, "two") is server
+        one, two = ServerUser(), ServerUser()
+        server = acquire_server(preload, one)
+        assert acquire_server(preload, two) is server
         with keep_servers(preload):
-            release_servers("one")
-            release_servers("one")
-            release_servers("two")
+            release_servers(one)
+            release_servers(one)
+            release_servers(two)
             assert alive(server.pid)
         assert not alive(server.pid)
-        other = acquire_server(preload, "one")
+        other = acquire_server(preload, one)
         assert other is not server
-        release_servers("one")
+        release_servers(one)
         assert not alive(other.pid)
 
     def test_a_dead_server_is_replaced_and_its_users_are_told(self) -> None:
         preload = ("numpy",)
-        server = acquire_server(preload, "one")
-        assert acquire_server(preload, "two") is server
+        one, two, three = (ServerUser() for _ in range(3))
+        server = acquire_server(preload, one)
+        assert acquire_server(preload, two) is server
         worker = spawn(server)
         os.kill(server.pid, signal.SIGKILL)
         wait_until(lambda: server._process.poll() is not None)
-        other = acquire_server(preload, "three")
+        other = acquire_server(preload, three)
         assert other is not server
-        release_servers("one")
+        release_servers(one)
         assert worker.exit_status(20) == -signal.SIGKILL
-        release_servers("two")
+        release_servers(two)
         assert alive(other.pid)
-        release_servers("three")
+        release_servers(three)
         assert not alive(other.pid)
+
+    def test_one_whose_users_are_gone_without_a_word_ends_with_the_next(self) -> None:
+        server = acquire_server(("numpy",), ServerUser())
+        user = ServerUser()
+        acquire_server(("numpy", "json"), user)
+        assert alive(server.pid)
+        release_servers(user)
+        assert not alive(server.pid)
 
 
 @pytest.mark.usefixtures("nothing_left")

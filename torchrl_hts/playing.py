@@ -29,7 +29,7 @@ from torchrl.envs.utils import ExplorationType, set_exploration_type
 from torchrl_hts.errors import WorkerError
 from torchrl_hts.gym_env import GymDescription, GymEnvironment, RowOptions
 from torchrl_hts.messages import receive_object, send_object
-from torchrl_hts.servers import WITH_TORCH, acquire_server, release_servers
+from torchrl_hts.servers import WITH_TORCH, ServerUser, acquire_server, release_servers
 from torchrl_hts.slots import Slots, bind_parameters
 from torchrl_hts.storage import Key, Layout, SharedMemory
 from torchrl_hts.undivided import Ending
@@ -142,7 +142,7 @@ class PlayerProcess:
         self._busy = False
         # Its text, not an error: that would keep alive what its traceback passes through.
         self._failure: tuple[str, str] | None = None
-        self._user = object()
+        self._user = ServerUser()
         try:
             server = acquire_server(WITH_TORCH, self._user)
             self.worker = server.spawn("evaluator", "torchrl_hts.playing:run_player", [memory_fd])

@@ -6,6 +6,7 @@ import contextlib
 import os
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from weakref import WeakSet
 
 from torchrl_hts.undivided import undivided
 from torchrl_hts.workers import ServerEndedError, WorkerProcess, WorkerServer
@@ -14,6 +15,7 @@ __all__ = [
     "TORCH_FREE",
     "WITH_TORCH",
     "ServerPool",
+    "ServerUser",
     "Servers",
     "acquire_server",
     "keep_servers",
@@ -35,21 +37,25 @@ WITH_TORCH = (
 )
 
 
+class ServerUser:
+    """Somebody who uses servers, for as long as it exists and has not released them."""
+
+
 class ServerPool:
     """Servers by what they preload, and who uses them.
 
-    A user is any object. It is known by itself and not by a count, so that what an exception has
-    cut short can be done again.
+    Users are known by themselves and not by a count, so that what an exception has cut short can be
+    done again. Servers that nobody uses any more end at the next release, whosever it is.
     """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._servers: dict[tuple[str, ...], WorkerServer] = {}
-        self._users: dict[WorkerServer, set[object]] = {}
+        self._users: dict[WorkerServer, WeakSet[ServerUser]] = {}
         self._pid = os.getpid()
 
     @undivided
-    def acquire(self, preload: tuple[str, ...], user: object) -> WorkerServer:
+    def acquire(self, preload: tuple[str, ...], user: ServerUser) -> WorkerServer:
         """The server that has imported these modules; a new one if there is none that lives."""
         with self._lock:
             if self._pid != os.getpid():  # forked: those servers belong to our parent
@@ -57,28 +63,28 @@ class ServerPool:
             server = self._servers.get(preload)
             if server is None or server.has_ended():
                 server = self._servers[preload] = WorkerServer(preload)
-            self._users.setdefault(server, set()).add(user)
+            self._users.setdefault(server, WeakSet()).add(user)
             return server
 
-    def release(self, user: object) -> None:
+    def release(self, user: ServerUser) -> None:
         """Use no server any more; those that nobody else uses end. May be called again."""
         while (server := self._leave(user)) is not None:
             server.close()
             self._forget(server)
 
     @undivided
-    def _leave(self, user: object) -> WorkerServer | None:
+    def _leave(self, user: ServerUser) -> WorkerServer | None:
         """Leave what others use; returns one that nobody else does, if there is one."""
         with self._lock:
             for server in dict.fromkeys((*self._users, *self._servers.values())):
-                users = self._users.get(server, set())
-                if users - {user}:
+                users = self._users.setdefault(server, WeakSet())
+                if set(users) - {user}:
                     users.discard(user)
                     continue
+                users.add(user)  # until it has ended
                 for preload, known in list(self._servers.items()):
                     if known is server:
                         del self._servers[preload]
-                self._users[server] = {user}  # until it has ended
                 return server
         return None
 
@@ -89,8 +95,8 @@ class ServerPool:
 
 
 _pool = ServerPool()
-acquire_server: Callable[[tuple[str, ...], object], WorkerServer] = _pool.acquire
-release_servers: Callable[[object], None] = _pool.release
+acquire_server: Callable[[tuple[str, ...], ServerUser], WorkerServer] = _pool.acquire
+release_servers: Callable[[ServerUser], None] = _pool.release
 
 
 @contextlib.contextmanager
@@ -108,7 +114,7 @@ def keep_servers(*preloads: tuple[str, ...]) -> Iterator[None]:
         >>> with keep_servers(TORCH_FREE):
         ...     pass  # make collectors here
     """
-    user = object()
+    user = ServerUser()
     try:
         for preload in preloads or (TORCH_FREE, WITH_TORCH):
             _pool.acquire(preload, user)
@@ -129,7 +135,7 @@ class Servers:
         self._modules: list[str] = []
         self._lock = threading.Lock()
         self._current: dict[tuple[str, ...], WorkerServer] = {}
-        self._user = object()  # of those too that have ended: their workers may ask
+        self._user = ServerUser()  # of those too that have ended: their workers may ask
         self._released = False
 
     def begin(self) -> None:
