@@ -14,7 +14,7 @@ from contextlib import suppress
 from typing import Any
 
 import torch
-from _contenders import make_runner, serial
+from _contenders import Runner, make_runner, serial
 from _recipes import PATHS
 from _workloads import (
     CORES,
@@ -31,13 +31,17 @@ def measure(
     contender: str, workload: str, training: str, num_envs: int, seconds: float, warm_up: int
 ) -> dict[str, Any]:
     """Steps per second of one contender, from the end of the warm-up batches on."""
-    runner = make_runner(contender, workload, training, num_envs)
+    return measure_runner(make_runner(contender, workload, training, num_envs), seconds, warm_up)
+
+
+def measure_runner(runner: Runner, seconds: float, warm_up: int) -> dict[str, Any]:
+    """The same of one that is at work already, and ends with it."""
     try:
         for _ in range(warm_up):
             runner.advance()
         frames, num_batches, elapsed_s = 0, 0, 0.0
         began = time.perf_counter()
-        while elapsed_s < seconds:
+        while not num_batches or elapsed_s < seconds:
             frames += runner.advance()
             num_batches += 1
             elapsed_s = time.perf_counter() - began

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import argparse
 import statistics
-import time
 from collections.abc import Callable
 from functools import partial
 from importlib.util import find_spec
@@ -22,6 +21,7 @@ from typing import Any
 import gymnasium as gym
 from _contenders import CONTENDERS, CollectorRunner
 from _machine import machine
+from _measuring import measure_runner
 from _workloads import TRAININGS, Workload
 from football_steps import SCENARIOS
 
@@ -43,16 +43,7 @@ def measure(
     workload = Workload("football", lambda number: [make_env] * number)
     contender = CONTENDERS["hts"]
     runner = CollectorRunner(contender, workload, TRAININGS[training], num_envs, stock=False)
-    try:
-        for _ in range(WARM_UP):
-            runner.advance()
-        frames, elapsed_s, began = 0, 0.0, time.perf_counter()
-        while not frames or elapsed_s < seconds:
-            frames += runner.advance()
-            elapsed_s = time.perf_counter() - began
-        return frames / elapsed_s
-    finally:
-        runner.close()
+    return float(measure_runner(runner, seconds, WARM_UP)["steps_per_second"])
 
 
 def main() -> None:
