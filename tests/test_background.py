@@ -101,9 +101,10 @@ def test_a_failure_at_the_beginning_of_a_step_is_told() -> None:
     assert (error.value.env_indices, error.value.round, error.value.step) == ((1,), 0, 3)
 
 
-def test_a_failure_is_not_mixed_up_with_steps_that_have_begun_beside_it() -> None:
+@pytest.mark.parametrize("fails_at", [13, 20])
+def test_a_failure_is_not_mixed_up_with_steps_that_have_begun_beside_it(fails_at: int) -> None:
     """What they were about to yield is never seen: their executor, and they, begin anew."""
-    factories = [BackgroundEcho, partial(BackgroundEcho, fails_at=20), BackgroundEcho]
+    factories = [BackgroundEcho, partial(BackgroundEcho, fails_at=fails_at), BackgroundEcho]
     with HTSCollector(
         factories,
         categorical(),
@@ -116,10 +117,16 @@ def test_a_failure_is_not_mixed_up_with_steps_that_have_begun_beside_it() -> Non
         with pytest.warns(RuntimeWarning, match="the ball is lost"):
             gathered = torch.cat([next(batches).clone() for _ in range(4)], 1)
     for row in gathered:
+        ids = row["collector", "traj_ids"]
+        goes_on = ids[1:] == ids[:-1]
         done = row["next", "done"].flatten()[:-1]
+        assert not goes_on[done].any()
+        # What was broken off is truncated, unless the learner had the end of its batch already.
+        unmarked = ~done & ~goes_on
+        assert ((unmarked.nonzero() + 1) % 12 == 0).all()
         before, after = row["next", "observation"][:-1], row["observation"][1:]
-        assert torch.equal(before[~done], after[~done])
-        assert (after[done][:, 2] == 0).all()
+        assert torch.equal(before[goes_on], after[goes_on])
+        assert (after[~goes_on][:, 2] == 0).all()
 
 
 def test_steps_do_not_overlap_in_the_timeline(tmp_path: Path) -> None:
