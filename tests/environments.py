@@ -13,6 +13,8 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 
+from torchrl_hts.gym_env import BackgroundEnv
+
 
 class EchoEnv(gym.Env[Any, Any]):
     """Observes (own seed, episode, step, last action); rewards with the step; ends on time.
@@ -61,6 +63,45 @@ class EchoEnv(gym.Env[Any, Any]):
 
     def close(self) -> None:
         self.closed = True
+
+
+class BackgroundEcho(EchoEnv, BackgroundEnv):
+    """Insists on it that what happens was begun, and refuses every `direct`-th beginning."""
+
+    def __init__(self, direct: int = 1000, fails_at: int = 1000) -> None:
+        super().__init__(lengths=(3, 5))
+        self.direct = direct
+        self.fails_at = fails_at
+        self.steps = 0
+        self.expected: Any = None
+
+    def begin_reset(self, seed: int) -> None:
+        self.expected = ("reset", seed)
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
+        assert seed is None or self.expected == ("reset", seed)
+        self.expected = None
+        return super().reset(seed=seed)
+
+    def begin_step(self, action: Any) -> bool:
+        assert self.expected is None
+        self.steps += 1
+        if self.steps == self.fails_at:
+            raise OSError("the ball is lost")
+        if self.steps % self.direct == 0:
+            self.expected = None
+            return False
+        self.expected = ("step", super().step(action))
+        return True
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        if self.expected is None:
+            assert self.steps % self.direct == 0, "it was not begun"
+            return super().step(action)
+        (kind, outcome), self.expected = self.expected, None
+        assert kind == "step"
+        assert outcome[0][3] == action
+        return outcome  # type: ignore[no-any-return]
 
 
 class DictEnv(gym.Env[Any, Any]):

@@ -8,54 +8,14 @@ from typing import Any
 
 import pytest
 import torch
-from environments import EchoEnv
+from environments import BackgroundEcho, EchoEnv
 from policies import categorical
 from tensordict import TensorDictBase
 
 from torchrl_hts import HTSCollector, WorkerError
-from torchrl_hts.gym_env import BackgroundEnv
 from torchrl_hts.recording import Activity
 
 pytestmark = pytest.mark.usefixtures("nothing_left")
-
-
-class BackgroundEcho(EchoEnv, BackgroundEnv):
-    """Insists on it that what happens was begun, and refuses every `direct`-th beginning."""
-
-    def __init__(self, direct: int = 1000, fails_at: int = 1000) -> None:
-        super().__init__(lengths=(3, 5))
-        self.direct = direct
-        self.fails_at = fails_at
-        self.steps = 0
-        self.expected: Any = None
-
-    def begin_reset(self, seed: int) -> None:
-        self.expected = ("reset", seed)
-
-    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
-        assert seed is None or self.expected == ("reset", seed)
-        self.expected = None
-        return super().reset(seed=seed)
-
-    def begin_step(self, action: Any) -> bool:
-        assert self.expected is None
-        self.steps += 1
-        if self.steps == self.fails_at:
-            raise OSError("the ball is lost")
-        if self.steps % self.direct == 0:
-            self.expected = None
-            return False
-        self.expected = ("step", super().step(action))
-        return True
-
-    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
-        if self.expected is None:
-            assert self.steps % self.direct == 0, "it was not begun"
-            return super().step(action)
-        (kind, outcome), self.expected = self.expected, None
-        assert kind == "step"
-        assert outcome[0][3] == action
-        return outcome  # type: ignore[no-any-return]
 
 
 def gather(factories: list[Any], num_executors: int, **options: Any) -> TensorDictBase:
