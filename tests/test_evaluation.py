@@ -26,7 +26,7 @@ from torch import Tensor, nn
 from torchrl.envs.utils import ExplorationType, set_exploration_type
 from torchrl.modules import GRUModule
 
-from torchrl_hts.errors import PolicyError, WorkerError
+from torchrl_hts.errors import PolicyError, ResourceError, WorkerError
 from torchrl_hts.evaluation import Evaluation, Evaluator
 from torchrl_hts.learner import environment_seed
 from torchrl_hts.playing import env_seed
@@ -415,6 +415,15 @@ def test_a_failing_environment_is_an_error_with_its_traceback(fault: str, said: 
 def test_an_environment_that_cannot_be_made_is_an_error_at_once() -> None:
     with pytest.raises(WorkerError, match=r"(?s)while it made the environments.*no engine here"):
         Evaluator(functools.partial(FaultyEnv, "init"), categorical())
+
+
+def test_a_process_that_cannot_be_started_leaves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise ResourceError("too few processes")
+
+    monkeypatch.setattr("torchrl_hts.playing.acquire_server", refuse)
+    with pytest.raises(ResourceError, match="too few processes"):
+        Evaluator(EchoEnv, categorical())
 
 
 def test_torchrl_environments_are_refused() -> None:

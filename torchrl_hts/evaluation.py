@@ -128,37 +128,50 @@ class Evaluator:
         self._playing: _Submission | None = None
         self._best = -math.inf  # of what `poll` and `wait` have returned
         fd = SharedMemory.create_fd()
-        self._process = PlayerProcess(fd, None if path is None else partial_path(path))
-        self._finalizer = weakref.finalize(self, self._process.shutdown)
         try:
-            self._process.send(PlayerJob(factory, num_episodes, seed, render_factory, path, fps))
-            plan = plan_batch(
-                self._process.receive("while it made the environments"),
-                deepcopy(copy),
-                num_episodes,
-                exploration_type=exploration_type,
-                max_frames_per_traj=max_frames_per_episode,
-                compact_obs=True,
-            )
-            parameters = tuple(field_of((n,), t, 0) for n, t in policy_tensors(self.policy))
-            layout = Layout(num_episodes, 1, 0, 0, plan.fields, parameters)
-            self._slots = Slots(SharedMemory(fd, layout))
-            self._process.send(
-                PlayerPlan(
-                    policy=pickle_policy(copy),
-                    layout=layout,
-                    inputs=tuple(key for key, _ in leaves(plan.examples)),
-                    outputs=plan.outputs,
-                    options=plan.options,
-                    exploration_type=exploration_type,
-                )
-            )
-            self._process.receive("at the start")
-        except BaseException:
-            self.shutdown()
-            raise
+            self._process = PlayerProcess(fd, None if path is None else partial_path(path))
+            self._finalizer = weakref.finalize(self, self._process.shutdown)
+            job = PlayerJob(factory, num_episodes, seed, render_factory, path, fps)
+            try:
+                self._start(fd, job, copy, exploration_type, max_frames_per_episode)
+            except BaseException:
+                self.shutdown()
+                raise
         finally:
             os.close(fd)
+
+    def _start(
+        self,
+        fd: int,
+        job: PlayerJob,
+        policy: nn.Module,
+        exploration_type: ExplorationType,
+        max_frames_per_episode: int,
+    ) -> None:
+        """Have the environments made, and lay out the memory that is shared."""
+        self._process.send(job)
+        plan = plan_batch(
+            self._process.receive("while it made the environments"),
+            deepcopy(policy),
+            job.num_episodes,
+            exploration_type=exploration_type,
+            max_frames_per_traj=max_frames_per_episode,
+            compact_obs=True,
+        )
+        parameters = tuple(field_of((n,), t, 0) for n, t in policy_tensors(self.policy))
+        layout = Layout(job.num_episodes, 1, 0, 0, plan.fields, parameters)
+        self._slots = Slots(SharedMemory(fd, layout))
+        self._process.send(
+            PlayerPlan(
+                policy=pickle_policy(policy),
+                layout=layout,
+                inputs=tuple(key for key, _ in leaves(plan.examples)),
+                outputs=plan.outputs,
+                options=plan.options,
+                exploration_type=exploration_type,
+            )
+        )
+        self._process.receive("at the start")
 
     @property
     def pid(self) -> int:

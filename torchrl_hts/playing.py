@@ -146,12 +146,12 @@ class PlayerProcess:
         try:
             server = acquire_server(WITH_TORCH, self._user)
             self.worker = server.spawn("evaluator", "torchrl_hts.playing:run_player", [memory_fd])
+            self._poll = select.poll()
+            for fd in self.worker.fds:
+                self._poll.register(fd, select.POLLIN)
         except BaseException:
             release_servers(self._user)
             raise
-        self._poll = select.poll()
-        for fd in self.worker.fds:
-            self._poll.register(fd, select.POLLIN)
 
     def check(self) -> None:
         """Raise if the process has failed or been shut down."""
