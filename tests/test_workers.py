@@ -21,6 +21,7 @@ from tensordict import TensorDictBase
 from torch import Tensor, nn
 from worker_targets import modules, timer_slack_ns
 
+import torchrl_hts.servers
 import torchrl_hts.workers
 from torchrl_hts import HTSCollector
 from torchrl_hts.messages import receive_object, send_object
@@ -32,6 +33,7 @@ from torchrl_hts.servers import (
     release_servers,
 )
 from torchrl_hts.system import ON_LINUX
+from torchrl_hts.undivided import undivided
 from torchrl_hts.workers import ServerEndedError, WorkerProcess, WorkerServer
 
 pytestmark = pytest.mark.timeout(120)
@@ -353,6 +355,28 @@ class TestPool:
         acquire_server(("numpy", "json"), user)
         assert alive(server.pid)
         release_servers(user)
+        assert not alive(server.pid)
+
+    def test_a_keeper_may_be_collected_while_a_server_is_acquired(self) -> None:
+        """As by the garbage collector, in the thread that holds the lock."""
+
+        def keeper() -> Iterator[None]:
+            with keep_servers(("numpy",)):
+                yield
+
+        user = ServerUser()
+        server = acquire_server(("numpy",), user)
+        keeping = keeper()
+        next(keeping)
+        release_servers(user)
+        pool = torchrl_hts.servers._pool
+
+        @undivided
+        def acquire() -> None:
+            with pool._lock:
+                keeping.close()
+
+        acquire()
         assert not alive(server.pid)
 
 

@@ -6,9 +6,10 @@ import contextlib
 import os
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from weakref import WeakSet
 
-from torchrl_hts.undivided import undivided
+from torchrl_hts.undivided import Ending, undivided
 from torchrl_hts.workers import ServerEndedError, WorkerProcess, WorkerServer
 
 __all__ = [
@@ -115,12 +116,13 @@ def keep_servers(*preloads: tuple[str, ...]) -> Iterator[None]:
         ...     pass  # make collectors here
     """
     user = ServerUser()
+    ending = Ending()  # the garbage collector may close a generator at any moment
     try:
         for preload in preloads or (TORCH_FREE, WITH_TORCH):
             _pool.acquire(preload, user)
         yield
     finally:
-        _pool.release(user)
+        ending(partial(_pool.release, user))
 
 
 class Servers:
