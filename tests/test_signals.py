@@ -247,7 +247,32 @@ class TestEnding:
             Ending()(fail)
             Ending()(lambda: done.append(2))
 
-        with pytest.raises(KeyError):
-            within()
+        for function in (within, undivided(list)):
+            with pytest.raises(KeyError):
+                function()
         undivided(list)()
         assert done == [2]
+
+    def test_one_that_was_put_off_is_not_lost_before_it_is_begun(self) -> None:
+        """An exception may come at each point between its being put off and its end."""
+        for at in range(100):
+            done: list[str] = []
+            ending = Ending()
+
+            @undivided
+            def within(done: list[str] = done, ending: Ending = ending) -> None:
+                ending(lambda: done.append("ended"))
+                done.append("put off")
+
+            point = Points(at, throw)
+            with contextlib.suppress(KeyboardInterrupt), point.counted():
+                within()
+            undivided(list)()
+            assert not done or (done[0] == "put off" and "ended" in done), at
+            if not point.struck:
+                break
+        assert 3 < at < 100
+
+
+def throw() -> None:
+    raise KeyboardInterrupt

@@ -48,13 +48,10 @@ def undivided(function: Callable[P, T]) -> Callable[P, T]:
 
 
 def _catch_up() -> None:
-    calls, _thread.put_off = _thread.put_off, ()
-    for index, call in enumerate(calls):
-        try:
-            call()
-        except BaseException:  # what remains comes with the next one
-            _thread.put_off = (*calls[index + 1 :], *_thread.put_off)
-            raise
+    while _thread.put_off:  # what remains after an exception comes with the next one
+        call, *rest = _thread.put_off
+        _thread.put_off = tuple(rest)
+        call()
 
 
 class Ending:
@@ -71,7 +68,9 @@ class Ending:
     def __call__(self, end: Callable[[], None]) -> None:
         """End it by ``end``, which releases what there is, and may be called after an exception."""
         if _thread.within:
-            _thread.put_off = (*_thread.put_off, functools.partial(self, end))
+            again = functools.partial(self, end)
+            # Twice, which is once if all goes well: an exception may cut the first short.
+            _thread.put_off = (*_thread.put_off, again, again)
             return
         this = object()
         try:
