@@ -54,8 +54,8 @@ class Staff:
         timeouts_s: how long a worker may make no progress, by kind; see `ProgressWatch`.
         storage_dir: a directory for the slots; None for memory.
 
-    After the constructor: `start_executors`, `share`, `start_actors`. Every method but `shutdown`
-    raises `WorkerError` if a worker fails.
+    After the constructor, which starts no process: `start_executors`, `share`, `start_actors`.
+    Every method but `shutdown` raises `WorkerError` if a worker fails.
     """
 
     def __init__(
@@ -88,11 +88,6 @@ class Staff:
         self.actor_inbox = Inbox.create()
         self.learner_inbox = Inbox.create()
         self._roster = Roster(self.learner_inbox.read_fd, timeouts_s or {}, self._site)
-        try:
-            self._servers.begin()
-        except BaseException:
-            self.shutdown(0.0)
-            raise
 
     def is_closed(self) -> bool:
         """Whether the workers have been shut down."""
@@ -122,6 +117,7 @@ class Staff:
             env_options: keyword arguments of `TorchRLEnvironment`.
             cores: the number of cores that the collector may use.
         """
+        self._servers.begin()
         self._factories, self._env_options = factories, env_options
         self._servers.with_torch = any(_TORCHRL.search(factory) for factory in set(factories))
         tried = self._spread(cores)
