@@ -53,6 +53,7 @@ class Points:
     @contextlib.contextmanager
     def counted(self) -> Iterator[None]:
         before = sys.gettrace()
+        sys._getframe().f_trace_opcodes = True  # Python 3.12 asks for it before the tracing begins
         sys.settrace(self._call)
         try:
             yield
