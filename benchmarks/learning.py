@@ -27,6 +27,7 @@ import sys
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from statistics import fmean
@@ -104,13 +105,20 @@ def rounds(options: PPOOptions) -> int:
     return -(-options.total_frames // (options.num_envs * options.sync_interval))
 
 
-def train(name: str, options: PPOOptions, file: Path) -> None:
-    """Trains one contender, and leaves a row for each batch."""
+def train(name: str, options: PPOOptions, decay_frames: int, file: Path) -> None:
+    """Trains one contender, and leaves a row for each batch.
+
+    Args:
+        name: of `LABELS`.
+        options: the recipe's.
+        decay_frames: steps after which the learning rate would be 0.
+        file: where the rows go.
+    """
     torch.manual_seed(options.seed)
     agent = Agent(game_of(options)())
     collector = make_contender(name, options, agent)
     torch.set_num_threads(CORES)  # whatever making the collector set
-    ppo = PPO(agent, options, rounds(options))
+    ppo = PPO(agent, options, rounds(replace(options, total_frames=decay_frames)))
     lag = options.lag if name.startswith("hts") else 0
     delayed = DelayedGradient(ppo.model, lag=lag, gradient_at=options.gradient_at)
     returns, steps = EpisodeReturns(), 0
@@ -210,6 +218,11 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--engine", choices=["gfootball", "envpool"], default="gfootball")
     parser.add_argument("--total-frames", type=count, default=600_000, help="steps of each run")
     parser.add_argument("--learning-rate", type=float, help="by default the recipe's")
+    parser.add_argument(
+        "--decay-frames",
+        type=count,
+        help="steps in which the learning rate decays to 0, by default those of the run",
+    )
     parser.add_argument("--num-envs", type=count, help="by default the recipe's")
     parser.add_argument("--sync-interval", type=count, help="by default the recipe's")
     parser.add_argument("--seed", type=int, default=0)
@@ -230,7 +243,11 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     )
     parser.add_argument("--output-dir", type=Path, help="by default runs/learning/GAME")
     parser.add_argument("--alone", choices=[*LABELS], help=argparse.SUPPRESS)
-    return parser.parse_args(arguments)
+    given = parser.parse_args(arguments)
+    given.decay_frames = given.decay_frames or given.total_frames
+    if given.decay_frames < given.total_frames:
+        parser.error("--decay-frames must not be less than --total-frames")
+    return given
 
 
 def academy(name: str) -> str:
@@ -261,7 +278,7 @@ def main() -> int:
     directory.mkdir(parents=True, exist_ok=True)
     files = {name: directory / f"{name}-seed{given.seed}.csv" for name in given.contenders}
     if given.alone is not None:
-        train(given.alone, options, directory / f"{given.alone}-seed{given.seed}.csv")
+        train(given.alone, options, given.decay_frames, files[given.alone])
         # TorchRL's multi-process collectors may keep a process that is done from ending.
         sys.stdout.flush()
         os._exit(0)

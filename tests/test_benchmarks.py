@@ -156,7 +156,7 @@ def test_learning_goes_on_with_what_is_missing(tmp_path: Path) -> None:
     known = "elapsed_s,steps,return_mean\n60.0,32,-20.5\n120.0,64,-19.5\n"
     (tmp_path / "hts-seed0.csv").write_text(known)
     flags = "--contenders hts multi-sync --num-envs 2 --sync-interval 16 --total-frames 64"
-    flags += " --reach -20 18"
+    flags += " --reach -20 18 --decay-frames 640"
     printed = run("learning.py", *flags.split(), "--output-dir", str(tmp_path))
     assert "| HTSCollector, lag 1 | 2.0 | 1 | -19.50 | -19.50 | 2.0 (64) | never |" in printed
     assert (tmp_path / "hts-seed0.csv").read_text() == known
