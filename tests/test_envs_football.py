@@ -13,7 +13,7 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 import pytest
-from football_engines import ENGINES, need
+from football_installed import ENGINES, need
 from gymnasium.utils.env_checker import check_env
 
 from torchrl_hts.env_state import restore_environment, save_environment

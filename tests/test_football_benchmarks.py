@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from football_engines import ENGINES, need
+from football_installed import ENGINES, need
 
 pytest.importorskip("matplotlib")
 pytest.importorskip("scipy")

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from football_engines import need
+from football_installed import need
 from tensordict import TensorDictBase
 from tensordict.nn import TensorDictModule
 from torch import nn

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from football_engines import ENGINES, need
+from football_installed import ENGINES, need
 from processes import wait_until
 from recipe_runs import assert_equal_runs, rows, run, start
 from tensordict.nn import TensorDictModule
