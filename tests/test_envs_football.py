@@ -293,16 +293,16 @@ def test_a_forged_state_runs_no_code(tmp_path: Path) -> None:
     env, other = (make_football(engine="gfootball") for _ in range(2))
     env.reset(seed=1)
     base: Any = env.unwrapped
-    of_engine, *others = base.get_state()
+    kind, playing, of_engine, *others = base.get_state()
     *numbers, state = of_engine
     size = int.from_bytes(state[:4], "little")
     harm = pickle.dumps(Harmful())
     forged = len(harm).to_bytes(4, "little") + harm + state[4 + size :]
     other.reset(seed=2)
     with pytest.raises(pickle.UnpicklingError, match=r"it names posix\.mkdir"):
-        other.unwrapped.set_state(((*numbers, forged), *others))
+        other.unwrapped.set_state((kind, playing, (*numbers, forged), *others))
     assert not (tmp_path / "made").exists()
-    other.unwrapped.set_state((of_engine, *others))
+    other.unwrapped.set_state((kind, playing, of_engine, *others))
     env.close(), other.close()
 
 
@@ -363,6 +363,30 @@ def test_a_restored_game_goes_on_bit_for_bit(scenario: str, steps: int) -> None:
         env.close()
 
 
+def test_a_game_of_another_kind_is_not_restored() -> None:
+    """Gfootball itself would end the process."""
+    need("gfootball")
+    env: Any = make_football("academy_empty_goal", engine="gfootball")
+    with pytest.raises(CannotSaveError, match="has not begun"):
+        env.get_state()
+    env.reset(seed=0)
+    state = save_environment(env)
+    other: dict[str, dict[str, Any]] = {
+        "academy_empty_goal_close, 1 controlled": {},
+        "academy_empty_goal, 2 controlled": {"number_of_left_players_agent_controls": 2},
+        "1 controlled, simple115v2": {"representation": "simple115v2"},
+        "stacked=False": {"stacked": False},
+    }
+    for expected, options in other.items():
+        scenario = "academy_empty_goal" if options else "academy_empty_goal_close"
+        another = make_football(scenario, engine="gfootball", **options)
+        said = f"one of academy_empty_goal, 1 .*expected .*{expected}"
+        with pytest.raises(ValueError, match=said):
+            restore_environment(another, state)
+        another.close()
+    env.close()
+
+
 def test_envpools_games_cannot_be_saved() -> None:
     need("envpool")
     env = make_football(engine="envpool")
@@ -401,6 +425,24 @@ def test_a_missing_engine_is_named(
         make_football(engine=name)
 
 
+def test_an_episode_that_is_not_being_played_has_no_step(engine: str) -> None:
+    """EnvPool would play on, and count the goal of the episode before against us."""
+    env = make_football(engine=engine, render_mode="rgb_array").unwrapped
+    for call in (lambda: env.step(0), env.render):
+        with pytest.raises(gym.error.ResetNeeded, match=r"call reset\(\)"):
+            call()
+    for seed in range(2):
+        env.reset(seed=seed)
+        run_towards_goal(env)
+        with pytest.raises(gym.error.ResetNeeded):
+            env.step(0)
+    env.reset()
+    for action in (19, -1, 1.5):
+        with pytest.raises(gym.error.InvalidAction, match=r"expected one of Discrete\(19\)"):
+            env.step(action)
+    env.close()
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -409,6 +451,7 @@ def test_a_missing_engine_is_named(
         ({"representation": "raw"}, "representation is 'raw'"),
         ({"rewards": "checkpoints"}, "rewards is 'checkpoints'"),
         ({"render_mode": "human"}, "render_mode is 'human'"),
+        ({"stacked": "yes"}, "stacked is 'yes'; expected one of True, False"),
         ({"engine": "envpool", "representation": "simple115v2"}, "take engine='gfootball'"),
         (
             {"engine": "envpool", "number_of_left_players_agent_controls": 2},
@@ -422,6 +465,8 @@ def test_what_cannot_be_is_refused(options: dict[str, Any], message: str) -> Non
 
 
 def test_more_players_than_a_scenario_has_are_refused() -> None:
+    with pytest.raises(TypeError, match=r"controls is 2\.0; expected an int"):
+        make_football(number_of_left_players_agent_controls=2.0)  # type: ignore[arg-type]
     need("gfootball")
     with pytest.raises(ValueError, match="academy_empty_goal_close has 2 players to control"):
         make_football(number_of_left_players_agent_controls=5)

@@ -23,6 +23,7 @@ from torchrl_hts.envs.football_rules import (
     Verdict,
     paint,
 )
+from torchrl_hts.errors import CannotSaveError
 from torchrl_hts.gym_env import BackgroundEnv
 
 __all__ = ["FootballEnv", "make_football"]
@@ -70,6 +71,9 @@ class FootballEnv(BackgroundEnv):
         self._frames: deque[Array] = deque(maxlen=_STACK if stacked else 1)
         self._referee = Referee(SCENARIOS[scenario], num_players)
         self._is_seeded = False
+        self._is_playing = False
+        # What a saved game has to agree on: the engine ends the process over one of another kind.
+        self._kind = f"{scenario}, {num_players} controlled, {representation}, stacked={stacked}"
 
         depth = self._frames.maxlen or 1
         one: tuple[int, ...] = (4 * depth, HEIGHT, WIDTH)
@@ -98,6 +102,7 @@ class FootballEnv(BackgroundEnv):
         self._frames.clear()
         for _ in range(self._frames.maxlen or 1):
             self._frames.append(self._frame())
+        self._is_playing = True
         return self._observation(), self._info(moment)
 
     def begin_reset(self, seed: int) -> None:
@@ -106,12 +111,18 @@ class FootballEnv(BackgroundEnv):
 
     def begin_step(self, action: Any) -> bool:
         """See `BackgroundEnv`."""
-        return self._engine.begin_step(_each_players(action))
+        return self._engine.begin_step(self._each_players(action))
 
     def step(self, action: Any) -> tuple[Array, float, bool, bool, Info]:
-        """A tenth of a second of the game."""
-        moment = self._engine.step(_each_players(action))
+        """A tenth of a second of the game.
+
+        Raises:
+            gymnasium.error.ResetNeeded: the episode is over, or none has begun.
+            gymnasium.error.InvalidAction: the action is not in `action_space`.
+        """
+        moment = self._engine.step(self._each_players(action))
         verdict = self._referee.judge(moment)
+        self._is_playing = not (verdict.terminated or verdict.truncated)
         self._frames.append(self._frame())
         reward = float(verdict.rewards.mean() if self._checkpoints else verdict.score_reward)
         return (
@@ -121,6 +132,15 @@ class FootballEnv(BackgroundEnv):
             verdict.truncated,
             self._info(moment, verdict),
         )
+
+    def _each_players(self, action: Any) -> list[int]:
+        if not self._is_playing:
+            raise gym.error.ResetNeeded("no episode is being played: call reset() before step()")
+        if not self.action_space.contains(action):
+            raise gym.error.InvalidAction(
+                f"the action is {action!r}; expected one of {self.action_space}"
+            )
+        return [int(each) for each in np.atleast_1d(action)]
 
     def _frame(self) -> Array:
         return self._engine.minimap() if self._extracted else self._engine.features()
@@ -148,19 +168,33 @@ class FootballEnv(BackgroundEnv):
 
     def render(self) -> Array | None:
         """The field from above, uint8 ``[576, 768, 3]``; None without a render mode."""
-        return None if self.render_mode is None else paint(self._engine.minimap()[0])
+        if self.render_mode is None:
+            return None
+        if not self._is_seeded:
+            raise gym.error.ResetNeeded("the game has not begun: call reset() before render()")
+        return paint(self._engine.minimap()[0])
 
     def get_state(self) -> tuple[Any, ...]:
         """All that the future depends on beside the generator; see `torchrl_hts.env_state`.
 
         Raises:
-            CannotSaveError: with EnvPool, which can't save a game.
+            CannotSaveError: with EnvPool, which can't save a game, and before the first reset.
         """
-        return self._engine.get_state(), self._referee.get_state(), list(self._frames)
+        if not self._is_seeded:
+            raise CannotSaveError("the game has not begun: call reset() before it is saved")
+        of_game = self._engine.get_state(), self._referee.get_state(), list(self._frames)
+        return self._kind, self._is_playing, *of_game
 
     def set_state(self, state: tuple[Any, ...]) -> None:
-        """Go on where `get_state` was called, in another process maybe."""
-        of_engine, of_referee, frames = state
+        """Go on where `get_state` was called, in another process maybe.
+
+        Raises:
+            ValueError: the state is of another scenario, or of other arguments.
+        """
+        kind, *of_game = state
+        if kind != self._kind:
+            raise ValueError(f"the saved game is one of {kind!s:.100}; expected {self._kind}")
+        self._is_playing, of_engine, of_referee, frames = of_game
         self._engine.set_state(of_engine)
         self._referee.set_state(of_referee)
         self._frames.clear()
@@ -174,10 +208,6 @@ class FootballEnv(BackgroundEnv):
 
 def _engines_seed(generator: np.random.Generator) -> int:
     return int(generator.integers(2**31))
-
-
-def _each_players(action: Any) -> list[int]:
-    return [int(each) for each in np.atleast_1d(action)]
 
 
 def make_football(
@@ -202,7 +232,7 @@ def make_football(
     ``"player_rewards"``.
 
     An episode is ``terminated`` by the rules of its scenario (a goal, the ball out of play or lost)
-    and ``truncated`` when its time is over: 400 steps in the drills, 3,000 in matches. ``info``
+    and ``truncated`` when its time is over: 401 steps in the drills, 3,001 in matches. ``info``
     holds ``"score"`` (goals of both teams), ``"score_reward"`` and ``"checkpoint_reward"`` of the
     step, ``"steps_left"``, ``"engine_seed"`` and ``"episode_number"``.
 
@@ -223,6 +253,7 @@ def make_football(
 
     Raises:
         ModuleNotFoundError: the engine is not installed.
+        TypeError: the number of players is not an int.
         ValueError: there is no such scenario, or the engine can't do what is asked of it.
 
     >>> env = make_football("academy_empty_goal_close", engine="envpool")
@@ -235,7 +266,12 @@ def make_football(
     _check("representation", representation, ["extracted", "simple115v2"])
     _check("rewards", rewards, ["scoring", "scoring,checkpoints"])
     _check("render_mode", render_mode, [None, "rgb_array"])
+    _check("stacked", stacked, [True, False])
     num_players = number_of_left_players_agent_controls
+    if isinstance(num_players, bool) or not isinstance(num_players, int):
+        raise TypeError(
+            f"number_of_left_players_agent_controls is {num_players!r}; expected an int"
+        )
     game: Engine
     if engine == "gfootball":
         game = GFootballEngine(scenario, num_players)
