@@ -39,7 +39,7 @@ _FLUSH_NS = 200_000
 # Plain integers: to look a member of an enum up takes longer than to count.
 _AT, _EVENTS, _RESETS = int(Counter.AT), int(Counter.EVENTS), int(Counter.RESETS)
 
-_FAILURES = (Exception, SystemExit)  # of an environment: some engines call sys.exit
+_FAILURES = BaseException  # of an environment: some engines call sys.exit
 
 
 @dataclass(frozen=True)
@@ -209,11 +209,13 @@ class _Run:
             self.port.flush()
 
     def _begin_reset(self, env: int, seed: int) -> None:
+        self.counters[Counter.AT] = env + 1
         position = self.schedule.position(env)
         try:
             self.background[env].begin_reset(seed)
         except _FAILURES as error:
             raise _EnvironmentError(env, position, error) from error
+        self.counters[Counter.AT] = 0
 
     def _begin(self, env: int, start: int | bytes) -> None:
         began = time.perf_counter_ns()
@@ -302,10 +304,12 @@ class _Run:
     def _has_begun(self, env: int, now: int) -> bool:
         """Begin a step in the background, if the environment can."""
         round_, t = self.schedule.position(env)
+        self.counters[_AT] = env + 1
         try:
             has_begun = self.background[env].begin_step(self.schedule.slot(round_), t)
         except _FAILURES as error:
             raise _EnvironmentError(env, (round_, t), error) from error
+        self.counters[_AT] = 0
         if has_begun:
             self.begun.append((env, now))
         return has_begun

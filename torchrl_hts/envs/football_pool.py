@@ -99,7 +99,7 @@ class SharedPool:
     def start(self) -> None:
         """Begin the first episodes of all games, if they haven't begun."""
         if self._pool is None:
-            del self._gathering[self._scenario]
+            self._gathering.pop(self._scenario, None)
             self._pool = _make(self._scenario, self._seeds)
             self._pool.async_reset()
 
