@@ -17,7 +17,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
 import gymnasium as gym
 import torch
@@ -149,13 +149,17 @@ class _Scale(nn.Module):
         return pixels.float() / 255
 
 
-def _pong(front: nn.Module) -> tuple[nn.Module, nn.Module]:
+def _pixels(
+    front: nn.Module, *, planes: int, cells: int, actions: int
+) -> tuple[nn.Module, nn.Module]:
     # TorchRL's ConvNet takes any number of leading axes, such as a batch's [N, T].
-    conv = ConvNet(in_features=4, num_cells=[32, 64, 64], kernel_sizes=[8, 4, 3], strides=[4, 2, 1])
-    trunk = nn.Sequential(front, _Scale(), conv, nn.Linear(64 * 7 * 7, 512), nn.ReLU())
+    conv = ConvNet(
+        in_features=planes, num_cells=[32, 64, 64], kernel_sizes=[8, 4, 3], strides=[4, 2, 1]
+    )
+    trunk = nn.Sequential(front, _Scale(), conv, nn.Linear(64 * cells, 512), nn.ReLU())
     model = ActorValueOperator(
         TensorDictModule(trunk, ["observation"], ["features"]),
-        _categorical(TensorDictModule(nn.Linear(512, 6), ["features"], ["logits"])),
+        _categorical(TensorDictModule(nn.Linear(512, actions), ["features"], ["logits"])),
         ValueOperator(nn.Linear(512, 1), in_keys=["features"]),
     )
     return model.get_policy_operator(), model.get_value_operator()
@@ -167,12 +171,24 @@ def _make_pong() -> gym.Env[Any, Any]:
     return make_atari("ALE/Pong-v5")
 
 
+def _make_football(engine: Literal["gfootball", "envpool"]) -> gym.Env[Any, Any]:
+    from torchrl_hts.envs import make_football
+
+    return make_football("academy_empty_goal_close", engine=engine)
+
+
+_pong = partial(_pixels, planes=4, cells=7 * 7, actions=6)
+_football = partial(_pixels, planes=16, cells=5 * 8, actions=19)
+
 TASKS: dict[str, Task] = {
     "cartpole": Task(partial(gym.make, "CartPole-v1"), _cartpole),
     "continuous": Task(partial(gym.make, "Pendulum-v1"), _pendulum),
     "lstm": Task(partial(gym.make, "CartPole-v1"), _cartpole_lstm, recurrent=True),
     "pong": Task(_make_pong, _pong, sync_interval=4),
+    "gfootball": Task(partial(_make_football, "gfootball"), _football, sync_interval=12),
+    "envpool": Task(partial(_make_football, "envpool"), _football, sync_interval=12),
 }
+_EVERYWHERE = ["cartpole", "continuous", "lstm", "pong"]  # what needs no engine of football
 
 
 def _delayed(make_env: Callable[[], gym.Env[Any, Any]]) -> gym.Env[Any, Any]:
@@ -276,7 +292,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m torchrl_hts.testing", description=__doc__)
     commands = parser.add_subparsers(required=True, metavar="CHECK")
     check = commands.add_parser("determinism", help="compare batches and parameters by their bits")
-    check.add_argument("--tasks", nargs="+", choices=TASKS, default=list(TASKS))
+    check.add_argument("--tasks", nargs="+", choices=TASKS, default=_EVERYWHERE)
     check.add_argument("--actors", nargs="+", type=count, default=[1, 2, 4])
     check.add_argument("--executors", nargs="+", type=count, default=[1, 2, 8])
     check.add_argument("--rounds", type=count, default=4, help="batches to train on")
