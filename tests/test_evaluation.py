@@ -26,7 +26,7 @@ from torch import Tensor, nn
 from torchrl.envs.utils import ExplorationType, set_exploration_type
 from torchrl.modules import GRUModule
 
-from torchrl_hts.errors import PolicyError, ResourceError, WorkerError
+from torchrl_hts.errors import Failure, PolicyError, ResourceError, WorkerError
 from torchrl_hts.evaluation import Evaluation, Evaluator
 from torchrl_hts.learner import environment_seed
 from torchrl_hts.playing import env_seed
@@ -392,23 +392,27 @@ def test_a_process_killed_at_rest_is_noticed() -> None:
 
 
 @pytest.mark.parametrize(
-    ("fault", "said"),
+    ("fault", "failure", "said"),
     [
-        ("raise", r"(?s)failed in the evaluation at step 9; .*in step.*the ball left the universe"),
-        ("shape", r"(?s)failed in the evaluation at step 9; .*of shape \(2,\)"),
-        ("quit", r"(?s)failed in the evaluation at step 9; .*SystemExit: the engine gave up"),
-        ("reset", r"(?s)failed in the evaluation at step 9; .*cannot reset"),
-        ("exit", r"ended with exit code 7 in the evaluation at step 9"),
-        ("fork and die", r"was killed by SIGKILL .*in the evaluation at step 9"),
+        ("raise", Failure.RAISED, r"failed in the .* 9; .*in step.*the ball left the universe"),
+        ("shape", Failure.INVALID, r"failed in the evaluation at step 9; .*of shape \(2,\)"),
+        ("quit", Failure.RAISED, r"failed in the .* at step 9; .*SystemExit: the engine gave up"),
+        ("reset", Failure.RAISED, r"failed in the evaluation at step 9; .*cannot reset"),
+        ("exit", Failure.EXITED, r"ended with exit code 7 in the evaluation at step 9"),
+        ("fork and die", Failure.KILLED, r"was killed by SIGKILL .*in the evaluation at step 9"),
     ],
 )
-def test_a_failing_environment_is_an_error_with_its_traceback(fault: str, said: str) -> None:
+def test_a_failing_environment_is_an_error_that_says_how(
+    fault: str, failure: Failure, said: str
+) -> None:
     make_env = functools.partial(FaultyEnv, fault)
     with Evaluator(make_env, categorical(), num_episodes=2) as evaluator:
         pid = evaluator.pid
-        with pytest.raises(WorkerError, match=said):  # noqa: PT012  whichever is told first
+        with pytest.raises(WorkerError, match=f"(?s){said}") as e:  # noqa: PT012  either may
             evaluator.submit(9)
             evaluator.wait()
+        assert e.value.failure is failure
+        assert (e.value.exit_signal == signal.SIGKILL) is (failure is Failure.KILLED)
     wait_until(lambda: not group_of(pid))  # what the environment has started ends with it
 
 

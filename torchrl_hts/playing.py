@@ -12,7 +12,7 @@ import os
 import pickle
 import select
 from collections.abc import Mapping
-from copy import deepcopy
+from copy import copy, deepcopy
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -27,6 +27,7 @@ from torch import Tensor
 from torchrl.envs.utils import ExplorationType, set_exploration_type
 
 from torchrl_hts.errors import WorkerError
+from torchrl_hts.failures import Site, died, failed
 from torchrl_hts.gym_env import GymDescription, GymEnvironment, RowOptions
 from torchrl_hts.messages import receive_object, send_object
 from torchrl_hts.servers import WITH_TORCH, ServerUser, acquire_server, release_servers
@@ -140,8 +141,8 @@ class PlayerProcess:
         self._closed = False
         self._ending = Ending()
         self._busy = False
-        # Its text, not an error: that would keep alive what its traceback passes through.
-        self._failure: tuple[str, str] | None = None
+        # Copies are raised: the one that is raised keeps alive what its traceback passes through.
+        self._failure: WorkerError | None = None
         self._user = ServerUser()
         try:
             server = acquire_server(WITH_TORCH, self._user)
@@ -156,7 +157,7 @@ class PlayerProcess:
     def check(self) -> None:
         """Raise if the process has failed or been shut down."""
         if self._failure is not None:
-            raise _error(*self._failure)
+            raise copy(self._failure)
         if self._closed:
             raise RuntimeError(_ENDED)
 
@@ -189,17 +190,18 @@ class PlayerProcess:
         except (EOFError, ConnectionError) as error:
             if self._closed:  # meanwhile, by another thread or a signal handler
                 raise RuntimeError(_ENDED) from error
-            raise self._fail(f"{self.worker.describe_end()} {doing}") from error
+            raise self._fail(died(self.worker, Site(text=f" {doing}"))) from error
         self._busy = False
         if kind == "error":
-            raise self._fail(f"failed {doing}; its traceback:", value)
+            failure, traceback = value
+            raise self._fail(failed(self.worker, failure, traceback, None, Site(text=f" {doing}")))
         if kind == "refused":
             raise TypeError(value)
         return value
 
-    def _fail(self, what: str, remote_traceback: str = "") -> WorkerError:
-        self._failure = (f"the evaluator (pid {self.worker.pid}) {what}", remote_traceback)
-        return _error(*self._failure)
+    def _fail(self, failure: WorkerError) -> WorkerError:
+        self._failure = failure
+        return copy(failure)
 
     def shutdown(self) -> None:
         """End the process: at once if it plays, which nobody waits for any more; see `Ending`."""
@@ -211,7 +213,7 @@ class PlayerProcess:
         try:
             self.worker.hang_up()
             if not self._busy:
-                self.worker.exit_status(5.0)  # it closes its environments
+                self.worker.exit_status(4.0)  # it closes its environments
         finally:
             self.worker.kill()
             self.worker.exit_status(5.0)
@@ -219,10 +221,6 @@ class PlayerProcess:
             release_servers(self._user)
             if self._leftover is not None:
                 self._leftover.unlink(missing_ok=True)
-
-
-def _error(message: str, remote_traceback: str) -> WorkerError:
-    return WorkerError(message, worker="evaluator", remote_traceback=remote_traceback)
 
 
 # What follows runs in the playing process.

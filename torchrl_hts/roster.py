@@ -8,7 +8,7 @@ import weakref
 from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
 from typing import Any
 
-from torchrl_hts.errors import Failure, PolicyError
+from torchrl_hts.errors import PolicyError
 from torchrl_hts.failures import Site, died, failed, hung
 from torchrl_hts.messages import receive_object, send_object
 from torchrl_hts.progress import ProgressWatch
@@ -150,5 +150,6 @@ class Roster:
             failure, traceback = content
             raise failed(worker, failure, traceback, where, self._site(worker))
         if kind == "error":
-            raise failed(worker, Failure.RAISED, content, None, self._site(worker))
+            failure, traceback = content
+            raise failed(worker, failure, traceback, None, self._site(worker))
         return message

@@ -22,6 +22,7 @@ from multiprocessing.connection import Connection
 from types import FrameType
 from typing import NoReturn
 
+from torchrl_hts.errors import failure_of
 from torchrl_hts.messages import read_fds, read_message, send_message, send_object
 from torchrl_hts.system import die_with_parent, wake_on_time, watch_end
 from torchrl_hts.worker_output import WorkerOutput
@@ -181,9 +182,10 @@ def _run_worker(target: str, fds: list[int], output: WorkerOutput, server_fds: l
             code = 0
         except (EOFError, BrokenPipeError, ConnectionResetError):
             code = 0  # the main process has closed its side
-        except BaseException:
+        except BaseException as error:
             with contextlib.suppress(OSError):
-                send_object(control, ("error", traceback.format_exc(), None))
+                what = (failure_of(error), traceback.format_exc())
+                send_object(control, ("error", what, None))
         control.close()
         sys.stdout.flush()
         sys.stderr.flush()
