@@ -247,7 +247,7 @@ class HTSCollector(BaseCollector):  # type: ignore[misc]  # torchrl has no types
             timeouts_s=timeouts_s,
             storage_dir=check_storage_dir(storage_dir),
         )
-        self._finalizer = weakref.finalize(self, self._crew.shutdown, 5.0)
+        self._finalizer = weakref.finalize(self, self._crew.shutdown)
         try:
             env_options = {"max_frames_per_traj": max_frames, "device": env_device}
             descriptions = self._crew.start_executors(
@@ -501,10 +501,10 @@ class HTSCollector(BaseCollector):  # type: ignore[misc]  # torchrl has no types
         """End all workers; may be called again, and at any time.
 
         Args:
-            timeout: seconds until workers that don't end by themselves are killed; 5 by default.
+            timeout: seconds until workers that don't end by themselves are killed; 4 by default.
             close_env, raise_on_error: for compatibility; environments are always closed.
         """
-        self._crew.shutdown(5.0 if timeout is None else timeout)
+        self._crew.shutdown(timeout)
 
     def start(self) -> None:
         """Not offered: rounds are handed to the learner, not collected into a replay buffer."""

@@ -129,7 +129,7 @@ class LearnerSide:
             yield
         except BaseException as error:
             was_closed = self._crew.is_closed()  # by another thread, or a signal handler
-            self._crew.shutdown(5.0)
+            self._crew.shutdown()
             if was_closed and isinstance(error, Exception):
                 raise RuntimeError(_ENDED) from error
             raise

@@ -42,6 +42,9 @@ _PROBE_LIMIT_S = 30.0
 # one of its environments. A wrong guess costs time alone.
 _TORCHRL = re.compile(rb"torchrl(?!_hts)")
 
+# How long workers may take to end by themselves: what follows is done within 5 s in all.
+_POLITE_S = 4.0
+
 
 class Staff:
     """Worker processes, their inboxes, and the memory that they share.
@@ -83,10 +86,14 @@ class Staff:
         self._owner_pid = os.getpid()
         self._storage_dir = storage_dir
         self._probe_limit_s = min(_PROBE_LIMIT_S, (timeouts_s or {}).get("executor", inf))
-        self.memory_fd = SharedMemory.create_fd(storage_dir)
         self.executor_inboxes: list[Inbox] = []
-        self.actor_inbox = Inbox.create()
-        self.learner_inbox = Inbox.create()
+        with contextlib.ExitStack() as opened:
+            self.memory_fd = SharedMemory.create_fd(storage_dir)
+            opened.callback(os.close, self.memory_fd)
+            self.actor_inbox = Inbox.create()
+            opened.callback(self.actor_inbox.close)
+            self.learner_inbox = Inbox.create()
+            opened.pop_all()
         self._roster = Roster(self.learner_inbox.read_fd, timeouts_s or {}, self._site)
 
     def is_closed(self) -> bool:
@@ -297,8 +304,9 @@ class Staff:
 
     # Ending.
 
-    def shutdown(self, timeout_s: float) -> None:
+    def shutdown(self, timeout_s: float | None = None) -> None:
         """End every worker: politely, and by force after the time-out; see `Ending`."""
+        timeout_s = _POLITE_S if timeout_s is None else timeout_s
         if self.closed_at is None:
             self.closed_at = time.monotonic()
             self._roster.close()
