@@ -68,10 +68,11 @@ class EchoEnv(gym.Env[Any, Any]):
 class BackgroundEcho(EchoEnv, BackgroundEnv):
     """Insists on it that what happens was begun, and refuses every `direct`-th beginning."""
 
-    def __init__(self, direct: int = 1000, fails_at: int = 1000) -> None:
+    def __init__(self, direct: int = 1000, fails_at: int = 1000, dies: bool = False) -> None:
         super().__init__(lengths=(3, 5))
         self.direct = direct
         self.fails_at = fails_at
+        self.dies = dies
         self.steps = 0
         self.expected: Any = None
 
@@ -87,6 +88,8 @@ class BackgroundEcho(EchoEnv, BackgroundEnv):
         assert self.expected is None
         self.steps += 1
         if self.steps == self.fails_at:
+            if self.dies:
+                os._exit(7)
             raise OSError("the ball is lost")
         if self.steps % self.direct == 0:
             self.expected = None
@@ -174,6 +177,8 @@ class FaultyEnv(EchoEnv):
                 os._exit(7)
             if self.fault == "quit":
                 sys.exit("the engine gave up")
+            if self.fault == "interrupt":
+                raise KeyboardInterrupt("as by the engine's own handler")
             if self.fault == "fork and die":
                 os.setpgid(0, 0)
                 if os.fork() == 0:

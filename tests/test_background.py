@@ -51,14 +51,23 @@ def test_i7_steps_in_the_background_change_no_bit(factories: list[Any], lag: int
         assert (gather(factories, num_executors, lag=lag) == expected).all()
 
 
-def test_a_failure_at_the_beginning_of_a_step_is_told() -> None:
-    factories = [BackgroundEcho, partial(BackgroundEcho, fails_at=4), BackgroundEcho]
+@pytest.mark.parametrize(
+    ("dies", "said", "envs"),
+    [
+        (False, "environment 1 failed in round 0, step 3.*the ball is lost", (1,)),
+        (True, "exit code 7 while environment 1 was stepped in round 0, step 3", (0, 1, 2)),
+    ],
+)
+def test_a_failure_at_the_beginning_of_a_step_is_told(
+    dies: bool, said: str, envs: tuple[int, ...]
+) -> None:
+    factories = [BackgroundEcho, partial(BackgroundEcho, fails_at=4, dies=dies), BackgroundEcho]
     with (
         HTSCollector(factories, categorical(), frames_per_batch=30, num_executors=1) as collector,
-        pytest.raises(WorkerError, match="the ball is lost") as error,
+        pytest.raises(WorkerError, match=f"(?s){said}") as error,
     ):
         next(iter(collector))
-    assert (error.value.env_indices, error.value.round, error.value.step) == ((1,), 0, 3)
+    assert (error.value.env_indices, error.value.round, error.value.step) == (envs, 0, 3)
 
 
 @pytest.mark.parametrize("fails_at", [13, 20])

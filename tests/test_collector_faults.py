@@ -83,6 +83,7 @@ class TestEnvironments:
             ("reset", "round 0, step 0", "RuntimeError: cannot reset"),
             ("shape", "round 0, step 2", r"'observation' of shape \(2,\); .* says \(4,\)"),
             ("quit", "round 0, step 2", "SystemExit: the engine gave up"),
+            ("interrupt", "round 0, step 2", "KeyboardInterrupt: as by the engine"),
         ],
     )
     def test_that_raises(self, fault: str, where: str, said: str, num_executors: int) -> None:
