@@ -416,6 +416,25 @@ def test_a_failing_environment_is_an_error_that_says_how(
     wait_until(lambda: not group_of(pid))  # what the environment has started ends with it
 
 
+@pytest.mark.parametrize("within", ["send_object", "receive_object"])
+def test_one_that_is_interrupted_within_a_message_is_ended(
+    within: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nobody waits for an answer that was lost, and what was asked for is still known."""
+
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with Evaluator(PayingEnv, pays(), num_episodes=1) as evaluator:
+        with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):  # noqa: PT012
+            patch.setattr(f"torchrl_hts.playing.{within}", interrupt)
+            evaluator.submit(3)
+            evaluator.wait()
+        with pytest.raises(RuntimeError, match="has been shut down"):
+            evaluator.wait()
+        assert [pending["step"] for pending in evaluator.state_dict()["pending"]] == [3]
+
+
 def test_an_environment_that_cannot_be_made_is_an_error_at_once() -> None:
     with pytest.raises(WorkerError, match=r"(?s)while it made the environments.*no engine here"):
         Evaluator(functools.partial(FaultyEnv, "init"), categorical())

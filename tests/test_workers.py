@@ -24,6 +24,7 @@ from worker_targets import modules, timer_slack_ns
 import torchrl_hts.servers
 import torchrl_hts.workers
 from torchrl_hts import HTSCollector
+from torchrl_hts.errors import Failure
 from torchrl_hts.messages import receive_object, send_object
 from torchrl_hts.servers import (
     TORCH_FREE,
@@ -92,8 +93,8 @@ class TestServer:
     def test_an_exception_comes_back_with_its_traceback(self, server: WorkerServer) -> None:
         worker = spawn(server)
         ask(worker, "raise", "what now?")
-        kind, text, _ = receive_object(worker.control)
-        assert kind == "error"
+        kind, (failure, text), _ = receive_object(worker.control)
+        assert (kind, failure) == ("error", Failure.RAISED)
         assert text.startswith("Traceback")
         assert text.endswith("ValueError: what now?\n")
         assert worker.exit_status(20) == 1
@@ -101,7 +102,8 @@ class TestServer:
     @pytest.mark.parametrize("target", ["nowhere:serve", "worker_targets:nothing"])
     def test_a_target_that_is_not_there(self, server: WorkerServer, target: str) -> None:
         worker = server.spawn("worker", target, ())
-        assert "Error: " in receive_object(worker.control)[1]
+        _, (_, text), _ = receive_object(worker.control)
+        assert "Error: " in text
         assert worker.exit_status(20) == 1
 
     def test_file_descriptors_arrive_in_order(self, server: WorkerServer) -> None:

@@ -169,6 +169,9 @@ class PlayerProcess:
         except ConnectionError:
             self.receive("before it was given work")
             raise
+        except BaseException:
+            self.shutdown()  # interrupted within a message: the next would not be understood
+            raise
 
     def has_news(self, *, wait: bool) -> bool:
         """Whether there is a message, or the process has ended."""
@@ -191,6 +194,9 @@ class PlayerProcess:
             if self._closed:  # meanwhile, by another thread or a signal handler
                 raise RuntimeError(_ENDED) from error
             raise self._fail(died(self.worker, Site(text=f" {doing}"))) from error
+        except BaseException:
+            self.shutdown()
+            raise
         self._busy = False
         if kind == "error":
             failure, traceback = value
