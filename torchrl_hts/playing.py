@@ -35,6 +35,7 @@ from torchrl_hts.slots import Slots, bind_parameters
 from torchrl_hts.storage import Key, Layout, SharedMemory
 from torchrl_hts.undivided import Ending
 from torchrl_hts.video import check_renders, film
+from torchrl_hts.workers import POLITE_S
 
 __all__ = ["Evaluation", "PlayerJob", "PlayerPlan", "PlayerProcess", "env_seed", "run_player"]
 
@@ -219,7 +220,7 @@ class PlayerProcess:
         try:
             self.worker.hang_up()
             if not self._busy:
-                self.worker.exit_status(4.0)  # it closes its environments
+                self.worker.exit_status(POLITE_S)  # it closes its environments
         finally:
             self.worker.kill()
             self.worker.exit_status(5.0)

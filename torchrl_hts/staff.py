@@ -29,7 +29,7 @@ from torchrl_hts.servers import Servers
 from torchrl_hts.storage import Key, Layout, SharedMemory
 from torchrl_hts.torchrl_env import TorchRLDescription
 from torchrl_hts.undivided import Ending
-from torchrl_hts.workers import WorkerProcess
+from torchrl_hts.workers import POLITE_S, WorkerProcess
 
 __all__ = ["Staff"]
 
@@ -41,9 +41,6 @@ _PROBE_LIMIT_S = 30.0
 # A pickled factory that speaks of TorchRL, though not of our own environments, most likely makes
 # one of its environments. A wrong guess costs time alone.
 _TORCHRL = re.compile(rb"torchrl(?!_hts)")
-
-# How long workers may take to end by themselves: what follows is done within 5 s in all.
-_POLITE_S = 4.0
 
 
 class Staff:
@@ -306,7 +303,7 @@ class Staff:
 
     def shutdown(self, timeout_s: float | None = None) -> None:
         """End every worker: politely, and by force after the time-out; see `Ending`."""
-        timeout_s = _POLITE_S if timeout_s is None else timeout_s
+        timeout_s = POLITE_S if timeout_s is None else timeout_s
         if self.closed_at is None:
             self.closed_at = time.monotonic()
             self._roster.close()

@@ -38,10 +38,14 @@ from torchrl_hts.system import watch_end
 from torchrl_hts.undivided import undivided
 
 __all__ = [
+    "POLITE_S",
     "ServerEndedError",
     "WorkerProcess",
     "WorkerServer",
 ]
+
+# How long workers may take to end by themselves: then everything is gone after 5 s in all.
+POLITE_S = 4.0
 
 # Large blocks kept by malloc instead of being returned to the system after each forward pass:
 # a third off a 16-row forward pass of the Nature CNN. One thread per worker, set on purpose: two
