@@ -56,8 +56,8 @@ LABELS = {
     "multi-sync": "MultiSyncCollector",
     "parallel": "Collector with ParallelEnv",
 }
-COLUMNS = ["elapsed_s", "steps", "return_mean"]
-WINDOW = 100  # episodes that means are over
+COLUMNS = ["elapsed_s", "steps", "episodes", "return_mean"]
+WINDOW = 100  # episodes that means are over; fewer reach no goal
 
 MakeEnv = Callable[[], gym.Env[Any, Any]]
 
@@ -105,13 +105,14 @@ def rounds(options: PPOOptions) -> int:
     return -(-options.total_frames // (options.num_envs * options.sync_interval))
 
 
-def train(name: str, options: PPOOptions, decay_frames: int, file: Path) -> None:
+def train(name: str, options: PPOOptions, decay_frames: int, until: float, file: Path) -> None:
     """Trains one contender, and leaves a row for each batch.
 
     Args:
         name: of `LABELS`.
         options: the recipe's.
         decay_frames: steps after which the learning rate would be 0.
+        until: the mean of a whole window at which the run is over before all its steps are done.
         file: where the rows go.
     """
     torch.manual_seed(options.seed)
@@ -141,7 +142,7 @@ def train(name: str, options: PPOOptions, decay_frames: int, file: Path) -> None
                 ppo.schedule.step()
                 collector.update_policy_weights_()
                 now = time.perf_counter()
-                table.writerow([round(now - began, 2), steps, round(mean, 4)])
+                table.writerow([round(now - began, 2), steps, len(scores), round(mean, 4)])
                 if now - shown > 30:
                     shown = now
                     print(
@@ -150,6 +151,8 @@ def train(name: str, options: PPOOptions, decay_frames: int, file: Path) -> None
                         flush=True,
                     )
                     rows.flush()
+                if len(scores) == WINDOW and mean >= until:
+                    break
     finally:
         collector.shutdown()
     unfinished.rename(file)
@@ -190,7 +193,7 @@ def print_table(curves: dict[str, Curve], goals: Sequence[float]) -> None:
     print(f"| {' | '.join('---' for _ in heads)} |")
     limit_s = next(iter(curves.values()))["elapsed_s"][-1]
     for name, curve in curves.items():
-        seconds, steps, means = (curve[column] for column in COLUMNS)
+        seconds, steps, episodes, means = (curve[column] for column in COLUMNS)
         within = [value for at, value in zip(seconds, means, strict=True) if at <= limit_s]
         cells = [
             LABELS[name],
@@ -200,7 +203,10 @@ def print_table(curves: dict[str, Curve], goals: Sequence[float]) -> None:
             f"{within[-1]:.2f}",
         ]
         for goal in goals:
-            row = next((row for row, mean in enumerate(means) if mean >= goal), None)
+            reached = (
+                row for row, mean in enumerate(means) if episodes[row] == WINDOW and mean >= goal
+            )
+            row = next(reached, None)
             cells.append("never" if row is None else f"{seconds[row] / 60:.1f} ({steps[row]:,.0f})")
         print(f"| {' | '.join(cells)} |")
 
@@ -235,6 +241,9 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
         help="tell when they got there",
     )
     parser.add_argument(
+        "--stop", action="store_true", help="end a run when the last of --reach is reached"
+    )
+    parser.add_argument(
         "--contenders",
         nargs="+",
         choices=[*LABELS],
@@ -247,6 +256,8 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     given.decay_frames = given.decay_frames or given.total_frames
     if given.decay_frames < given.total_frames:
         parser.error("--decay-frames must not be less than --total-frames")
+    if given.stop and not given.reach:
+        parser.error("--stop needs --reach MEAN ...: where to stop")
     return given
 
 
@@ -278,7 +289,8 @@ def main() -> int:
     directory.mkdir(parents=True, exist_ok=True)
     files = {name: directory / f"{name}-seed{given.seed}.csv" for name in given.contenders}
     if given.alone is not None:
-        train(given.alone, options, given.decay_frames, files[given.alone])
+        until = max(given.reach) if given.stop else math.inf
+        train(given.alone, options, given.decay_frames, until, files[given.alone])
         # TorchRL's multi-process collectors may keep a process that is done from ending.
         sys.stdout.flush()
         os._exit(0)

@@ -153,7 +153,7 @@ def test_games_go_on_with_what_is_missing(tmp_path: Path) -> None:
 
 
 def test_learning_goes_on_with_what_is_missing(tmp_path: Path) -> None:
-    known = "elapsed_s,steps,return_mean\n60.0,32,-20.5\n120.0,64,-19.5\n"
+    known = "elapsed_s,steps,episodes,return_mean\n60.0,32,99,-19.0\n120.0,64,100,-19.5\n"
     (tmp_path / "hts-seed0.csv").write_text(known)
     flags = "--contenders hts multi-sync --num-envs 2 --sync-interval 16 --total-frames 64"
     flags += " --reach -20 18 --decay-frames 640"
