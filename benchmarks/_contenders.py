@@ -84,13 +84,14 @@ class CollectorRunner:
         training: Training,
         num_envs: int,
         stock: bool,
+        learner_threads: int | None,
     ) -> None:
         torch.set_num_threads(1)
         agent = make_agent(workload)
         self._learn = make_learn(agent, training, num_envs, contender.lag, stock=stock)
         self._collector = contender.make(workload, training, num_envs, agent)
         # TorchRL's multi-process collectors set this to 1 and leave it there.
-        torch.set_num_threads(1 if contender.concurrent else CORES)
+        torch.set_num_threads(learner_threads or (1 if contender.concurrent else CORES))
         self._batches: Iterator[TensorDictBase] = iter(self._collector)
 
     def advance(self) -> int:
@@ -113,8 +114,18 @@ class CollectorRunner:
         self._collector.shutdown()
 
 
-def make_runner(name: str, workload: str, training: str, num_envs: int) -> Runner:
+def make_runner(
+    name: str, workload: str, training: str, num_envs: int, learner_threads: int | None = None
+) -> Runner:
     """A contender at work on a cell of the benchmark.
+
+    Args:
+        name: of `NAMES`.
+        workload: what is stepped.
+        training: what is learned from it.
+        num_envs: environments.
+        learner_threads: of torch in the learner; by default one for each core, or one where
+            gathering goes on meanwhile.
 
     Raises:
         ValueError: if it can't do that work.
@@ -123,9 +134,16 @@ def make_runner(name: str, workload: str, training: str, num_envs: int) -> Runne
     if plain == "sb3":
         from _stable_baselines import StableBaselines  # an optional package
 
-        return StableBaselines(find_workload(workload), TRAININGS[training], num_envs)
+        return StableBaselines(
+            find_workload(workload), TRAININGS[training], num_envs, learner_threads or CORES
+        )
     return CollectorRunner(
-        CONTENDERS[plain], find_workload(workload), TRAININGS[training], num_envs, name != plain
+        CONTENDERS[plain],
+        find_workload(workload),
+        TRAININGS[training],
+        num_envs,
+        name != plain,
+        learner_threads,
     )
 
 

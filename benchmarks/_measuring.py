@@ -14,10 +14,9 @@ from contextlib import suppress
 from typing import Any
 
 import torch
-from _contenders import Runner, make_runner, serial
+from _contenders import Runner, serial
 from _recipes import PATHS
 from _workloads import (
-    CORES,
     TRAININGS,
     find_workload,
     make_agent,
@@ -27,15 +26,8 @@ from _workloads import (
 from torchrl.collectors import Collector
 
 
-def measure(
-    contender: str, workload: str, training: str, num_envs: int, seconds: float, warm_up: int
-) -> dict[str, Any]:
-    """Steps per second of one contender, from the end of the warm-up batches on."""
-    return measure_runner(make_runner(contender, workload, training, num_envs), seconds, warm_up)
-
-
 def measure_runner(runner: Runner, seconds: float, warm_up: int) -> dict[str, Any]:
-    """The same of one that is at work already, and ends with it."""
+    """Steps per second of a contender, from the end of the warm-up batches on; ends it."""
     try:
         for _ in range(warm_up):
             runner.advance()
@@ -56,8 +48,8 @@ def measure_runner(runner: Runner, seconds: float, warm_up: int) -> dict[str, An
         runner.close()
 
 
-def measure_parts(workload: str, training: str, num_envs: int, seconds: float) -> dict[str, Any]:
-    """Seconds per step of emulator, inference and learning, each alone on one thread."""
+def measure_parts(workload: str, training: str, num_envs: int, seconds: float) -> dict[str, float]:
+    """Seconds per step of emulator, inference and learning, each by itself on one thread."""
     torch.set_num_threads(1)
     tested, trained = find_workload(workload), TRAININGS[training]
     agent = make_agent(tested)
@@ -99,39 +91,53 @@ def measure_parts(workload: str, training: str, num_envs: int, seconds: float) -
         with torch.inference_mode():
             policy_of(agent, trained)(observations.clone(False))
 
-    parts = {
+    return {
         "emulator_s": per_call(hundred_steps) / 100,
         "inference_s": per_call(infer) / num_envs,
         "learning_s": 0.0
         if learn is None
         else per_call(lambda: learn(batch.clone(False))) / batch.numel(),
     }
-    return {**parts, "cores": CORES, "bound_steps_per_second": CORES / sum(parts.values())}
 
 
 def run_alone(arguments: list[str], limit_s: float) -> dict[str, Any]:
     """Runs a measurement in a process of its own; its last line is the result."""
+    return run_together(arguments, 1, limit_s)[0]
+
+
+def run_together(arguments: list[str], copies: int, limit_s: float) -> list[dict[str, Any]]:
+    """Runs a measurement in several processes at the same time."""
     environment = dict(os.environ)
     paths = list(PATHS)
     if inherited := environment.get("PYTHONPATH"):
         paths.append(inherited)
     environment["PYTHONPATH"] = os.pathsep.join(paths)
-    process = subprocess.Popen(
-        [sys.executable, *arguments],
-        env=environment,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-    )
+    processes: list[subprocess.Popen[str]] = []
+    try:
+        for _ in range(copies):
+            process = subprocess.Popen(
+                [sys.executable, *arguments],
+                env=environment,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                text=True,
+                start_new_session=True,
+            )
+            processes.append(process)
+        return [result_of(process, limit_s) for process in processes]
+    finally:  # workers that are left behind must not slow down the next contender
+        for process in processes:
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+
+
+def result_of(process: subprocess.Popen[str], limit_s: float) -> dict[str, Any]:
+    """What a measurement has printed last, or why it has not."""
     try:
         output, errors = process.communicate(timeout=limit_s)
     except subprocess.TimeoutExpired:
         return {"error": f"not finished after {limit_s:.0f} s"}
-    finally:  # workers that are left behind must not slow down the next contender
-        with suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
     lines = output.strip().splitlines()
     if process.returncode or not lines:
         reasons = errors.strip().splitlines()

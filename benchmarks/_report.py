@@ -7,10 +7,33 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from _workloads import TRAININGS, find_workload
+from _workloads import CORES, TRAININGS, find_workload
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 Record = dict[str, Any]  # one measurement: what was measured, and its result or its error
+
+
+class Parts(NamedTuple):
+    """How emulator, inference and learning are measured by themselves.
+
+    Attributes:
+        copies: processes that do so at the same time.
+        bound: what the speed is called that all cores would come to, if no more than this had to
+            be done.
+    """
+
+    copies: int
+    bound: str
+
+
+# Caches, memory and a host's other guests are shared: what one core does while the others are idle,
+# all together may not.
+PARTS = {
+    "parts": Parts(1, "CPU bound"),
+    "parts-together": Parts(CORES, "bound, cores busy"),
+}
+LINES = {"ideal": "--", "CPU bound": "--", "bound, cores busy": ":"}
 
 
 class Cell(NamedTuple):
@@ -44,41 +67,82 @@ def speeds_of(records: Iterable[Record], cell: Cell) -> dict[str, list[float]]:
     return dict(sorted(speeds.items(), key=lambda item: -statistics.median(item[1])))
 
 
-def ideal(cell: Cell, parts: dict[str, Any] | None) -> tuple[str, float] | None:
-    """The figure that a cell's speeds are shown as a share of, and what it is called."""
+def part_times(records: Iterable[Record], cell: Cell, parts: str) -> dict[str, float] | None:
+    """Seconds per step of emulator, inference and learning, medians; None if not measured."""
+    runs = [
+        run
+        for record in records
+        if cell_of(record) == cell and record["contender"] == parts
+        for run in record.get("runs", [])
+        if "error" not in run
+    ]
+    return (
+        {part: statistics.median(run[part] for run in runs) for part in runs[0]} if runs else None
+    )
+
+
+def bounds_of(records: Iterable[Record], cell: Cell) -> dict[str, float]:
+    """Steps per second that a cell's are shown as shares of, by what they are called."""
     slowest_step_s = find_workload(cell.workload).slowest_step_s
     if slowest_step_s is not None:
-        return "of the ideal", cell.num_envs / slowest_step_s
-    if parts is not None and "error" not in parts:
-        return "of the CPU bound", parts["bound_steps_per_second"]
-    return None
+        return {"ideal": cell.num_envs / slowest_step_s}
+    times = {parts: part_times(records, cell, parts) for parts in PARTS}
+    return {
+        PARTS[parts].bound: CORES / sum(seconds.values())
+        for parts, seconds in times.items()
+        if seconds is not None
+    }
 
 
-def print_table(records: list[Record], cell: Cell, parts: dict[str, Any] | None) -> None:
+def failures_of(records: Iterable[Record], cell: Cell) -> list[tuple[str, str]]:
+    """What could not be measured, and why."""
+    failed = {
+        (record["contender"], run["error"])
+        for record in records
+        if cell_of(record) == cell
+        for run in [record, *record.get("runs", [])]
+        if "error" in run
+    }
+    return sorted(failed)
+
+
+def print_table(records: list[Record], cell: Cell) -> None:
     """Medians of one cell, fastest first."""
     print(f"\n{cell.title}, {cell.num_envs} environments")
-    bound = ideal(cell, parts)
-    if parts is not None and "error" not in parts:
-        print(
-            f"  alone, ms per step: emulator {parts['emulator_s'] * 1e3:.3f}, inference "
-            f"{parts['inference_s'] * 1e3:.3f}, learning {parts['learning_s'] * 1e3:.3f}; "
-            f"{parts['cores']} cores can do {parts['bound_steps_per_second']:,.0f} steps/s"
-        )
-    failed = {(r["contender"], r["error"]) for r in records if cell_of(r) == cell and "error" in r}
-    for contender, error in sorted(failed):
+    bounds = bounds_of(records, cell)
+    for parts in PARTS:
+        if (seconds := part_times(records, cell, parts)) is not None:
+            print(
+                f"  {parts}, ms per step: emulator {seconds['emulator_s'] * 1e3:.3f}, inference "
+                f"{seconds['inference_s'] * 1e3:.3f}, learning {seconds['learning_s'] * 1e3:.3f}; "
+                f"{CORES} cores can do {bounds[PARTS[parts].bound]:,.0f} steps/s"
+            )
+    for contender, error in failures_of(records, cell):
         print(f"  {contender}: {error}")
     speeds = speeds_of(records, cell)
     others = [statistics.median(s) for name, s in speeds.items() if not name.startswith("hts")]
     header = f"  {'contender':<18}{'steps/s':>10}{'least':>10}{'most':>10}"
-    print(header + (f"{bound[0]:>18}" if bound else "") + f"{'of best other':>17}")
+    header += "".join(f"{f'of {name}':>22}" for name in bounds)
+    print(header + f"{'of best other':>17}")
     for contender, measured in speeds.items():
         median = statistics.median(measured)
         line = f"  {contender:<18}{median:>10,.0f}{min(measured):>10,.0f}{max(measured):>10,.0f}"
-        if bound:
-            line += f"{median / bound[1]:>18.0%}"
+        line += "".join(f"{median / bound:>22.0%}" for bound in bounds.values())
         if others:
             line += f"{median / max(others):>17.2f}"
         print(line)
+
+
+Spread = tuple[list[float], list[float]]  # how far the least and the most are from the medians
+
+
+def medians_of(measured: Iterable[list[float]]) -> tuple[list[float], Spread]:
+    """The medians of several contenders, or cells, and their spread."""
+    all_ = [*measured]
+    medians = [statistics.median(each) for each in all_]
+    low = [median - min(each) for median, each in zip(medians, all_, strict=True)]
+    high = [max(each) - median for median, each in zip(medians, all_, strict=True)]
+    return medians, (low, high)
 
 
 def color(contender: str) -> str:
@@ -87,7 +151,7 @@ def color(contender: str) -> str:
 
 
 def draw_bars(records: list[Record], file: Path) -> None:
-    """A panel per cell: medians, with lines from the least to the most."""
+    """A panel per cell: medians, with lines from the least to the most, and the bounds."""
     cells = cells_of(records)
     speeds = {cell: speeds_of(records, cell) for cell in cells}
     heights = [1.2 + 0.3 * max(1, len(speeds[cell])) for cell in cells]
@@ -96,10 +160,13 @@ def draw_bars(records: list[Record], file: Path) -> None:
     for axes, cell in zip(grid[:, 0], cells, strict=True):
         names = [*reversed(speeds[cell])]
         measured = [speeds[cell][name] for name in names]
-        medians = [statistics.median(each) for each in measured]
-        low = [median - min(each) for median, each in zip(medians, measured, strict=True)]
-        high = [max(each) - median for median, each in zip(medians, measured, strict=True)]
-        axes.barh(names, medians, xerr=(low, high), color=[color(name) for name in names])
+        medians, spread = medians_of(measured)
+        axes.barh(names, medians, xerr=spread, color=[color(name) for name in names])
+        bounds = bounds_of(records, cell)
+        for name, bound in bounds.items():
+            axes.axvline(bound, color="black", linestyle=LINES[name], label=name)
+        if bounds:
+            axes.legend(fontsize="small")
         axes.set_title(f"{cell.title}, {cell.num_envs} environments", fontsize="medium")
         axes.set_xlabel("steps per second")
         axes.grid(axis="x", alpha=0.3)
@@ -108,33 +175,41 @@ def draw_bars(records: list[Record], file: Path) -> None:
 
 def draw_scaling(records: list[Record], file: Path) -> bool:
     """Steps per second against the number of environments; False if there is but one number."""
-    panels = dict.fromkeys((cell.workload, cell.training) for cell in cells_of(records))
-    panels = [
-        panel
-        for panel in panels
-        if len({c.num_envs for c in cells_of(records) if (c.workload, c.training) == panel}) > 1
-    ]
+    panels: dict[tuple[str, str], list[Cell]] = {}
+    for cell in cells_of(records):
+        panels.setdefault((cell.workload, cell.training), []).append(cell)
+    panels = {panel: cells for panel, cells in panels.items() if len(cells) > 1}
     if not panels:
         return False
     figure = Figure(figsize=(8, 4 * len(panels)), layout="constrained")
     grid = figure.subplots(len(panels), 1, squeeze=False)
-    for axes, (workload, training) in zip(grid[:, 0], panels, strict=True):
-        lines: dict[str, dict[int, list[float]]] = {}
-        cells = [c for c in cells_of(records) if (c.workload, c.training) == (workload, training)]
-        for cell in cells:
-            for contender, measured in speeds_of(records, cell).items():
-                lines.setdefault(contender, {})[cell.num_envs] = measured
-        for contender, points in lines.items():
-            numbers = sorted(points)
-            medians = [statistics.median(points[number]) for number in numbers]
-            width = 2.5 if contender.startswith("hts") else 1.2
-            axes.plot(numbers, medians, "o-", label=contender, linewidth=width)
-        axes.set_xscale("log", base=2)
-        axes.set_xticks(sorted({cell.num_envs for cell in cells}))
-        axes.xaxis.set_major_formatter("{x:g}")
-        axes.set(xlabel="environments", ylabel="steps per second", title=cells[0].title)
-        axes.set_ylim(bottom=0)
-        axes.grid(alpha=0.3)
-        axes.legend(fontsize="small")
+    for axes, cells in zip(grid[:, 0], panels.values(), strict=True):
+        plot_scaling(axes, records, sorted(cells, key=lambda cell: cell.num_envs))
     figure.savefig(file, dpi=120)
     return True
+
+
+def plot_scaling(axes: Axes, records: list[Record], cells: list[Cell]) -> None:
+    """A line through each contender's medians, with bars from the least to the most."""
+    lines: dict[str, dict[int, list[float]]] = {}
+    bounds: dict[str, dict[int, float]] = {}
+    for cell in cells:
+        for contender, measured in speeds_of(records, cell).items():
+            lines.setdefault(contender, {})[cell.num_envs] = measured
+        for name, bound in bounds_of(records, cell).items():
+            bounds.setdefault(name, {})[cell.num_envs] = bound
+    for contender, points in lines.items():
+        medians, spread = medians_of(points.values())
+        width = 2.5 if contender.startswith("hts") else 1.2
+        axes.errorbar(
+            [*points], medians, spread, fmt="o-", label=contender, linewidth=width, capsize=3
+        )
+    for name, heights in bounds.items():
+        axes.plot([*heights], [*heights.values()], color="black", linestyle=LINES[name], label=name)
+    axes.set_xscale("log", base=2)
+    axes.set_xticks([cell.num_envs for cell in cells])
+    axes.xaxis.set_major_formatter("{x:g}")
+    axes.set(xlabel="environments", ylabel="steps per second", title=cells[0].title)
+    axes.set_ylim(bottom=0)
+    axes.grid(alpha=0.3)
+    axes.legend(fontsize="small")

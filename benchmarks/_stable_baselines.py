@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from _workloads import CORES, TRAININGS, Training, Workload, make_agent
+from _workloads import TRAININGS, Training, Workload, make_agent
 from a2c_atari import Options as A2COptions
 from ppo_atari import Options as PPOOptions
 from stable_baselines3 import A2C, PPO
@@ -39,13 +39,13 @@ class Trunk(BaseFeaturesExtractor):
 class StableBaselines:
     """Its A2C or PPO, a rollout at a time; environments in processes where their steps cost."""
 
-    def __init__(self, workload: Workload, training: Training, num_envs: int) -> None:
+    def __init__(self, workload: Workload, training: Training, num_envs: int, threads: int) -> None:
         env = workload.factories(1)[0]()
         costly = workload.waits or len(env.observation_space.shape or ()) == 3
         env.close()
         factories = workload.factories(num_envs)
         envs = SubprocVecEnv(factories) if costly else DummyVecEnv(factories)
-        torch.set_num_threads(CORES)
+        torch.set_num_threads(threads)
         # Images stay uint8 and are scaled by the trunk, not by Stable-Baselines3.
         network = {
             "features_extractor_class": Trunk,

@@ -35,11 +35,11 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-from _contenders import DEFAULT_CONTENDERS, NAMES
+from _contenders import DEFAULT_CONTENDERS, NAMES, make_runner
 from _machine import machine
-from _measuring import measure, measure_parts, run_alone
+from _measuring import measure_parts, measure_runner, run_alone, run_together
 from _recipes import HERE
-from _report import Cell, Record, cells_of, draw_bars, draw_scaling, print_table
+from _report import PARTS, Cell, Record, cells_of, draw_bars, draw_scaling, print_table
 from _workloads import TRAININGS, WORKLOADS, find_workload
 
 from torchrl_hts.command_line import count
@@ -119,6 +119,12 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--seconds", type=float, default=15.0, help="of each measurement (15)")
     parser.add_argument("--repetitions", type=count, default=3, help="of each contender (3)")
     parser.add_argument("--warm-up", type=int, default=3, help="batches not counted (3)")
+    parser.add_argument(
+        "--learner-threads",
+        type=count,
+        help="of torch in the learner, whatever the contender; by default as told above; "
+        "a choice needs an --output-dir of its own",
+    )
     parser.add_argument("--output-dir", type=Path, default=Path("runs/throughput"))
     parser.add_argument("--alone", nargs=4, help=argparse.SUPPRESS)
     return parser.parse_args()
@@ -132,7 +138,7 @@ class Measurements:
         self._report: dict[str, Any] = (
             json.loads(file.read_text())
             if file.exists()
-            else {"machine": machine(), "records": [], "parts": {}, STARTUP: []}
+            else {"machine": machine(), "records": [], STARTUP: []}
         )
 
     @property
@@ -142,9 +148,6 @@ class Measurements:
     @property
     def startup(self) -> list[dict[str, Any]]:
         return self._report[STARTUP]
-
-    def parts(self, cell: Cell) -> dict[str, Any] | None:
-        return self._report["parts"].get("/".join(map(str, cell)))
 
     def has(self, key: Record) -> bool:
         """Whether a measurement is there already."""
@@ -156,10 +159,6 @@ class Measurements:
 
     def add_startup(self, run: dict[str, Any]) -> None:
         self.startup.append(run)
-        self._save()
-
-    def add_parts(self, cell: Cell, parts: dict[str, Any]) -> None:
-        self._report["parts"]["/".join(map(str, cell))] = parts
         self._save()
 
     def _save(self) -> None:
@@ -175,7 +174,8 @@ def alone(options: argparse.Namespace) -> None:
     if contender == "parts":
         result = measure_parts(*names, int(num_envs), options.seconds)
     else:
-        result = measure(contender, *names, int(num_envs), options.seconds, options.warm_up)
+        runner = make_runner(contender, *names, int(num_envs), options.learner_threads)
+        result = measure_runner(runner, options.seconds, options.warm_up)
     print(json.dumps(result))
 
 
@@ -193,7 +193,10 @@ def main() -> None:
     measurements = Measurements(options.output_dir / "measurements.json")
     limit_s = 300 + 4 * options.seconds
     script = [str(HERE / "throughput.py"), "--seconds", str(options.seconds)]
-    script += ["--warm-up", str(options.warm_up), "--alone"]
+    script += ["--warm-up", str(options.warm_up)]
+    if options.learner_threads is not None:
+        script += ["--learner-threads", str(options.learner_threads)]
+    script += ["--alone"]
 
     def say(*words: object) -> None:
         print(f"[{', '.join(map(str, words))}]", file=sys.stderr, flush=True)
@@ -202,16 +205,19 @@ def main() -> None:
         print(f"{name}: {value}")
     for cell in cells:
         arguments = [cell.workload, cell.training, str(cell.num_envs)]
-        if not find_workload(cell.workload).waits and measurements.parts(cell) is None:
-            say(*cell, "the parts alone")
-            measurements.add_parts(cell, run_alone([*script, "parts", *arguments], limit_s))
-        for repetition, contender in product(range(options.repetitions), options.contenders):
-            key = {**cell._asdict(), "contender": contender, "repetition": repetition}
-            if not measurements.has(key):
-                say(*cell, contender, repetition + 1)
-                result = run_alone([*script, contender, *arguments], limit_s)
+        parts = [] if find_workload(cell.workload).waits else [*PARTS]
+        for repetition, each in product(range(options.repetitions), [*parts, *options.contenders]):
+            key = {**cell._asdict(), "contender": each, "repetition": repetition}
+            if measurements.has(key):
+                continue
+            say(*cell, each, repetition + 1)
+            if each in PARTS:
+                runs = run_together([*script, "parts", *arguments], PARTS[each].copies, limit_s)
+                measurements.add({**key, "runs": runs})
+            else:
+                result = run_alone([*script, each, *arguments], limit_s)
                 measurements.add({**key, **result})
-        print_table(measurements.records, cell, measurements.parts(cell))
+        print_table(measurements.records, cell)
     if options.workloads is None or STARTUP in options.workloads:
         for repetition in range(len(measurements.startup), options.repetitions):
             say(STARTUP, repetition + 1)

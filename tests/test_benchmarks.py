@@ -24,7 +24,7 @@ pytest.importorskip("matplotlib")
 from _contenders import add_barrier, serial
 from _environments import SleepEnv
 from _loops import make_gymnasium_loop
-from _workloads import TRAININGS, find_workload, make_agent, policy_of
+from _workloads import CORES, TRAININGS, find_workload, make_agent, policy_of
 
 
 def run(script: str, *flags: str) -> str:
@@ -36,26 +36,32 @@ def run(script: str, *flags: str) -> str:
 
 def test_throughput(tmp_path: Path) -> None:
     flags = "--workloads cartpole --trainings a2c5 --num-envs 2 4 --seconds 0.2 --repetitions 1"
+    milliseconds = {"emulator_s": 0.001, "inference_s": 0.002, "learning_s": 0.001}
+    results = {
+        "parts": {"runs": [milliseconds]},
+        "parts-together": {"runs": [milliseconds, {"error": "left out"}]},
+        "hts": {"steps_per_second": 100.0},
+        "multi-sync": {"steps_per_second": 50.0},
+    }
+    cell = {"workload": "cartpole", "training": "a2c5", "repetition": 0}
     known = [
-        {
-            "workload": "cartpole",
-            "training": "a2c5",
-            "num_envs": num_envs,
-            "contender": contender,
-            "repetition": 0,
-            "steps_per_second": 100.0,
-        }
-        for num_envs, contender in ((2, "multi-sync"), (4, "multi-sync"), (4, "hts"))
+        {**cell, "num_envs": num_envs, "contender": contender, **result}
+        for num_envs in (2, 4)
+        for contender, result in results.items()
+        if (num_envs, contender) != (2, "hts")
     ]
-    parts = {f"cartpole/a2c5/{num_envs}": {"error": "left out"} for num_envs in (2, 4)}
     file = tmp_path / "measurements.json"
-    file.write_text(json.dumps({"machine": {}, "records": known, "parts": parts, "startup": []}))
+    file.write_text(json.dumps({"machine": {}, "records": known, "startup": []}))
     contenders = "--contenders hts multi-sync --output-dir"
     printed = run("throughput.py", *flags.split(), *contenders.split(), str(tmp_path))
     assert "cartpole, A2C, unroll of 5 steps, 4 environments" in printed
+    assert f"{CORES} cores can do {CORES * 250} steps/s" in printed
+    (row,) = (line for line in printed.split("4 environments")[1].splitlines() if " hts " in line)
+    assert row.split() == ["hts", *["100"] * 3, *[f"{0.4 / CORES:.0%}"] * 2, "2.00"]
+    assert "parts-together: left out" in printed
     records = json.loads(file.read_text())["records"]
-    assert records[:3] == known
-    (measured,) = records[3:]  # what was missing
+    assert records[:-1] == known
+    measured = records[-1]  # what was missing
     assert (measured["contender"], measured["num_envs"]) == ("hts", 2)
     assert measured["steps_per_second"] > 0
     for picture in ("throughput.svg", "scaling.svg"):
