@@ -13,6 +13,8 @@ in each of them.
 
 Writes CONTENDER-seedSEED.csv as it goes, and learning.svg: mean of the last 100 training episodes,
 against minutes and against steps; of football, the score (goals alone) instead of the return.
+With --evaluate-every the parameters are kept so often, and when a run is over each of them plays
+ten episodes greedily (CONTENDER-seedSEED-evaluated.csv), which takes none of the training's time.
 Contenders whose file is whole are not run again.
 """
 
@@ -27,7 +29,7 @@ import sys
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from statistics import fmean
@@ -44,10 +46,11 @@ from matplotlib.figure import Figure
 from support import atari
 from support.pixels import Agent, make_collector
 from support.ppo import PPO, PPOOptions
+from torch import Tensor
 from torchrl.collectors import Collector, MultiSyncCollector
 from torchrl.envs import ParallelEnv
 
-from torchrl_hts import DelayedGradient, EpisodeReturns
+from torchrl_hts import DelayedGradient, EpisodeReturns, Evaluator
 from torchrl_hts.command_line import count
 
 LABELS = {
@@ -68,6 +71,14 @@ def game_of(options: PPOOptions) -> MakeEnv:
         return ppo_football.train_env(options)
     assert isinstance(options, ppo_atari.Options)
     return atari.train_env(options)
+
+
+def evaluated_game_of(options: PPOOptions) -> MakeEnv:
+    """Makes the same game with the reward that counts."""
+    if isinstance(options, ppo_football.Options):
+        return ppo_football.eval_env(options)
+    assert isinstance(options, ppo_atari.Options)
+    return atari.eval_env(options)
 
 
 def score(options: PPOOptions, episode_return: float) -> float:
@@ -105,13 +116,44 @@ def rounds(options: PPOOptions) -> int:
     return -(-options.total_frames // (options.num_envs * options.sync_interval))
 
 
-def train(name: str, options: PPOOptions, decay_frames: int, until: float, file: Path) -> None:
+@dataclass(frozen=True)
+class Kept:
+    """The policy at a moment of a run."""
+
+    elapsed_s: float
+    steps: int
+    values: dict[str, Tensor]
+
+
+def evaluate(kept: Sequence[Kept], options: PPOOptions, agent: Agent, file: Path) -> None:
+    """Lets each of the policies play, and leaves a row for it."""
+    with Evaluator(evaluated_game_of(options), agent.policy, seed=options.seed) as evaluator:
+        for each in kept:
+            agent.policy.load_state_dict(each.values)
+            evaluator.submit(each.steps)
+        evaluations = evaluator.wait()
+    with file.open("w", newline="") as rows:
+        table = csv.writer(rows)
+        table.writerow(COLUMNS)
+        for each, played in zip(kept, evaluations, strict=True):
+            table.writerow([each.elapsed_s, each.steps, len(played.returns), played.mean])
+
+
+def train(
+    name: str,
+    options: PPOOptions,
+    decay_frames: int,
+    evaluate_every: int,
+    until: float,
+    file: Path,
+) -> None:
     """Trains one contender, and leaves a row for each batch.
 
     Args:
         name: of `LABELS`.
         options: the recipe's.
         decay_frames: steps after which the learning rate would be 0.
+        evaluate_every: steps from one evaluation to the next; 0: none.
         until: the mean of a whole window at which the run is over before all its steps are done.
         file: where the rows go.
     """
@@ -124,6 +166,7 @@ def train(name: str, options: PPOOptions, decay_frames: int, until: float, file:
     delayed = DelayedGradient(ppo.model, lag=lag, gradient_at=options.gradient_at)
     returns, steps = EpisodeReturns(), 0
     scores: deque[float] = deque(maxlen=WINDOW)
+    kept: list[Kept] = []
     unfinished = file.with_suffix(".part")
     try:
         with unfinished.open("w", newline="") as rows:
@@ -142,7 +185,11 @@ def train(name: str, options: PPOOptions, decay_frames: int, until: float, file:
                 ppo.schedule.step()
                 collector.update_policy_weights_()
                 now = time.perf_counter()
-                table.writerow([round(now - began, 2), steps, len(scores), round(mean, 4)])
+                elapsed_s = round(now - began, 2)
+                table.writerow([elapsed_s, steps, len(scores), round(mean, 4)])
+                if evaluate_every and steps // evaluate_every > len(kept):
+                    values = {key: each.clone() for key, each in agent.policy.state_dict().items()}
+                    kept.append(Kept(elapsed_s, steps, values))
                 if now - shown > 30:
                     shown = now
                     print(
@@ -155,7 +202,14 @@ def train(name: str, options: PPOOptions, decay_frames: int, until: float, file:
                     break
     finally:
         collector.shutdown()
+    if kept:
+        evaluate(kept, options, agent, evaluated(file))
     unfinished.rename(file)
+
+
+def evaluated(file: Path) -> Path:
+    """Where the evaluations of a contender are."""
+    return file.with_stem(f"{file.stem}-evaluated")
 
 
 Curve = dict[str, list[float]]
@@ -168,14 +222,19 @@ def read(file: Path) -> Curve:
     return {column: [float(row[column]) for row in table] for column in COLUMNS}
 
 
-def draw(title: str, curves: dict[str, Curve], file: Path) -> None:
-    """Return against minutes, and against steps."""
+def draw(title: str, curves: dict[str, Curve], evaluations: dict[str, Curve], file: Path) -> None:
+    """Return against minutes, and against steps; evaluations as dots."""
     figure = Figure(figsize=(11, 4.5), layout="constrained")
     left, right = figure.subplots(1, 2, sharey=True)
-    for name, curve in curves.items():
+    for index, (name, curve) in enumerate(curves.items()):
         minutes = [seconds / 60 for seconds in curve["elapsed_s"]]
-        left.plot(minutes, curve["return_mean"], label=LABELS[name])
-        right.plot(curve["steps"], curve["return_mean"], label=LABELS[name])
+        left.plot(minutes, curve["return_mean"], color=f"C{index}", label=LABELS[name])
+        right.plot(curve["steps"], curve["return_mean"], color=f"C{index}")
+        if (dots := evaluations.get(name)) is not None:
+            label = f"{LABELS[name]}, played greedily"
+            minutes = [seconds / 60 for seconds in dots["elapsed_s"]]
+            left.plot(minutes, dots["return_mean"], "o:", color=f"C{index}", label=label)
+            right.plot(dots["steps"], dots["return_mean"], "o:", color=f"C{index}")
     left.set(xlabel="minutes", ylabel=f"mean of the last {WINDOW} episodes")
     right.set(xlabel="environment steps")
     for axes in (left, right):
@@ -185,15 +244,27 @@ def draw(title: str, curves: dict[str, Curve], file: Path) -> None:
     figure.savefig(file, dpi=120)
 
 
-def print_table(curves: dict[str, Curve], goals: Sequence[float]) -> None:
+def reached(curve: Curve, goal: float, least_episodes: int) -> str:
+    """Minutes and steps until a mean over so many episodes came to a goal."""
+    for seconds, steps, episodes, mean in zip(*(curve[name] for name in COLUMNS), strict=True):
+        if episodes >= least_episodes and mean >= goal:
+            return f"{seconds / 60:.1f} ({steps:,.0f})"
+    return "never"
+
+
+def print_table(
+    curves: dict[str, Curve], evaluations: dict[str, Curve], goals: Sequence[float]
+) -> None:
     """Minutes and final mean of each contender, and when it reached the goals, in Markdown."""
     heads = ["collector", "minutes", "steps/s", "at the end", "after as long as the first took"]
     heads += [f"minutes (steps) to {goal:g}" for goal in goals]
+    if evaluations:
+        heads += [f"to {goal:g}, played greedily" for goal in goals] + ["each evaluation"]
     print(f"| {' | '.join(heads)} |")
     print(f"| {' | '.join('---' for _ in heads)} |")
     limit_s = next(iter(curves.values()))["elapsed_s"][-1]
     for name, curve in curves.items():
-        seconds, steps, episodes, means = (curve[column] for column in COLUMNS)
+        seconds, steps, _, means = (curve[column] for column in COLUMNS)
         within = [value for at, value in zip(seconds, means, strict=True) if at <= limit_s]
         cells = [
             LABELS[name],
@@ -202,12 +273,10 @@ def print_table(curves: dict[str, Curve], goals: Sequence[float]) -> None:
             f"{means[-1]:.2f}",
             f"{within[-1]:.2f}",
         ]
-        for goal in goals:
-            reached = (
-                row for row, mean in enumerate(means) if episodes[row] == WINDOW and mean >= goal
-            )
-            row = next(reached, None)
-            cells.append("never" if row is None else f"{seconds[row] / 60:.1f} ({steps[row]:,.0f})")
+        cells += [reached(curve, goal, WINDOW) for goal in goals]
+        if (played := evaluations.get(name)) is not None:
+            cells += [reached(played, goal, 0) for goal in goals]
+            cells.append(", ".join(f"{mean:.1f}" for mean in played["return_mean"]))
         print(f"| {' | '.join(cells)} |")
 
 
@@ -228,6 +297,9 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
         "--decay-frames",
         type=count,
         help="steps in which the learning rate decays to 0, by default those of the run",
+    )
+    parser.add_argument(
+        "--evaluate-every", type=count, default=0, metavar="STEPS", help="by default never"
     )
     parser.add_argument("--num-envs", type=count, help="by default the recipe's")
     parser.add_argument("--sync-interval", type=count, help="by default the recipe's")
@@ -290,7 +362,14 @@ def main() -> int:
     files = {name: directory / f"{name}-seed{given.seed}.csv" for name in given.contenders}
     if given.alone is not None:
         until = max(given.reach) if given.stop else math.inf
-        train(given.alone, options, given.decay_frames, until, files[given.alone])
+        train(
+            given.alone,
+            options,
+            given.decay_frames,
+            given.evaluate_every,
+            until,
+            files[given.alone],
+        )
         # TorchRL's multi-process collectors may keep a process that is done from ending.
         sys.stdout.flush()
         os._exit(0)
@@ -302,8 +381,9 @@ def main() -> int:
                 return 1
     curves = {name: read(file) for name, file in files.items()}
     title = f"PPO on {options.task}, {options.num_envs} games, {CORES} cores"
-    draw(title, curves, directory / "learning.svg")
-    print_table(curves, given.reach)
+    played = {name: read(evaluated(f)) for name, f in files.items() if evaluated(f).exists()}
+    draw(title, curves, played, directory / "learning.svg")
+    print_table(curves, played, given.reach)
     return 0
 
 
