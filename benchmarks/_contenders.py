@@ -84,7 +84,7 @@ class CollectorRunner:
         training: Training,
         num_envs: int,
         stock: bool,
-        learner_threads: int | None,
+        learner_threads: int | None = None,
     ) -> None:
         torch.set_num_threads(1)
         agent = make_agent(workload)
