@@ -7,7 +7,10 @@ import subprocess
 import sys
 from functools import partial
 from pathlib import Path
+from typing import Any
 
+import gymnasium as gym
+import numpy as np
 import pytest
 import torch
 from environments import EchoEnv
@@ -21,10 +24,13 @@ from torchrl_hts.testing import digest
 
 pytest.importorskip("ale_py")
 pytest.importorskip("matplotlib")
+import learning
 from _contenders import add_barrier, serial
 from _environments import SleepEnv
 from _loops import make_gymnasium_loop
 from _workloads import CORES, TRAININGS, find_workload, make_agent, policy_of
+from support.pixels import Agent
+from support.ppo import PPOOptions
 
 
 def run(script: str, *flags: str) -> str:
@@ -169,6 +175,42 @@ def test_learning_goes_on_with_what_is_missing(tmp_path: Path) -> None:
     rows = (tmp_path / "multi-sync-seed0.csv").read_text().splitlines()
     assert [row.split(",")[1] for row in rows] == ["steps", "32", "64"]
     assert "</svg>" in (tmp_path / "learning.svg").read_text()
+
+
+class PaidEnv(gym.Env[Any, Any]):
+    """Five steps, each rewarded with the action."""
+
+    observation_space = gym.spaces.Box(-1, 1, (2,), np.float32)
+    action_space = gym.spaces.Discrete(2)
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
+        self.t = 0
+        return np.zeros(2, np.float32), {}
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        self.t += 1
+        return np.zeros(2, np.float32), float(action), self.t == 5, False, {}
+
+
+def test_learning_lets_the_policies_play_that_it_has_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    agent = Agent(PaidEnv(), torch.nn.Identity(), 2)
+
+    def preferring(action: int) -> dict[str, torch.Tensor]:
+        with torch.no_grad():
+            agent.logits.module.bias.copy_(torch.eye(2)[action])
+        return {key: value.clone() for key, value in agent.policy.state_dict().items()}
+
+    kept = [learning.Kept(90.0, 32, preferring(0)), learning.Kept(180.0, 64, preferring(1))]
+    monkeypatch.setattr(learning, "evaluated_game_of", lambda options: PaidEnv)
+    file = tmp_path / "hts-seed0-evaluated.csv"
+    learning.evaluate(kept, PPOOptions(), agent, file)
+    curve = learning.read(file)
+    assert curve["steps"] == [32, 64]
+    assert curve["return_mean"] == [0, 5]
+    assert learning.reached(curve, 5.0, 10) == "3.0 (64)"
+    assert learning.reached(curve, 5.0, 11) == learning.reached(curve, 5.1, 10) == "never"
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
