@@ -35,6 +35,7 @@ from torchrl_hts import HTSCollector
 __all__ = [
     "DEFAULT_CONTENDERS",
     "NAMES",
+    "SAMPLE_FACTORY",
     "Runner",
     "add_barrier",
     "make_runner",
@@ -42,6 +43,7 @@ __all__ = [
     "wrap",
 ]
 
+SAMPLE_FACTORY = "sample-factory"  # which can't be made a `Runner`: it calls, and isn't called
 STOCK = "-stock"  # suffix of a contender whose A2C update is TorchRL's own
 
 
@@ -254,4 +256,5 @@ CONTENDERS = {
     "loop-envpool": Contender(make_envpool_loop),
 }
 DEFAULT_CONTENDERS = ["hts", "serial", "parallel", "multi-sync", "multi-async", "async-batched"]
-NAMES = [*CONTENDERS, "sb3", *(name + STOCK for name in CONTENDERS if name != "async-batched")]
+NAMES = [*CONTENDERS, "sb3", SAMPLE_FACTORY]
+NAMES += [name + STOCK for name in CONTENDERS if name != "async-batched"]

@@ -17,7 +17,8 @@ for each core; where they do so at the same time, one. TorchRL's multi-process c
 worker per environment where environments sleep, and elsewhere a worker per core with the
 environments shared out among them. hts-barrier is HTSCollector where everybody waits for the
 slowest at the end of each round, as in the paper. sb3 is Stable-Baselines3, loop-envpool EnvPool in
-a plain loop: install those packages to measure them.
+a plain loop: install those packages to measure them. sample-factory is Sample Factory's APPO, which
+learns even where others only collect: _sample_factory.py tells how to install it.
 
 Writes measurements.json after each measurement, so that a run that was stopped goes on where it
 was, and pictures of all that is in it. The workload startup is the start of 16 executors of Pong:
@@ -35,7 +36,7 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-from _contenders import DEFAULT_CONTENDERS, NAMES, make_runner
+from _contenders import DEFAULT_CONTENDERS, NAMES, SAMPLE_FACTORY, make_runner
 from _machine import machine
 from _measuring import measure_parts, measure_runner, run_alone, run_together
 from _recipes import HERE
@@ -170,11 +171,16 @@ class Measurements:
 
 def alone(options: argparse.Namespace) -> None:
     """One measurement, in this process."""
-    contender, *names, num_envs = options.alone
+    contender, *names, number = options.alone
+    num_envs = int(number)
     if contender == "parts":
-        result = measure_parts(*names, int(num_envs), options.seconds)
+        result = measure_parts(*names, num_envs, options.seconds)
+    elif contender == SAMPLE_FACTORY:
+        from _sample_factory import measure_sample_factory  # an optional package
+
+        result = measure_sample_factory(*names, num_envs, options.seconds, options.warm_up)
     else:
-        runner = make_runner(contender, *names, int(num_envs), options.learner_threads)
+        runner = make_runner(contender, *names, num_envs, options.learner_threads)
         result = measure_runner(runner, options.seconds, options.warm_up)
     print(json.dumps(result))
 
