@@ -1,7 +1,7 @@
 """Sample Factory's APPO: asynchronous, double-buffered, a process for each worker and the learner.
 
-Some of its requirements clash with ours. So it goes into an environment of its own, from
-which all contenders can then be measured:
+Some of its requirements clash with ours. So it goes into an environment of its own, from which all
+contenders can then be measured:
 
     make venv VENV=.venv-sample-factory
     .venv-sample-factory/bin/pip install --no-deps -r requirements/sample-factory.txt
