@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
@@ -95,21 +96,31 @@ class CollectorRunner:
         # TorchRL's multi-process collectors set this to 1 and leave it there.
         torch.set_num_threads(learner_threads or (1 if contender.concurrent else CORES))
         self._batches: Iterator[TensorDictBase] = iter(self._collector)
+        self._learner_cpu_s, self._frames = 0.0, 0
 
     def advance(self) -> int:
         batch = next(self._batches)
+        used = time.process_time()
         if self._learn is not None:
             self._learn(batch)
             self._collector.update_policy_weights_()
+        self._learner_cpu_s += time.process_time() - used
+        self._frames += batch.numel()
         return batch.numel()
 
     def facts(self) -> dict[str, Any]:
         if not isinstance(self._collector, HTSCollector):
             return {}
         counted = self._collector.statistics()
+        cpu_s = {"executor": 0.0, "actor": 0.0}
+        for name, worker in counted.workers.items():
+            cpu_s[name.partition(" ")[0]] += worker.cpu_s
         return {
             "learner_waiting_share": counted.learner_waiting_share,
             "mean_actor_batch_size": counted.mean_actor_batch_size,
+            "executors_cpu_s": cpu_s["executor"] / counted.frames,
+            "actors_cpu_s": cpu_s["actor"] / counted.frames,
+            "learner_cpu_s": self._learner_cpu_s / self._frames,
         }
 
     def close(self) -> None:

@@ -33,6 +33,12 @@ PARTS = {
     "parts": Parts(1, "CPU bound"),
     "parts-together": Parts(CORES, "bound, cores busy"),
 }
+# Processor time per step, by who used it, where a record tells.
+CPU_TIMES = {
+    "executors": "executors_cpu_s",
+    "actors": "actors_cpu_s",
+    "learner": "learner_cpu_s",
+}
 LINES = {"ideal": "--", "CPU bound": "--", "bound, cores busy": ":"}
 
 
@@ -131,6 +137,28 @@ def print_table(records: list[Record], cell: Cell) -> None:
         if others:
             line += f"{median / max(others):>17.2f}"
         print(line)
+    for contender in speeds:
+        if used := cpu_times(records, cell, contender):
+            parts = ", ".join(f"{part} {seconds * 1e3:.3f}" for part, seconds in used.items())
+            print(
+                f"  {contender}, ms of CPU per step: {parts}; in all {sum(used.values()) * 1e3:.3f}"
+            )
+
+
+def cpu_times(records: Iterable[Record], cell: Cell, contender: str) -> dict[str, float]:
+    """Seconds of processor time per step, medians; empty for a contender that doesn't tell."""
+    told = [
+        record
+        for record in records
+        if cell_of(record) == cell
+        and record["contender"] == contender
+        and record.keys() >= {*CPU_TIMES.values()}
+    ]
+    if not told:
+        return {}
+    return {
+        part: statistics.median(record[key] for record in told) for part, key in CPU_TIMES.items()
+    }
 
 
 Spread = tuple[list[float], list[float]]  # how far the least and the most are from the medians

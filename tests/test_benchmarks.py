@@ -43,10 +43,11 @@ def run(script: str, *flags: str) -> str:
 def test_throughput(tmp_path: Path) -> None:
     flags = "--workloads cartpole --trainings a2c5 --num-envs 2 4 --seconds 0.2 --repetitions 1"
     milliseconds = {"emulator_s": 0.001, "inference_s": 0.002, "learning_s": 0.001}
+    used = {"executors_cpu_s": 0.002, "actors_cpu_s": 0.001, "learner_cpu_s": 0.004}
     results = {
         "parts": {"runs": [milliseconds]},
         "parts-together": {"runs": [milliseconds, {"error": "left out"}]},
-        "hts": {"steps_per_second": 100.0},
+        "hts": {"steps_per_second": 100.0, **used},
         "multi-sync": {"steps_per_second": 50.0},
     }
     cell = {"workload": "cartpole", "training": "a2c5", "repetition": 0}
@@ -65,11 +66,13 @@ def test_throughput(tmp_path: Path) -> None:
     (row,) = (line for line in printed.split("4 environments")[1].splitlines() if " hts " in line)
     assert row.split() == ["hts", *["100"] * 3, *[f"{0.4 / CORES:.0%}"] * 2, "2.00"]
     assert "parts-together: left out" in printed
+    assert "hts, ms of CPU per step: executors 2.000, actors 1.000, learner 4.000" in printed
     records = json.loads(file.read_text())["records"]
     assert records[:-1] == known
     measured = records[-1]  # what was missing
     assert (measured["contender"], measured["num_envs"]) == ("hts", 2)
     assert measured["steps_per_second"] > 0
+    assert all(measured[part] > 0 for part in used)
     for picture in ("throughput.svg", "scaling.svg"):
         assert "</svg>" in (tmp_path / picture).read_text()
 
