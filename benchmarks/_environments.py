@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from typing import Any, Literal
 
@@ -11,6 +12,8 @@ import numpy as np
 __all__ = [
     "OBSERVATION_SIZE",
     "SLEEP_MEAN_S",
+    "STRAGGLER_FACTOR",
+    "VARIATIONS",
     "CostlessEnv",
     "RecordedEnv",
     "SleepEnv",
@@ -22,9 +25,18 @@ EPISODE_STEPS = 1_000
 SLEEP_MEAN_S = 0.01
 STRAGGLER_FACTOR = 5  # how much longer the one slow environment sleeps
 LOGNORMAL_SIGMA = 1.5
+GAMMA_SHAPE = 4
 
 Observation = np.ndarray[Any, np.dtype[np.float32]]
-StepTimes = Literal["exponential", "constant", "lognormal", "straggler"]
+StepTimes = Literal["constant", "gamma", "exponential", "lognormal", "straggler"]
+
+# The standard deviation of a step's time over its mean.
+VARIATIONS: dict[StepTimes, float] = {
+    "constant": 0.0,
+    "gamma": GAMMA_SHAPE**-0.5,
+    "exponential": 1.0,
+    "lognormal": math.expm1(LOGNORMAL_SIGMA**2) ** 0.5,
+}
 
 
 class CostlessEnv(gym.Env[Observation, int]):
@@ -56,9 +68,8 @@ class SleepEnv(CostlessEnv):
 
     Args:
         index: together with ``seed``, what this environment's times are drawn from.
-        times: their distribution. ``"lognormal"`` has a heavy tail (a standard deviation of 2.9
-            means); with ``"straggler"``, times are exponential, and those of environment 0 five
-            times as long.
+        times: their distribution (see `VARIATIONS`). ``"lognormal"`` has a heavy tail; with
+            ``"straggler"``, times are exponential, and those of environment 0 five times as long.
         mean_s: mean time of a step, in seconds.
         seed: the benchmark's seed.
     """
@@ -85,6 +96,8 @@ class SleepEnv(CostlessEnv):
     def _relative(self) -> float:
         if self._times == "constant":
             return 1.0
+        if self._times == "gamma":
+            return float(self._random.gamma(GAMMA_SHAPE, 1 / GAMMA_SHAPE))
         if self._times == "lognormal":
             return float(self._random.lognormal(-(LOGNORMAL_SIGMA**2) / 2, LOGNORMAL_SIGMA))
         return float(self._random.exponential())

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -203,29 +203,66 @@ def draw_bars(records: list[Record], file: Path) -> None:
 
 def draw_scaling(records: list[Record], file: Path) -> bool:
     """Steps per second against the number of environments; False if there is but one number."""
-    panels: dict[tuple[str, str], list[Cell]] = {}
+    panels: Panels = {}
     for cell in cells_of(records):
-        panels.setdefault((cell.workload, cell.training), []).append(cell)
-    panels = {panel: cells for panel, cells in panels.items() if len(cells) > 1}
-    if not panels:
+        panels.setdefault((cell.workload, cell.training), {})[cell.num_envs] = cell
+
+    def decorate(axes: Axes, cells: dict[float, Cell]) -> None:
+        axes.set(xlabel="environments", title=next(iter(cells.values())).title)
+        axes.set_xscale("log", base=2)
+        axes.set_xticks([*cells])
+        axes.xaxis.set_major_formatter("{x:g}")
+
+    return draw_lines(records, panels, decorate, file)
+
+
+def draw_variation(records: list[Record], file: Path) -> bool:
+    """Steps per second against the variation of step times; False if there is but one."""
+    panels: Panels = {}
+    for cell in cells_of(records):
+        variation = find_workload(cell.workload).variation
+        if variation is not None:
+            panels.setdefault((cell.training, cell.num_envs), {})[variation] = cell
+
+    def decorate(axes: Axes, cells: dict[float, Cell]) -> None:
+        cell = next(iter(cells.values()))
+        title = f"{TRAININGS[cell.training].description}, {cell.num_envs} environments"
+        axes.set(xlabel="standard deviation of a step's time, over its mean", title=title)
+
+    return draw_lines(records, panels, decorate, file)
+
+
+Panels = dict[tuple[str, str | int], dict[float, Cell]]  # cells by where they are on the x axis
+
+
+def draw_lines(
+    records: list[Record],
+    panels: Panels,
+    decorate: Callable[[Axes, dict[float, Cell]], None],
+    file: Path,
+) -> bool:
+    """A line for each contender in each panel with more than one cell; False if there is none."""
+    shown = [dict(sorted(cells.items())) for cells in panels.values() if len(cells) > 1]
+    if not shown:
         return False
-    figure = Figure(figsize=(8, 4 * len(panels)), layout="constrained")
-    grid = figure.subplots(len(panels), 1, squeeze=False)
-    for axes, cells in zip(grid[:, 0], panels.values(), strict=True):
-        plot_scaling(axes, records, sorted(cells, key=lambda cell: cell.num_envs))
+    figure = Figure(figsize=(8, 4 * len(shown)), layout="constrained")
+    grid = figure.subplots(len(shown), 1, squeeze=False)
+    for axes, cells in zip(grid[:, 0], shown, strict=True):
+        plot_lines(axes, records, cells)
+        decorate(axes, cells)
     figure.savefig(file, dpi=120)
     return True
 
 
-def plot_scaling(axes: Axes, records: list[Record], cells: list[Cell]) -> None:
+def plot_lines(axes: Axes, records: list[Record], cells: dict[float, Cell]) -> None:
     """A line through each contender's medians, with bars from the least to the most."""
-    lines: dict[str, dict[int, list[float]]] = {}
-    bounds: dict[str, dict[int, float]] = {}
-    for cell in cells:
+    lines: dict[str, dict[float, list[float]]] = {}
+    bounds: dict[str, dict[float, float]] = {}
+    for position, cell in cells.items():
         for contender, measured in speeds_of(records, cell).items():
-            lines.setdefault(contender, {})[cell.num_envs] = measured
+            lines.setdefault(contender, {})[position] = measured
         for name, bound in bounds_of(records, cell).items():
-            bounds.setdefault(name, {})[cell.num_envs] = bound
+            bounds.setdefault(name, {})[position] = bound
     for contender, points in lines.items():
         medians, spread = medians_of(points.values())
         width = 2.5 if contender.startswith("hts") else 1.2
@@ -234,10 +271,7 @@ def plot_scaling(axes: Axes, records: list[Record], cells: list[Cell]) -> None:
         )
     for name, heights in bounds.items():
         axes.plot([*heights], [*heights.values()], color="black", linestyle=LINES[name], label=name)
-    axes.set_xscale("log", base=2)
-    axes.set_xticks([cell.num_envs for cell in cells])
-    axes.xaxis.set_major_formatter("{x:g}")
-    axes.set(xlabel="environments", ylabel="steps per second", title=cells[0].title)
+    axes.set_ylabel("steps per second")
     axes.set_ylim(bottom=0)
     axes.grid(alpha=0.3)
     axes.legend(fontsize="small")

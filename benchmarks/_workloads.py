@@ -14,6 +14,7 @@ import torch
 from _environments import (
     SLEEP_MEAN_S,
     STRAGGLER_FACTOR,
+    VARIATIONS,
     CostlessEnv,
     SleepEnv,
     StepTimes,
@@ -47,6 +48,8 @@ class Workload:
         env_id: gymnasium's id, where it has one.
         slowest_step_s: the mean of the slowest environment's steps, where it is known: the ideal,
             in which no environment ever waits, is their number over it.
+        variation: the standard deviation of a step's time over its mean, where it is known and the
+            same for all.
     """
 
     description: str
@@ -54,6 +57,7 @@ class Workload:
     waits: bool = False
     env_id: str | None = None
     slowest_step_s: float | None = None
+    variation: float | None = None
 
 
 def _sleeping(times: StepTimes, description: str) -> Workload:
@@ -63,6 +67,7 @@ def _sleeping(times: StepTimes, description: str) -> Workload:
         lambda num_envs: [partial(SleepEnv, index, times) for index in range(num_envs)],
         waits=True,
         slowest_step_s=slowest,
+        variation=VARIATIONS.get(times),
     )
 
 
@@ -82,6 +87,7 @@ WORKLOADS = {
     "cartpole": _alike("CartPole-v1", partial(gym.make, "CartPole-v1"), "CartPole-v1"),
     "sleep": _sleeping("exponential", "exponential with a mean of 10 ms"),
     "sleep-constant": _sleeping("constant", "always 10 ms"),
+    "sleep-gamma": _sleeping("gamma", "Gamma with a shape of 4 and a mean of 10 ms"),
     "sleep-lognormal": _sleeping("lognormal", "lognormal with a mean of 10 ms, heavy-tailed"),
     "sleep-straggler": _sleeping("straggler", "exponential, 10 ms, one environment 50 ms"),
     "pong": _game("ALE/Pong-v5"),

@@ -21,8 +21,10 @@ a plain loop: install those packages to measure them. sample-factory is Sample F
 learns even where others only collect: _sample_factory.py tells how to install it.
 
 Writes measurements.json after each measurement, so that a run that was stopped goes on where it
-was, and pictures of all that is in it. The workload startup is the start of 16 executors of Pong:
-time until they are ready, their private memory, the CPU time they use while idle.
+was, and pictures of all that is in it: throughput.svg, and where a line has more than one point
+scaling.svg, against the number of environments, and variation.svg, against how much the times of
+the workloads that sleep vary. The workload startup is the start of 16 executors of Pong: time until
+they are ready, their private memory, the CPU time they use while idle.
 """
 
 from __future__ import annotations
@@ -40,7 +42,16 @@ from _contenders import DEFAULT_CONTENDERS, NAMES, SAMPLE_FACTORY, make_runner
 from _machine import machine
 from _measuring import measure_parts, measure_runner, run_alone, run_together
 from _recipes import HERE
-from _report import PARTS, Cell, Record, cells_of, draw_bars, draw_scaling, print_table
+from _report import (
+    PARTS,
+    Cell,
+    Record,
+    cells_of,
+    draw_bars,
+    draw_scaling,
+    draw_variation,
+    print_table,
+)
 from _workloads import TRAININGS, WORKLOADS, find_workload
 
 from torchrl_hts.command_line import count
@@ -234,6 +245,7 @@ def main() -> None:
     if cells_of(measurements.records):
         draw_bars(measurements.records, options.output_dir / "throughput.svg")
         draw_scaling(measurements.records, options.output_dir / "scaling.svg")
+        draw_variation(measurements.records, options.output_dir / "variation.svg")
 
 
 if __name__ == "__main__":

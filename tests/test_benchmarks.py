@@ -7,6 +7,7 @@ import subprocess
 import sys
 from functools import partial
 from pathlib import Path
+from statistics import fmean, stdev
 from typing import Any
 
 import gymnasium as gym
@@ -26,9 +27,11 @@ pytest.importorskip("ale_py")
 pytest.importorskip("matplotlib")
 import learning
 from _contenders import add_barrier, serial
-from _environments import SleepEnv
+from _environments import VARIATIONS, SleepEnv
 from _loops import make_gymnasium_loop
+from _report import draw_variation
 from _workloads import CORES, TRAININGS, find_workload, make_agent, policy_of
+from matplotlib.figure import Figure
 from support.pixels import Agent
 from support.ppo import PPOOptions
 
@@ -77,21 +80,44 @@ def test_throughput(tmp_path: Path) -> None:
         assert "</svg>" in (tmp_path / picture).read_text()
 
 
-@pytest.mark.parametrize("times", ["exponential", "constant", "lognormal", "straggler"])
+@pytest.mark.parametrize("times", ["exponential", "constant", "gamma", "lognormal", "straggler"])
 def test_environments_sleep_as_long_as_they_say(
     times: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     slept: list[float] = []
     monkeypatch.setattr("_environments.time.sleep", slept.append)
-    means = []
+    means, variations = [], []
     for index in (0, 1):
         env = SleepEnv(index, times, mean_s=0.002)
         slept.clear()
         for _ in range(20_000):
             env.step(0)
-        means.append(sum(slept) / len(slept))
+        means.append(fmean(slept))
+        variations.append(stdev(slept) / means[-1])
     expected = [0.010, 0.002] if times == "straggler" else [0.002, 0.002]
     assert means == pytest.approx(expected, rel=0.15)
+    known = VARIATIONS.get(times, 1.0)
+    assert variations == pytest.approx([known, known], rel=0.3)
+
+
+def test_speed_is_drawn_against_the_variation_of_step_times(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    figures: list[Figure] = []
+    monkeypatch.setattr(Figure, "savefig", lambda figure, *_, **__: figures.append(figure))
+    cell = {"training": "collect", "num_envs": 2, "contender": "hts", "repetition": 0}
+    speeds = {"sleep": 150.0, "sleep-straggler": 50.0, "sleep-constant": 180.0, "pong": 70.0}
+    records = [
+        {**cell, "workload": workload, "steps_per_second": speed}
+        for workload, speed in speeds.items()
+    ]
+    assert not draw_variation(records[:2], Path("variation.svg"))  # one point is no line
+    assert draw_variation(records, Path("variation.svg"))
+    (axes,) = figures[0].axes
+    lines = {line.get_label(): line for line in axes.get_lines()}
+    assert [*lines["ideal"].get_ydata()] == [200.0, 200.0]
+    (hts,) = (line for line in axes.get_lines() if line.get_marker() == "o")
+    assert [*zip(*hts.get_data(), strict=True)] == [(0.0, 180.0), (1.0, 150.0)]
 
 
 def test_with_a_barrier_everybody_waits_for_the_slowest(tmp_path: Path) -> None:
