@@ -13,9 +13,9 @@ in each of them.
 
 Writes CONTENDER-seedSEED.csv as it goes, and learning.svg: mean of the last 100 training episodes,
 against minutes and against steps; of football, the score (goals alone) instead of the return.
-With --evaluate-every the parameters are kept so often, and when a run is over each of them plays
-ten episodes greedily (CONTENDER-seedSEED-evaluated.csv), which takes none of the training's time.
-Contenders whose file is whole are not run again.
+With --evaluate-every the parameters are kept so often, and at the end; when a run is over each of
+them plays ten episodes greedily (CONTENDER-seedSEED-evaluated.csv), which takes none of the
+training's time. Contenders whose files are whole are not run again.
 """
 
 from __future__ import annotations
@@ -124,41 +124,53 @@ class Kept:
     steps: int
     values: dict[str, Tensor]
 
+    @classmethod
+    def now(cls, elapsed_s: float, steps: int, agent: Agent) -> Kept:
+        """A copy."""
+        values = {key: each.clone() for key, each in agent.policy.state_dict().items()}
+        return cls(elapsed_s, steps, values)
 
-def evaluate(kept: Sequence[Kept], options: PPOOptions, agent: Agent, file: Path) -> None:
-    """Lets each of the policies play, and leaves a row for it."""
+
+def evaluate(options: PPOOptions, agent: Agent, file: Path) -> None:
+    """Lets each policy play that the training behind a file has kept, and leaves a row for it."""
+    kept = [Kept(**each) for each in torch.load(policies(file))]
     with Evaluator(evaluated_game_of(options), agent.policy, seed=options.seed) as evaluator:
         for each in kept:
             agent.policy.load_state_dict(each.values)
             evaluator.submit(each.steps)
         evaluations = evaluator.wait()
-    with file.open("w", newline="") as rows:
+    unfinished = evaluated(file).with_suffix(".part")
+    with unfinished.open("w", newline="") as rows:
         table = csv.writer(rows)
         table.writerow(COLUMNS)
         for each, played in zip(kept, evaluations, strict=True):
             table.writerow([each.elapsed_s, each.steps, len(played.returns), played.mean])
+    unfinished.rename(evaluated(file))
+    policies(file).unlink()
 
 
 def train(
     name: str,
     options: PPOOptions,
+    agent: Agent,
     decay_frames: int,
     evaluate_every: int,
     until: float,
     file: Path,
 ) -> None:
-    """Trains one contender, and leaves a row for each batch.
+    """Trains one contender, and leaves a row for each batch, and the policies that are to play.
 
     Args:
         name: of `LABELS`.
         options: the recipe's.
+        agent: what is trained.
         decay_frames: steps after which the learning rate would be 0.
-        evaluate_every: steps from one evaluation to the next; 0: none.
+        evaluate_every: steps from one policy that is kept for `evaluate` to the next; 0: none.
         until: the mean of a whole window at which the run is over before all its steps are done.
         file: where the rows go.
     """
-    torch.manual_seed(options.seed)
-    agent = Agent(game_of(options)())
+    for old in (evaluated(file), policies(file)):
+        old.unlink(missing_ok=True)
     collector = make_contender(name, options, agent)
     torch.set_num_threads(CORES)  # whatever making the collector set
     ppo = PPO(agent, options, rounds(replace(options, total_frames=decay_frames)))
@@ -188,8 +200,7 @@ def train(
                 elapsed_s = round(now - began, 2)
                 table.writerow([elapsed_s, steps, len(scores), round(mean, 4)])
                 if evaluate_every and steps // evaluate_every > len(kept):
-                    values = {key: each.clone() for key, each in agent.policy.state_dict().items()}
-                    kept.append(Kept(elapsed_s, steps, values))
+                    kept.append(Kept.now(elapsed_s, steps, agent))
                 if now - shown > 30:
                     shown = now
                     print(
@@ -202,9 +213,16 @@ def train(
                     break
     finally:
         collector.shutdown()
+    if evaluate_every and (not kept or kept[-1].steps < steps):
+        kept.append(Kept.now(elapsed_s, steps, agent))
     if kept:
-        evaluate(kept, options, agent, evaluated(file))
+        torch.save([vars(each) for each in kept], policies(file))
     unfinished.rename(file)
+
+
+def policies(file: Path) -> Path:
+    """Where the policies of a contender are kept until they have played."""
+    return file.with_suffix(".pt")
 
 
 def evaluated(file: Path) -> Path:
@@ -271,12 +289,13 @@ def print_table(
             f"{seconds[-1] / 60:.1f}",
             f"{steps[-1] / seconds[-1]:.0f}",
             f"{means[-1]:.2f}",
-            f"{within[-1]:.2f}",
+            f"{within[-1]:.2f}" if within else "-",
         ]
         cells += [reached(curve, goal, WINDOW) for goal in goals]
         if (played := evaluations.get(name)) is not None:
             cells += [reached(played, goal, 0) for goal in goals]
             cells.append(", ".join(f"{mean:.1f}" for mean in played["return_mean"]))
+        cells += ["-"] * (len(heads) - len(cells))
         print(f"| {' | '.join(cells)} |")
 
 
@@ -353,6 +372,17 @@ def options_of(given: argparse.Namespace) -> PPOOptions:
     return ppo_atari.Options(env_id=given.env_id, **chosen)
 
 
+def run(given: argparse.Namespace, options: PPOOptions, file: Path) -> None:
+    """One contender, in this process: what is missing of training and evaluation."""
+    torch.manual_seed(options.seed)
+    agent = Agent(game_of(options)())
+    if not file.exists():
+        until = max(given.reach) if given.stop else math.inf
+        train(given.alone, options, agent, given.decay_frames, given.evaluate_every, until, file)
+    if policies(file).exists():
+        evaluate(options, agent, file)
+
+
 def main() -> int:
     """Runs the contenders that are missing, each in a process of its own, and draws them all."""
     given = parse()
@@ -361,24 +391,21 @@ def main() -> int:
     directory.mkdir(parents=True, exist_ok=True)
     files = {name: directory / f"{name}-seed{given.seed}.csv" for name in given.contenders}
     if given.alone is not None:
-        until = max(given.reach) if given.stop else math.inf
-        train(
-            given.alone,
-            options,
-            given.decay_frames,
-            given.evaluate_every,
-            until,
-            files[given.alone],
-        )
+        run(given, options, files[given.alone])
         # TorchRL's multi-process collectors may keep a process that is done from ending.
         sys.stdout.flush()
         os._exit(0)
     for name, file in files.items():
-        if not file.exists():
+        if not file.exists() or policies(file).exists():
             command = [sys.executable, __file__, *sys.argv[1:], "--alone", name]
             if code := subprocess.run(command, check=False).returncode:
                 print(f"error: {name} ended with exit code {code}", file=sys.stderr)
                 return 1
+        if given.evaluate_every and not evaluated(file).exists():
+            print(
+                f"{file} is of a training that kept no policies: remove it to train again",
+                file=sys.stderr,
+            )
     curves = {name: read(file) for name, file in files.items()}
     title = f"PPO on {options.task}, {options.num_envs} games, {CORES} cores"
     played = {name: read(evaluated(f)) for name, f in files.items() if evaluated(f).exists()}

@@ -231,18 +231,37 @@ def test_learning_lets_the_policies_play_that_it_has_kept(
             agent.logits.module.bias.copy_(torch.eye(2)[action])
         return {key: value.clone() for key, value in agent.policy.state_dict().items()}
 
-    kept = [learning.Kept(90.0, 32, preferring(0)), learning.Kept(180.0, 64, preferring(1))]
+    kept = [(90.0, 32, preferring(0)), (180.0, 64, preferring(1))]
     monkeypatch.setattr(learning, "evaluated_game_of", lambda options: PaidEnv)
-    file = tmp_path / "hts-seed0-evaluated.csv"
-    learning.evaluate(kept, PPOOptions(), agent, file)
-    curve = learning.read(file)
+    file = tmp_path / "hts-seed0.csv"
+    torch.save([vars(learning.Kept(*each)) for each in kept], learning.policies(file))
+    learning.evaluate(PPOOptions(), agent, file)
+    curve = learning.read(learning.evaluated(file))
     assert curve["steps"] == [32, 64]
     assert curve["return_mean"] == [0, 5]
-    assert learning.reached(curve, 5.0, 10) == "3.0 (64)"
-    assert learning.reached(curve, 5.0, 11) == learning.reached(curve, 5.1, 10) == "never"
+    assert [*tmp_path.iterdir()] == [learning.evaluated(file)]
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_learning_stops_at_the_goal_and_keeps_the_policy_that_reached_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(learning, "game_of", lambda options: PaidEnv)
+    monkeypatch.setattr(torch, "set_num_threads", lambda threads: None)  # of the other tests
+    options = PPOOptions(num_envs=2, sync_interval=50, minibatch_size=50, total_frames=2_000)
+    file = tmp_path / "hts-seed0.csv"
+    learning.policies(file).touch()  # of a training before
+    agent = Agent(PaidEnv(), torch.nn.Identity(), 2)
+    learning.train("hts", options, agent, 2_000, 300, 0.0, file)
+    curve = learning.read(file)
+    assert curve["episodes"][-2:] == [80, 100], "a mean of fewer is none"
+    assert curve["steps"][-1] == 500
+    kept = torch.load(learning.policies(file))
+    assert [each["steps"] for each in kept] == [300, 500]
+    newest = agent.policy.state_dict()
+    assert all((kept[-1]["values"][key] == value).all() for key, value in newest.items())
+    assert any((kept[0]["values"][key] != value).any() for key, value in newest.items())
+
+
 def test_flatness_watches_a_run_to_its_end(tmp_path: Path) -> None:
     printed = run(
         "flatness.py", "--steps", "3000", "--interval", "0.5", "--output-dir", str(tmp_path)
