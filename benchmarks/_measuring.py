@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -24,6 +26,8 @@ from _workloads import (
     policy_of,
 )
 from torchrl.collectors import Collector
+
+POLITE_S = 5.0  # for a measurement to end that is no longer wanted
 
 
 def measure_runner(runner: Runner, seconds: float, warm_up: int) -> dict[str, Any]:
@@ -113,23 +117,36 @@ def run_together(arguments: list[str], copies: int, limit_s: float) -> list[dict
         paths.append(inherited)
     environment["PYTHONPATH"] = os.pathsep.join(paths)
     processes: list[subprocess.Popen[str]] = []
-    try:
-        for _ in range(copies):
-            process = subprocess.Popen(
-                [sys.executable, *arguments],
-                env=environment,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE,
-                text=True,
-                start_new_session=True,
-            )
-            processes.append(process)
-        return [result_of(process, limit_s) for process in processes]
-    finally:  # workers that are left behind must not slow down the next contender
-        for process in processes:
-            with suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
+    with tempfile.TemporaryDirectory() as directory:
+        environment["TMPDIR"] = directory
+        try:
+            for _ in range(copies):
+                process = subprocess.Popen(
+                    [sys.executable, *arguments],
+                    env=environment,
+                    stdout=subprocess.PIPE,
+                    stderr=subprocess.PIPE,
+                    text=True,
+                    start_new_session=True,
+                )
+                processes.append(process)
+            return [result_of(process, limit_s) for process in processes]
+        finally:  # workers that are left behind must not slow down the next contender
+            for process in processes:
+                end(process)
+
+
+def end(process: subprocess.Popen[str]) -> None:
+    """Ends all that a measurement has started; what tracks its shared memory ends last, cleanly."""
+    with suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGTERM)
+        deadline = time.monotonic() + POLITE_S
+        while time.monotonic() < deadline:
+            process.poll()  # reaps it: the group lives as long as that is not done
+            os.killpg(process.pid, 0)
+            time.sleep(0.02)
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
 
 
 def result_of(process: subprocess.Popen[str], limit_s: float) -> dict[str, Any]:
@@ -137,10 +154,18 @@ def result_of(process: subprocess.Popen[str], limit_s: float) -> dict[str, Any]:
     try:
         output, errors = process.communicate(timeout=limit_s)
     except subprocess.TimeoutExpired:
-        return {"error": f"not finished after {limit_s:.0f} s"}
+        end(process)
+        _, errors = process.communicate()
+        return {"error": f"not finished after {limit_s:.0f} s{last_error(errors)}"}
     lines = output.strip().splitlines()
     if process.returncode or not lines:
         reasons = errors.strip().splitlines()
         return {"error": reasons[-1] if reasons else f"exit status {process.returncode}"}
     result: dict[str, Any] = json.loads(lines[-1])
     return result
+
+
+def last_error(errors: str) -> str:
+    """The last exception that was told of, to be appended."""
+    found = [line for line in errors.splitlines() if re.match(r"\w*(Error|Exception)\b", line)]
+    return f"; {found[-1]}" if found else ""

@@ -1,11 +1,17 @@
-"""Sample Factory's APPO: asynchronous, double-buffered, a process for each worker and the learner.
+"""Sample Factory's APPO: asynchronous, a process for each worker, for inference and for learning.
 
 Some of its requirements clash with ours. So it goes into an environment of its own, from which all
 contenders can then be measured:
 
     make venv VENV=.venv-sample-factory
     .venv-sample-factory/bin/pip install --no-deps -r requirements/sample-factory.txt
-    .venv-sample-factory/bin/python benchmarks/throughput.py --contenders hts sample-factory
+    .venv-sample-factory/bin/python benchmarks/throughput.py --trainings a2c5 \
+        --contenders hts sample-factory
+
+It has the network, the batches and the weights of the other contenders' losses, and one thread that
+learns, but its own algorithm: the loss is PPO's with values clipped and the optimizer Adam, where
+others train with A2C too, and V-trace is off. Workers with an even number of environments step one
+half while the other's actions are inferred, and are pinned to cores.
 """
 
 from __future__ import annotations
@@ -77,11 +83,11 @@ class Clock(AlgoObserver):  # type: ignore[misc]
 def settings(workload: str, training: str, num_envs: int, directory: Path) -> dict[str, Any]:
     """Its options for a cell of the benchmark.
 
-    It learns from what it collects, whether it is asked to or not.
-
     Raises:
-        ValueError: if it can't share the environments out.
+        ValueError: for what it can't do.
     """
+    if TRAININGS[training].algorithm is None:
+        raise ValueError("Sample Factory can't collect without learning")
     waits = find_workload(workload).waits
     workers = num_envs if waits else min(CORES, num_envs)
     per_worker, left_over = divmod(num_envs, workers)
@@ -91,6 +97,10 @@ def settings(workload: str, training: str, num_envs: int, directory: Path) -> di
     ppo = training == "ppo"
     options: A2COptions | PPOOptions = PPOOptions(epochs=4) if ppo else A2COptions()
     minibatches = 4 if ppo else 1
+    if num_envs % minibatches:
+        raise ValueError(
+            f"{num_envs} environments' rollouts can't be shared out among {minibatches} minibatches"
+        )
     return {
         "env": NAME,
         "experiment": NAME,
@@ -109,6 +119,10 @@ def settings(workload: str, training: str, num_envs: int, directory: Path) -> di
         "exploration_loss_coeff": options.entropy_coefficient,
         "value_loss_coeff": options.critic_coefficient,
         "max_grad_norm": options.max_grad_norm,
+        "adam_eps": 1e-5,
+        "ppo_clip_ratio": PPOOptions.clip_epsilon,
+        "ppo_clip_value": PPOOptions.clip_epsilon,
+        "shuffle_minibatches": ppo,
         # What the other contenders don't do either.
         "use_rnn": False,
         "normalize_input": False,

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from _contenders import NAMES
+from _contenders import NAMES, SAMPLE_FACTORY
 from _machine import machine
 from _measuring import run_alone
 from _recipes import HERE
@@ -46,6 +46,7 @@ GAMES = [
     "StarGunner",
 ]
 NUM_ENVS = 16
+CHOICES = [name for name in NAMES if name != SAMPLE_FACTORY]  # whose loss is not A2C's
 CONTENDERS = ["hts", "multi-sync", "multi-async", "parallel"]
 STEPS = 4_000  # whose time is measured
 
@@ -143,10 +144,10 @@ def main() -> None:
     parser.add_argument(
         "--contenders",
         nargs="+",
-        choices=NAMES,
+        choices=CHOICES,
         default=CONTENDERS,
         metavar="NAME",
-        help=f"of {', '.join(NAMES)}; by default {' '.join(CONTENDERS)}",
+        help=f"of {', '.join(CHOICES)}; by default {' '.join(CONTENDERS)}",
     )
     parser.add_argument("--training", choices=["a2c5", "a2c20"], default="a2c5")
     parser.add_argument("--seconds", type=float, default=10.0, help="of each measurement (10)")

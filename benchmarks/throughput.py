@@ -17,8 +17,8 @@ for each core; where they do so at the same time, one. TorchRL's multi-process c
 worker per environment where environments sleep, and elsewhere a worker per core with the
 environments shared out among them. hts-barrier is HTSCollector where everybody waits for the
 slowest at the end of each round, as in the paper. sb3 is Stable-Baselines3, loop-envpool EnvPool in
-a plain loop: install those packages to measure them. sample-factory is Sample Factory's APPO, which
-learns even where others only collect: _sample_factory.py tells how to install it.
+a plain loop: install those packages to measure them. sample-factory is Sample Factory's APPO, with
+its own loss and optimizer: _sample_factory.py tells in what it differs, and how to install it.
 
 Writes measurements.json after each measurement, so that a run that was stopped goes on where it
 was, and pictures of all that is in it: throughput.svg, and where a line has more than one point
@@ -34,6 +34,7 @@ import json
 import os
 import statistics
 import sys
+from importlib.util import find_spec
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -52,10 +53,16 @@ from _report import (
     draw_variation,
     print_table,
 )
-from _workloads import TRAININGS, WORKLOADS, find_workload
+from _workloads import CORES, TRAININGS, WORKLOADS, find_workload
 
 from torchrl_hts.command_line import count
 
+# What contenders need beyond the requirements of the others, and where it comes from.
+PACKAGES = {
+    "sb3": ("stable_baselines3", "pip install stable-baselines3"),
+    "loop-envpool": ("envpool", "pip install envpool"),
+    SAMPLE_FACTORY: ("sample_factory", "see benchmarks/_sample_factory.py"),
+}
 STARTUP = "startup"
 STARTUP_EXECUTORS = 16
 DEFAULT_CELLS = [
@@ -85,6 +92,17 @@ def print_startup(runs: list[dict[str, Any]]) -> None:
     ):
         if measured:
             print(f"  {statistics.median(run[key] for run in measured):8.2f}  {label}")
+
+
+def duration(text: str) -> float:
+    """A number of seconds above 0."""
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = 0.0
+    if not 0 < seconds < float("inf"):
+        raise argparse.ArgumentTypeError(f"expected a number of seconds above 0, got {text!r}")
+    return seconds
 
 
 def workload(name: str) -> str:
@@ -128,30 +146,49 @@ def parse() -> argparse.Namespace:
         metavar="NAME",
         help=f"of {', '.join(NAMES)}; by default {' '.join(DEFAULT_CONTENDERS)}",
     )
-    parser.add_argument("--seconds", type=float, default=15.0, help="of each measurement (15)")
+    parser.add_argument("--seconds", type=duration, default=15.0, help="of each measurement (15)")
     parser.add_argument("--repetitions", type=count, default=3, help="of each contender (3)")
-    parser.add_argument("--warm-up", type=int, default=3, help="batches not counted (3)")
+    parser.add_argument("--warm-up", type=count, default=3, help="batches not counted (3)")
     parser.add_argument(
         "--learner-threads",
         type=count,
-        help="of torch in the learner, whatever the contender; by default as told above; "
-        "a choice needs an --output-dir of its own",
+        help="of torch in the learner, whatever the contender; by default as told above",
     )
     parser.add_argument("--output-dir", type=Path, default=Path("runs/throughput"))
     parser.add_argument("--alone", nargs=4, help=argparse.SUPPRESS)
-    return parser.parse_args()
+    options = parser.parse_args()
+    for contender, (package, how) in PACKAGES.items():
+        if contender in options.contenders and find_spec(package) is None:
+            parser.error(f"--contenders {contender} needs the package {package}: {how}")
+    if SAMPLE_FACTORY in options.contenders and options.learner_threads not in (None, 1):
+        parser.error(f"--learner-threads must be 1 with {SAMPLE_FACTORY}: it learns with one")
+    return options
 
 
 class Measurements:
-    """All that has been measured, kept in a file."""
+    """All that has been measured, kept in a file.
 
-    def __init__(self, file: Path) -> None:
+    Args:
+        file: where.
+        conditions: under which all of it is measured.
+
+    Raises:
+        SystemExit: if that was not so.
+    """
+
+    def __init__(self, file: Path, conditions: dict[str, Any]) -> None:
         self._file = file
         self._report: dict[str, Any] = (
             json.loads(file.read_text())
             if file.exists()
-            else {"machine": machine(), "records": [], STARTUP: []}
+            else {"machine": machine(), "conditions": conditions, "records": [], STARTUP: []}
         )
+        found = self._report.get("conditions", conditions)
+        if found != conditions:
+            raise SystemExit(
+                f"error: {file} was measured with {found}, and this would be with {conditions}: "
+                "give it an --output-dir of its own"
+            )
 
     @property
     def records(self) -> list[Record]:
@@ -163,10 +200,14 @@ class Measurements:
 
     def has(self, key: Record) -> bool:
         """Whether a measurement is there already."""
-        return any(key.items() <= record.items() for record in self.records)
+        return any(
+            key.items() <= record.items() and "error" not in record for record in self.records
+        )
 
-    def add(self, record: Record) -> None:
-        self.records.append(record)
+    def add(self, key: Record, result: dict[str, Any]) -> None:
+        """Keep a measurement, in place of one that failed."""
+        self.records[:] = [each for each in self.records if not key.items() <= each.items()]
+        self.records.append({**key, **result})
         self._save()
 
     def add_startup(self, run: dict[str, Any]) -> None:
@@ -207,7 +248,8 @@ def main() -> None:
         chosen = [name for name in options.workloads if name != STARTUP]
         cells = [Cell(*each) for each in product(chosen, options.trainings, options.num_envs)]
     options.output_dir.mkdir(parents=True, exist_ok=True)
-    measurements = Measurements(options.output_dir / "measurements.json")
+    conditions = {"cores": CORES, "learner_threads": options.learner_threads}
+    measurements = Measurements(options.output_dir / "measurements.json", conditions)
     limit_s = 300 + 4 * options.seconds
     script = [str(HERE / "throughput.py"), "--seconds", str(options.seconds)]
     script += ["--warm-up", str(options.warm_up)]
@@ -230,10 +272,10 @@ def main() -> None:
             say(*cell, each, repetition + 1)
             if each in PARTS:
                 runs = run_together([*script, "parts", *arguments], PARTS[each].copies, limit_s)
-                measurements.add({**key, "runs": runs})
+                measurements.add(key, {"runs": runs})
             else:
                 result = run_alone([*script, each, *arguments], limit_s)
-                measurements.add({**key, **result})
+                measurements.add(key, result)
         print_table(measurements.records, cell)
     if options.workloads is None or STARTUP in options.workloads:
         for repetition in range(len(measurements.startup), options.repetitions):

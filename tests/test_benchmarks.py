@@ -26,6 +26,7 @@ from torchrl_hts.testing import digest
 pytest.importorskip("ale_py")
 pytest.importorskip("matplotlib")
 import learning
+import throughput
 from _contenders import add_barrier, serial
 from _environments import VARIATIONS, SleepEnv
 from _loops import make_gymnasium_loop
@@ -60,8 +61,11 @@ def test_throughput(tmp_path: Path) -> None:
         for contender, result in results.items()
         if (num_envs, contender) != (2, "hts")
     ]
+    failed = {**cell, "num_envs": 2, "contender": "hts", "error": "killed"}
+    conditions = {"cores": CORES, "learner_threads": None}
     file = tmp_path / "measurements.json"
-    file.write_text(json.dumps({"machine": {}, "records": known, "startup": []}))
+    report = {"machine": {}, "conditions": conditions, "records": [failed, *known], "startup": []}
+    file.write_text(json.dumps(report))
     contenders = "--contenders hts multi-sync --output-dir"
     printed = run("throughput.py", *flags.split(), *contenders.split(), str(tmp_path))
     assert "cartpole, A2C, unroll of 5 steps, 4 environments" in printed
@@ -72,12 +76,14 @@ def test_throughput(tmp_path: Path) -> None:
     assert "hts, ms of CPU per step: executors 2.000, actors 1.000, learner 4.000" in printed
     records = json.loads(file.read_text())["records"]
     assert records[:-1] == known
-    measured = records[-1]  # what was missing
+    measured = records[-1]  # what was missing, since it had failed
     assert (measured["contender"], measured["num_envs"]) == ("hts", 2)
     assert measured["steps_per_second"] > 0
     assert all(measured[part] > 0 for part in used)
     for picture in ("throughput.svg", "scaling.svg"):
         assert "</svg>" in (tmp_path / picture).read_text()
+    with pytest.raises(SystemExit, match="--output-dir of its own"):
+        throughput.Measurements(file, {**conditions, "learner_threads": 1})
 
 
 @pytest.mark.parametrize("times", ["exponential", "constant", "gamma", "lognormal", "straggler"])
