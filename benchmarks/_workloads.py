@@ -60,11 +60,24 @@ class Workload:
     variation: float | None = None
 
 
+# No lambdas: some collectors send a workload to their processes.
+
+
+def _sleepers(times: StepTimes, num_envs: int) -> list[Callable[[], gym.Env[Any, Any]]]:
+    return [partial(SleepEnv, index, times) for index in range(num_envs)]
+
+
+def _copies(
+    make_env: Callable[[], gym.Env[Any, Any]], num_envs: int
+) -> list[Callable[[], gym.Env[Any, Any]]]:
+    return [make_env] * num_envs
+
+
 def _sleeping(times: StepTimes, description: str) -> Workload:
     slowest = SLEEP_MEAN_S * (STRAGGLER_FACTOR if times == "straggler" else 1)
     return Workload(
         f"an environment that only sleeps, {description}",
-        lambda num_envs: [partial(SleepEnv, index, times) for index in range(num_envs)],
+        partial(_sleepers, times),
         waits=True,
         slowest_step_s=slowest,
         variation=VARIATIONS.get(times),
@@ -74,7 +87,7 @@ def _sleeping(times: StepTimes, description: str) -> Workload:
 def _alike(
     description: str, make_env: Callable[[], gym.Env[Any, Any]], env_id: str | None = None
 ) -> Workload:
-    return Workload(description, lambda num_envs: [make_env] * num_envs, env_id=env_id)
+    return Workload(description, partial(_copies, make_env), env_id=env_id)
 
 
 def _game(env_id: str) -> Workload:

@@ -32,6 +32,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import signal
 import statistics
 import sys
 from importlib.util import find_spec
@@ -243,6 +244,7 @@ def main() -> None:
     if options.alone is not None:
         alone(options)
         return
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # with all it started
     cells = DEFAULT_CELLS
     if options.workloads is not None:
         chosen = [name for name in options.workloads if name != STARTUP]

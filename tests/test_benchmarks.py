@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import pickle
 import subprocess
 import sys
 from functools import partial
@@ -31,7 +32,7 @@ from _contenders import add_barrier, serial
 from _environments import VARIATIONS, SleepEnv
 from _loops import make_gymnasium_loop
 from _report import draw_variation
-from _workloads import CORES, TRAININGS, find_workload, make_agent, policy_of
+from _workloads import CORES, TRAININGS, WORKLOADS, find_workload, make_agent, policy_of
 from matplotlib.figure import Figure
 from support.pixels import Agent
 from support.ppo import PPOOptions
@@ -124,6 +125,13 @@ def test_speed_is_drawn_against_the_variation_of_step_times(
     assert [*lines["ideal"].get_ydata()] == [200.0, 200.0]
     (hts,) = (line for line in axes.get_lines() if line.get_marker() == "o")
     assert [*zip(*hts.get_data(), strict=True)] == [(0.0, 180.0), (1.0, 150.0)]
+
+
+@pytest.mark.parametrize("name", [*WORKLOADS, "ALE/Breakout-v5"])
+def test_workloads_can_be_sent_to_processes(name: str) -> None:
+    sent = pickle.loads(pickle.dumps(find_workload(name)))
+    assert len(sent.factories(3)) == 3
+    assert sent.slowest_step_s == find_workload(name).slowest_step_s
 
 
 def test_with_a_barrier_everybody_waits_for_the_slowest(tmp_path: Path) -> None:
