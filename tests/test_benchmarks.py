@@ -276,6 +276,7 @@ def test_learning_stops_at_the_goal_and_keeps_the_policy_that_reached_it(
     assert any((kept[0]["values"][key] != value).any() for key, value in newest.items())
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 def test_flatness_watches_a_run_to_its_end(tmp_path: Path) -> None:
     printed = run(
         "flatness.py", "--steps", "3000", "--interval", "0.5", "--output-dir", str(tmp_path)
