@@ -1,4 +1,4 @@
-"""Who competes: HTSCollector, TorchRL's own collectors, plain loops and Stable-Baselines3."""
+"""Who competes: HTSCollector, TorchRL's own collectors, plain loops, and two other libraries."""
 
 from __future__ import annotations
 

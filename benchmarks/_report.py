@@ -33,11 +33,12 @@ PARTS = {
     "parts": Parts(1, "CPU bound"),
     "parts-together": Parts(CORES, "bound, cores busy"),
 }
-# Processor time per step, by who used it, where a record tells.
+PART_TIMES = ("emulator_s", "inference_s", "learning_s")
+# Processor time per step, where a record tells, and who used it.
 CPU_TIMES = {
-    "executors": "executors_cpu_s",
-    "actors": "actors_cpu_s",
-    "learner": "learner_cpu_s",
+    "executors_cpu_s": "executors",
+    "actors_cpu_s": "actors",
+    "learner_cpu_s": "learner",
 }
 LINES = {"ideal": "--", "CPU bound": "--", "bound, cores busy": ":"}
 
@@ -73,18 +74,18 @@ def speeds_of(records: Iterable[Record], cell: Cell) -> dict[str, list[float]]:
     return dict(sorted(speeds.items(), key=lambda item: -statistics.median(item[1])))
 
 
-def part_times(records: Iterable[Record], cell: Cell, parts: str) -> dict[str, float] | None:
-    """Seconds per step of emulator, inference and learning, medians; None if not measured."""
+def step_times(
+    records: Iterable[Record], cell: Cell, contender: str, keys: Iterable[str]
+) -> dict[str, float]:
+    """Seconds per step, medians by key; empty where a contender's records don't tell."""
     runs = [
         run
         for record in records
-        if cell_of(record) == cell and record["contender"] == parts
-        for run in record.get("runs", [])
-        if "error" not in run
+        if cell_of(record) == cell and record["contender"] == contender
+        for run in record.get("runs", [record])
+        if run.keys() >= {*keys}
     ]
-    return (
-        {part: statistics.median(run[part] for run in runs) for part in runs[0]} if runs else None
-    )
+    return {key: statistics.median(run[key] for run in runs) for key in keys} if runs else {}
 
 
 def bounds_of(records: Iterable[Record], cell: Cell) -> dict[str, float]:
@@ -92,11 +93,11 @@ def bounds_of(records: Iterable[Record], cell: Cell) -> dict[str, float]:
     slowest_step_s = find_workload(cell.workload).slowest_step_s
     if slowest_step_s is not None:
         return {"ideal": cell.num_envs / slowest_step_s}
-    times = {parts: part_times(records, cell, parts) for parts in PARTS}
+    times = {parts: step_times(records, cell, parts, PART_TIMES) for parts in PARTS}
     return {
         PARTS[parts].bound: CORES / sum(seconds.values())
         for parts, seconds in times.items()
-        if seconds is not None
+        if seconds
     }
 
 
@@ -117,7 +118,7 @@ def print_table(records: list[Record], cell: Cell) -> None:
     print(f"\n{cell.title}, {cell.num_envs} environments")
     bounds = bounds_of(records, cell)
     for parts in PARTS:
-        if (seconds := part_times(records, cell, parts)) is not None:
+        if seconds := step_times(records, cell, parts, PART_TIMES):
             print(
                 f"  {parts}, ms per step: emulator {seconds['emulator_s'] * 1e3:.3f}, inference "
                 f"{seconds['inference_s'] * 1e3:.3f}, learning {seconds['learning_s'] * 1e3:.3f}; "
@@ -138,27 +139,11 @@ def print_table(records: list[Record], cell: Cell) -> None:
             line += f"{median / max(others):>17.2f}"
         print(line)
     for contender in speeds:
-        if used := cpu_times(records, cell, contender):
-            parts = ", ".join(f"{part} {seconds * 1e3:.3f}" for part, seconds in used.items())
+        if used := step_times(records, cell, contender, CPU_TIMES):
+            parts = ", ".join(f"{CPU_TIMES[key]} {used[key] * 1e3:.3f}" for key in used)
             print(
                 f"  {contender}, ms of CPU per step: {parts}; in all {sum(used.values()) * 1e3:.3f}"
             )
-
-
-def cpu_times(records: Iterable[Record], cell: Cell, contender: str) -> dict[str, float]:
-    """Seconds of processor time per step, medians; empty for a contender that doesn't tell."""
-    told = [
-        record
-        for record in records
-        if cell_of(record) == cell
-        and record["contender"] == contender
-        and record.keys() >= {*CPU_TIMES.values()}
-    ]
-    if not told:
-        return {}
-    return {
-        part: statistics.median(record[key] for record in told) for part, key in CPU_TIMES.items()
-    }
 
 
 Spread = tuple[list[float], list[float]]  # how far the least and the most are from the medians
