@@ -10,11 +10,16 @@ from torch import Tensor, nn
 from torchrl.modules import MLP, ProbabilisticActor
 
 
-def categorical(num_inputs: int = 4, num_actions: int = 3, seed: int = 0) -> ProbabilisticActor:
-    """A small policy over indices."""
+def categorical(
+    num_inputs: int = 4,
+    num_actions: int = 3,
+    seed: int = 0,
+    num_cells: tuple[int, ...] = (16,),
+) -> ProbabilisticActor:
+    """A policy over indices, a small one by default."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        net = MLP(num_inputs, num_actions, num_cells=[16])
+        net = MLP(num_inputs, num_actions, num_cells=num_cells)
     return ProbabilisticActor(
         TensorDictModule(_Double(net), ["observation"], ["logits"]),
         in_keys=["logits"],

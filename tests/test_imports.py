@@ -15,13 +15,14 @@ PACKAGE = ROOT / "torchrl_hts"
 # From the bottom up: a module may import only from those before it.
 ORDER = [
     "command_line", "system", "theory", "errors", "schedule", "exchange", "watching", "storage",
-    "recording", "messages", "probing", "forecast",
+    "recording", "messages",
     "worker_output", "worker_server", "undivided", "workers", "servers",
     "ale_state", "state_names", "state_pickle",
-    "env_state", "gym_env", "executor", "slots", "torchrl_env", "invariance", "draws", "short_cut",
-    "sampling", "gathering", "actor", "timeline_picture", "saved_state", "timeline", "statistics",
-    "weights", "batch_plan", "restarts", "pickling", "limits", "arguments", "progress", "failures",
-    "roster", "staff", "crew", "learner", "collector", "delayed_gradient", "episodes", "video",
+    "env_state", "gym_env", "probing", "forecast", "executor",
+    "slots", "torchrl_env", "invariance", "draws", "short_cut", "sampling", "passes",
+    "gathering", "actor", "timeline_picture", "saved_state", "timeline", "statistics", "weights",
+    "restarts", "pickling", "limits", "arguments", "batch_plan", "progress", "failures", "roster",
+    "staff", "crew", "learner", "collector", "delayed_gradient", "episodes", "video",
     "playing", "evaluation", "configs", "from_config", "testing", "costs", "bench",
 ]  # fmt: skip
 TORCH_FREE = ORDER[: ORDER.index("executor") + 1]

@@ -115,11 +115,36 @@ def test_as_many_as_pay(
     assert executors_for(StepCosts(step_s, cpu_share), num_envs, cores) == expected
 
 
-@given(st.floats(0, 100), st.floats(0, 1), st.integers(1, 2048), st.integers(1, 512))
-def test_never_more_than_environments_nor_none(
-    step_s: float, cpu_share: float, num_envs: int, cores: int
+@pytest.mark.parametrize(
+    ("step_s", "inference_s", "cores", "expected"),
+    [
+        (0.28e-3, 0.17e-3, 2, 1),  # Pong and the Nature CNN: the other core is the actor's
+        (4.5e-3, 0.2e-3, 2, 2),  # football: inference is no work beside that
+        (1e-3, 1e-3, 16, 8),
+        (1e-3, 1.0, 16, 1),
+        (1e-6, 1e-6, 16, 1),
+    ],
+)
+def test_inference_has_its_share_of_the_cores(
+    step_s: float, inference_s: float, cores: int, expected: int
 ) -> None:
-    assert 1 <= executors_for(StepCosts(step_s, cpu_share), num_envs, cores) <= num_envs
+    assert executors_for(StepCosts(step_s, 1.0), 16, cores, inference_s) == expected
+    waits = StepCosts(10e-3, 0.01)
+    assert executors_for(waits, 16, cores, inference_s) == 16, "they leave the cores alone"
+
+
+@given(
+    st.floats(0, 100),
+    st.floats(0, 1),
+    st.integers(1, 2048),
+    st.integers(1, 512),
+    st.floats(0, 100),
+)
+def test_never_more_than_environments_nor_none(
+    step_s: float, cpu_share: float, num_envs: int, cores: int, inference_s: float
+) -> None:
+    costs = StepCosts(step_s, cpu_share)
+    assert 1 <= executors_for(costs, num_envs, cores, inference_s) <= num_envs
 
 
 # Through the whole collector.
@@ -171,12 +196,12 @@ def disguised(folder: str) -> Any:
     )
 
 
-def collect(factories: list[Any], **options: Any) -> tuple[int, torch.Tensor]:
+def collect(factories: list[Any], policy: Any = None, **options: Any) -> tuple[int, torch.Tensor]:
     """The number of executors, and the batches."""
     frames = 2 * len(factories)
     with HTSCollector(
         factories,
-        categorical(),
+        policy or categorical(),
         frames_per_batch=frames,
         total_frames=3 * frames,
         seed=0,
@@ -207,6 +232,21 @@ class TestCollector:
         choose = partial(executors_for, nothing)
         monkeypatch.setattr(staff, "executors_for", lambda _, *sizes: choose(*sizes))
         assert collect([EchoEnv] * 4)[0] == 1
+
+    def test_what_the_policy_costs_counts(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        asked: list[float] = []
+
+        def choose(costs: StepCosts, num_envs: int, cores: int, inference_s: float) -> int:
+            asked.append(inference_s)
+            return 1
+
+        monkeypatch.setattr(staff, "executors_for", choose)
+        threads, generator = torch.get_num_threads(), torch.get_rng_state()
+        for num_cells in ((16,), (512,) * 20):
+            collect([EchoEnv] * 4, policy=categorical(num_cells=num_cells))
+        assert 0 < 5 * asked[0] < asked[1] < 1
+        assert torch.get_num_threads() == threads
+        assert torch.equal(torch.get_rng_state(), generator)
 
     def test_who_gives_a_number_gets_it(self, tmp_path: Path) -> None:
         factories = [partial(NotedEnv, str(tmp_path))] * 3

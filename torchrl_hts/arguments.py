@@ -305,6 +305,11 @@ def check_equal(descriptions: Sequence[GymDescription | TorchRLDescription]) -> 
                 )
 
 
+def are_alike(one: Any, other: Any) -> bool:
+    """Whether environments of two descriptions can share a batch."""
+    return type(one) is type(other) and all(a == b for _, a, b in _differing(one, other))
+
+
 def _differing(first: Any, other: Any) -> list[tuple[str, Any, Any]]:
     if isinstance(first, GymDescription):
         names = ["observation_space", "action_space"]

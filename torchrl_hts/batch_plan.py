@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
@@ -15,16 +16,19 @@ from torch import Tensor
 from torchrl.envs.utils import ExplorationType, set_exploration_type
 from torchrl.modules.utils import get_primers_from_module
 
+from torchrl_hts.arguments import are_alike
 from torchrl_hts.errors import PolicyError
 from torchrl_hts.gym_env import GymDescription, RowOptions, observation_fields
+from torchrl_hts.passes import time_passes
 from torchrl_hts.slots import field_of, leaves
 from torchrl_hts.storage import Field, Key
 from torchrl_hts.torchrl_env import TorchRLDescription
 
-__all__ = ["BatchPlan", "plan_batch"]
+__all__ = ["BatchPlan", "Planner", "plan_batch"]
 
 _EXAMPLES = 512  # of random inputs; how many are needed is for the calibration to say
 _EXAMPLE_BYTES = 1 << 25  # but no more than this, however large an observation is
+_PASSES_S = 0.01  # how long a policy is timed, at least
 _DONE_NAMES = ("done", "terminated", "truncated")
 
 
@@ -45,6 +49,62 @@ class BatchPlan:
     outputs: tuple[Key, ...]
     options: RowOptions
     truncated_keys: tuple[Key, ...]
+
+
+class Planner:
+    """Lays out the batches of one collector, and measures what its policy costs.
+
+    Args:
+        policy: pickled, its tensors on the CPU.
+        num_envs: N.
+        on_cpu: whether the policy will run on the CPU.
+        exploration_type, max_frames_per_traj, compact_obs: see `plan_batch`.
+    """
+
+    def __init__(
+        self,
+        policy: bytes,
+        num_envs: int,
+        *,
+        on_cpu: bool,
+        exploration_type: ExplorationType,
+        max_frames_per_traj: int,
+        compact_obs: bool,
+    ) -> None:
+        self._policy = policy
+        self._num_envs = num_envs
+        self._on_cpu = on_cpu
+        self._exploration_type = exploration_type
+        self._max_frames_per_traj = max_frames_per_traj
+        self._compact_obs = compact_obs
+        self._last: tuple[GymDescription | TorchRLDescription, BatchPlan] | None = None
+
+    def plan(self, description: GymDescription | TorchRLDescription) -> BatchPlan:
+        """See `plan_batch`; what was planned last is kept for environments that are alike."""
+        if self._last is None or not are_alike(description, self._last[0]):
+            planned = plan_batch(
+                description,
+                pickle.loads(self._policy),
+                self._num_envs,
+                exploration_type=self._exploration_type,
+                max_frames_per_traj=self._max_frames_per_traj,
+                compact_obs=self._compact_obs,
+            )
+            self._last = description, planned
+        return self._last[1]
+
+    def inference_s(self, description: GymDescription | TorchRLDescription) -> float:
+        """What the policy takes of a core for each step, in seconds.
+
+        Raises:
+            PolicyError, ValueError, TypeError: as `plan_batch` does, and as an actor would.
+        """
+        examples = self.plan(description).examples
+        if not self._on_cpu:
+            return 0.0
+        n, policy = self._num_envs, pickle.loads(self._policy)
+        (pass_s,) = time_passes(policy, examples, [n], _PASSES_S, self._exploration_type)
+        return pass_s / n
 
 
 def plan_batch(

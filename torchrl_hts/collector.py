@@ -40,7 +40,7 @@ from torchrl_hts.arguments import (
     check_unsupported,
     make_policy,
 )
-from torchrl_hts.batch_plan import plan_batch
+from torchrl_hts.batch_plan import Planner
 from torchrl_hts.crew import Crew
 from torchrl_hts.exchange import MAX_ENVS
 from torchrl_hts.learner import LearnerSide
@@ -89,9 +89,10 @@ class HTSCollector(BaseCollector):  # type: ignore[misc]  # torchrl has no types
             core has other work.
         num_executors: processes that step environments, at most one per environment. By default
             a process that then ends makes one more environment, plays some steps at random, and
-            the time they take decides: one executor per core for environments that compute, up to
-            one per environment if they wait, one or few if they take microseconds. How many there
-            are is the attribute `num_executors`.
+            the time they take decides: for environments that compute one executor per core, but
+            for the cores that the policy's own time takes; up to one per environment if they wait;
+            one or few if they take microseconds. How many there are is the attribute
+            `num_executors`.
         seed: of everything random, an int >= 0; by default drawn from torch's generator.
         device: default of the three that follow; all default to the CPU.
         storing_device: where batches are handed out.
@@ -250,18 +251,19 @@ class HTSCollector(BaseCollector):  # type: ignore[misc]  # torchrl has no types
         self._finalizer = weakref.finalize(self, self._crew.shutdown)
         try:
             env_options = {"max_frames_per_traj": max_frames, "device": env_device}
-            descriptions = self._crew.start_executors(
-                pickle_factories(factories), env_options, ceil(cores)
-            )
-            check_equal(descriptions)
-            plan = plan_batch(
-                descriptions[0],
-                pickle.loads(policy_bytes),
+            planner = Planner(
+                policy_bytes,
                 self.num_envs,
+                on_cpu=torch.device(policy_device or "cpu").type == "cpu",
                 exploration_type=exploration_type,
                 max_frames_per_traj=max_frames,
                 compact_obs=compact_obs,
             )
+            descriptions = self._crew.start_executors(
+                pickle_factories(factories), env_options, ceil(cores), planner.inference_s
+            )
+            check_equal(descriptions)
+            plan = planner.plan(descriptions[0])
             asked_for = {"set_truncated=True": set_truncated}
             asked_for["on_executor_failure='restart'"] = restarts.enabled
             for argument, asked in asked_for.items():

@@ -5,13 +5,12 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import gymnasium as gym
 import numpy as np
 import torch
-from tensordict import TensorDict, TensorDictBase
+from tensordict import TensorDictBase
 from tensordict.nn import TensorDictModule, TensorDictModuleBase
 from torch import Tensor, nn
 from torchrl.envs.utils import ExplorationType, set_exploration_type
@@ -20,8 +19,8 @@ from torchrl.modules import MLP, ConvNet, NormalParamExtractor, ProbabilisticAct
 from torchrl_hts.batch_plan import plan_batch
 from torchrl_hts.collector import HTSCollector
 from torchrl_hts.gym_env import GymDescription
+from torchrl_hts.passes import median_cpu_time, time_passes
 from torchrl_hts.probing import EnvironmentTimes, GymPlay, time_steps
-from torchrl_hts.sampling import CounterPolicy
 
 __all__ = [
     "Trial",
@@ -143,21 +142,7 @@ def measure_passes(
         seconds: in all.
     """
     examples, _ = _examples(make_env, policy, max(rows))
-    runner = CounterPolicy(policy, ExplorationType.RANDOM)
-    with torch.inference_mode(), set_exploration_type(ExplorationType.RANDOM):
-        runner.prepare(examples[: max(rows)])
-        words = np.random.default_rng(0).integers(
-            0, 2**64, (max(rows), runner.width), np.uint64, endpoint=False
-        )
-
-        def run(count: int) -> None:
-            inputs = dict(examples[:count].items(include_nested=True, leaves_only=True))
-            if runner.short_cut:
-                runner.compute(inputs, words[:count])
-            else:
-                runner(TensorDict(inputs, [count]), words[:count])
-
-        return tuple(_median_time(partial(run, count), seconds / len(rows)) for count in rows)
+    return time_passes(policy, examples, rows, seconds)
 
 
 def measure_learning(
@@ -179,7 +164,7 @@ def measure_learning(
         policy.zero_grad()
         return bool(terms)
 
-    return _median_time(learn, seconds) / len(batch) if learn() else 0.0
+    return median_cpu_time(learn, seconds) / len(batch) if learn() else 0.0
 
 
 def _examples(
@@ -199,19 +184,6 @@ def _examples(
         compact_obs=False,
     )
     return plan.examples, description
-
-
-def _median_time(function: Callable[[], object], seconds: float) -> float:
-    """Processor time of a call: what others do on the machine meanwhile doesn't count."""
-    for _ in range(3):
-        function()
-    times: list[float] = []
-    end = time.perf_counter() + seconds
-    while len(times) < 5 or time.perf_counter() < end:
-        began = time.process_time()
-        function()
-        times.append(time.process_time() - began)
-    return float(np.median(times))
 
 
 @dataclass(frozen=True)

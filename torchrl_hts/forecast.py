@@ -78,7 +78,8 @@ class Costs:
     def num_executors(self, num_envs: int) -> int:
         """So many as `HTSCollector` chooses."""
         step_costs = StepCosts(self.mean_step_s, self.step_cpu_share)
-        return executors_for(step_costs, num_envs, self.cores)
+        inference_s = float(np.interp(num_envs, self.pass_rows, self.pass_times)) / num_envs
+        return executors_for(step_costs, num_envs, self.cores, inference_s)
 
 
 @dataclass(frozen=True)

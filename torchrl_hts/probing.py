@@ -23,6 +23,7 @@ import gymnasium as gym
 import numpy as np
 import numpy.typing as npt
 
+from torchrl_hts.gym_env import GymDescription
 from torchrl_hts.messages import receive_object, send_object
 
 __all__ = [
@@ -204,16 +205,26 @@ def _preemptions() -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_nivcsw
 
 
-def executors_for(costs: StepCosts, num_envs: int, cores: int) -> int:
+def executors_for(costs: StepCosts, num_envs: int, cores: int, inference_s: float = 0.0) -> int:
     """How many executors should share environments with such steps.
 
-    As many as keep all cores busy: one per core if steps compute, more if they wait, up to one per
-    environment. Fewer if steps take microseconds: one that keeps up with an actor's batches is
-    enough, and where everybody has a core nobody needs to sleep (see ``watching.py``).
+    As many as keep all cores busy. If steps wait, more than there are cores, up to one per
+    environment. If they compute, one per core, but for the share of the cores that inference takes
+    when it keeps up: an executor too many takes turns with actors and learner on their cores.
+    Fewer if steps take microseconds: one that keeps up with an actor's batches is enough, and where
+    everybody has a core nobody needs to sleep (see ``watching.py``).
+
+    Args:
+        costs: of a step.
+        num_envs: environments.
+        cores: that the collector may use.
+        inference_s: what the policy takes of a core for each step.
 
     Example:
         >>> executors_for(StepCosts(step_s=1e-3, cpu_share=1.0), num_envs=16, cores=4)
         4
+        >>> executors_for(StepCosts(1e-3, 1.0), num_envs=16, cores=4, inference_s=1e-3)
+        2
         >>> executors_for(StepCosts(step_s=10e-3, cpu_share=0.01), num_envs=16, cores=4)
         16
         >>> executors_for(StepCosts(step_s=1e-6, cpu_share=1.0), num_envs=16, cores=4)
@@ -223,16 +234,17 @@ def executors_for(costs: StepCosts, num_envs: int, cores: int) -> int:
     if costs.cpu_share < _COMPUTES and idle_s > _WAIT_S:
         wanted = min(_MOST_PER_CORE * cores, ceil(cores / max(costs.cpu_share, 1e-3)))
     else:
-        turn_s = num_envs * (costs.step_s + _OWN_S)
-        wanted = min(cores, max(1, round(turn_s / _TURN_S)))
+        own_s = costs.step_s + _OWN_S
+        share = cores * own_s / (own_s + inference_s)
+        wanted = max(1, round(min(share, num_envs * own_s / _TURN_S)))
     return min(num_envs, wanted)
 
 
 def run_probe(control: Connection, fds: Sequence[int]) -> None:
     """Try an environment out, and tell what its steps cost.
 
-    Answers ``"torchrl"`` if it takes torch, which this process then doesn't have. Raises if the
-    environment does.
+    Answers ``"tried"`` with `StepCosts` and the environment's description, or ``"torchrl"`` if it
+    takes torch, which this process then doesn't have. Raises if the environment does.
 
     Args:
         control: connection to the main process, which sends the pickled factory, whether torch may
@@ -243,29 +255,35 @@ def run_probe(control: Connection, fds: Sequence[int]) -> None:
     silence = os.open(os.devnull, os.O_WRONLY)  # the executors' environments will say it as well
     for stream in (1, 2):
         os.dup2(silence, stream)
-    answer: tuple[str, StepCosts | None, list[str]] = ("torchrl", None, [])
+    costs: StepCosts | None = None
     env = pickle.loads(factory)()
     signal.signal(signal.SIGALRM, _give_up)
     signal.alarm(_PROBE_ENDS_S)
     used = time.process_time()
     try:
         play: RandomPlay | None = None
+        description: Any = None
         if isinstance(env, gym.Env):
+            description = GymDescription(env.observation_space, env.action_space)
             play = GymPlay(env)
         elif torch_allowed:
             from torchrl_hts.torchrl_env import TorchRLEnvironment, TorchRLPlay
 
-            play = TorchRLPlay(TorchRLEnvironment(env, 0, **env_options).env)
+            environment = TorchRLEnvironment(env, 0, **env_options)
+            description = environment.description
+            play = TorchRLPlay(environment.env)
         if play is not None:
             times = time_steps(play, _PROBE_S, least=_PROBE_STEPS, at_most_s=_PROBE_AT_MOST_S)
-            answer = ("tried", times.costs(), list(sys.modules))
+            costs = times.costs()
     except _TooLongError:  # whether it computes or waits is known all the same
         share = min(1.0, (time.process_time() - used) / _PROBE_ENDS_S)
-        answer = ("tried", StepCosts(_PROBE_ENDS_S, share), list(sys.modules))
+        costs = StepCosts(_PROBE_ENDS_S, share)
     finally:
         signal.alarm(0)
         env.close()
-    send_object(control, answer)  # when it is closed: this process is then ended
+    # When it is closed: this process is then ended.
+    tried = None if costs is None else (costs, description)
+    send_object(control, ("torchrl" if tried is None else "tried", tried, list(sys.modules)))
 
 
 class _TooLongError(BaseException):

@@ -7,7 +7,7 @@ import os
 import re
 import time
 import warnings
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from math import inf
@@ -109,7 +109,11 @@ class Staff:
     # Starting.
 
     def start_executors(
-        self, factories: Sequence[bytes], env_options: dict[str, Any], cores: int
+        self,
+        factories: Sequence[bytes],
+        env_options: dict[str, Any],
+        cores: int,
+        inference_s: Callable[[Description], float],
     ) -> list[Description]:
         """Make all environments; returns what each says of itself.
 
@@ -120,11 +124,13 @@ class Staff:
             factories: a pickled environment factory per environment.
             env_options: keyword arguments of `TorchRLEnvironment`.
             cores: the number of cores that the collector may use.
+            inference_s: measures what the policy takes of a core for each step of such an
+                environment.
         """
         self._servers.begin()
         self._factories, self._env_options = factories, env_options
         self._servers.with_torch = any(_TORCHRL.search(factory) for factory in set(factories))
-        tried = self._spread(cores)
+        tried = self._spread(cores, inference_s)
         descriptions: list[Description] = []
         if not tried:
             first = self._spawn_executor(0)
@@ -150,21 +156,25 @@ class Staff:
     def _preload(self, modules: Sequence[str]) -> None:
         self._servers.preload([name for name in modules if name != "__main__"])
 
-    def _spread(self, cores: int) -> bool:
+    def _spread(self, cores: int, inference_s: Callable[[Description], float]) -> bool:
         """Spread the environments over executors; returns whether one was tried out for it."""
         num_envs = self.num_envs
-        costs = None
+        tried = None
         if not self.num_executors:
-            costs = self._try_out() if num_envs > 1 else None
-            wanted = executors_for(costs, num_envs, cores) if costs else min(num_envs, cores)
+            tried = self._try_out() if num_envs > 1 else None
+            wanted = min(num_envs, cores)
+            if tried is not None:
+                costs, description = tried
+                each_s = 0.0 if description is None else inference_s(description)
+                wanted = executors_for(costs, num_envs, cores, each_s)
             self.num_executors = max(1, min(wanted, most_executors(self.num_actors)))
         self.owner = tuple(env * self.num_executors // num_envs for env in range(num_envs))
         while len(self.executor_inboxes) < self.num_executors:
             self.executor_inboxes.append(Inbox.create())
-        return costs is not None
+        return tried is not None
 
-    def _try_out(self) -> StepCosts | None:
-        """What steps of the first environment cost; None if that can't be told.
+    def _try_out(self) -> tuple[StepCosts, Description | None] | None:
+        """What steps of the first environment cost, and what it is; None if that can't be told.
 
         A failure is none of the run's: if it was not the random play, an executor will fail too.
         """
@@ -177,7 +187,7 @@ class Staff:
                 self._roster.send(probe, job)
                 if not wait(probe.fds, self._probe_limit_s):
                     return None
-                answer: tuple[str, StepCosts, list[str]] = self._receive_all([probe])[0]
+                kind, found, modules = self._receive_all([probe])[0]
             except WorkerError:
                 if self.is_closed():
                     raise
@@ -185,10 +195,10 @@ class Staff:
             finally:
                 self._roster.dismiss(probe)
                 self.executors = []
-            kind, costs, modules = answer
             if kind == "tried":
                 self._preload(modules)
-                return costs
+                tried: tuple[StepCosts, Description | None] = found
+                return tried
             self._servers.with_torch = True
         return None
 
