@@ -39,6 +39,24 @@ class _Double(nn.Module):
         return self.net(torch.tanh(observation.float()))
 
 
+class NeedsRows(nn.Module):
+    """Fails on fewer rows than so many."""
+
+    def __init__(self, least: int) -> None:
+        super().__init__()
+        self.least = least
+
+    def forward(self, observation: Tensor) -> Tensor:
+        if len(observation) < self.least:
+            raise ValueError("too few rows")
+        return torch.ones(observation.shape[:-1], dtype=torch.int64)
+
+
+def needs_rows(least: int) -> TensorDictModule:
+    """A policy that fails on fewer rows than so many."""
+    return TensorDictModule(NeedsRows(least), ["observation"], ["action"])
+
+
 class Marked(nn.Module):
     """Writes the value of its one parameter beside a constant action."""
 

@@ -3,23 +3,29 @@
 from __future__ import annotations
 
 import os
+import pickle
 import resource
 import signal
 import time
+from copy import deepcopy
 from functools import partial
 from math import ceil
 from pathlib import Path
 from typing import Any
 
+import gymnasium as gym
 import numpy as np
 import pytest
 import torch
 from environments import EchoEnv
 from hypothesis import given
 from hypothesis import strategies as st
-from policies import categorical
+from policies import categorical, marked, needs_rows
+from torchrl.envs.utils import ExplorationType
 
-from torchrl_hts import HTSCollector, staff
+from torchrl_hts import HTSCollector, WorkerError, staff
+from torchrl_hts.batch_plan import Planner
+from torchrl_hts.gym_env import GymDescription
 from torchrl_hts.limits import available_cores
 from torchrl_hts.probing import EnvironmentTimes, StepCosts, executors_for, time_steps
 
@@ -147,6 +153,29 @@ def test_never_more_than_environments_nor_none(
     assert 1 <= executors_for(costs, num_envs, cores, inference_s) <= num_envs
 
 
+def test_plans_are_kept_for_environments_that_are_alike() -> None:
+    env, other = EchoEnv(), EchoEnv(action_space=gym.spaces.Discrete(4))
+    one, two = (GymDescription(e.observation_space, e.action_space) for e in (env, other))
+
+    def planner(on_cpu: bool) -> Planner:
+        return Planner(
+            pickle.dumps(marked()),
+            2,
+            on_cpu=on_cpu,
+            exploration_type=ExplorationType.RANDOM,
+            max_frames_per_traj=0,
+            compact_obs=False,
+        )
+
+    plans = planner(on_cpu=True)
+    job = plans.pass_job(one)
+    assert job is not None
+    assert pickle.loads(job.examples).batch_size == (2,)
+    assert plans.plan(deepcopy(one)) is plans.plan(one)
+    assert plans.plan(two) is not plans.plan(one)
+    assert planner(on_cpu=False).pass_job(one) is None, "the cores are left to the executors"
+
+
 # Through the whole collector.
 
 
@@ -238,25 +267,44 @@ class TestCollector:
 
         def choose(costs: StepCosts, num_envs: int, cores: int, inference_s: float) -> int:
             asked.append(inference_s)
-            return 1
+            return 2
 
         monkeypatch.setattr(staff, "executors_for", choose)
-        threads, generator = torch.get_num_threads(), torch.get_rng_state()
+        monkeypatch.setattr(StepCosts, "waits", False)
         for num_cells in ((16,), (512,) * 20):
-            collect([EchoEnv] * 4, policy=categorical(num_cells=num_cells))
-        assert 0 < 5 * asked[0] < asked[1] < 1
-        assert torch.get_num_threads() == threads
-        assert torch.equal(torch.get_rng_state(), generator)
+            assert collect([EchoEnv] * 4, policy=categorical(num_cells=num_cells))[0] == 2
+        without, small, again, large = asked
+        assert without == again == 0, "whether it matters at all is asked first"
+        assert 0 < 5 * small < large < 1
+
+    def test_a_policy_that_can_not_be_timed_fails_where_it_acts(
+        self, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+    ) -> None:
+        monkeypatch.setattr(staff, "executors_for", lambda *_: 2)
+        monkeypatch.setattr(StepCosts, "waits", False)
+        with pytest.raises(WorkerError, match="too few rows") as raised:
+            collect([EchoEnv] * 4, policy=needs_rows(10))
+        assert raised.value.worker == "actor 0"
+        assert capfd.readouterr().err == ""
 
     def test_who_gives_a_number_gets_it(self, tmp_path: Path) -> None:
         factories = [partial(NotedEnv, str(tmp_path))] * 3
         assert collect(factories, num_executors=2)[0] == 2
         assert len(list(tmp_path.glob("made*"))) == 3, "nothing was tried out"
 
-    def test_the_choice_changes_no_bit(self) -> None:
-        _, chosen = collect([SlowEnv] * 3)
-        _, given = collect([SlowEnv] * 3, num_executors=1)
-        assert equal(chosen, given)
+    @pytest.mark.parametrize("chosen", [None, 1, 2])
+    def test_the_choice_changes_no_bit(
+        self, chosen: int | None, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Neither for what waits, nor where the policy's time decides."""
+        env = SlowEnv if chosen is None else EchoEnv
+        if chosen is not None:
+            monkeypatch.setattr(staff, "executors_for", lambda *_: chosen)
+            monkeypatch.setattr(StepCosts, "waits", False)
+        executors, found = collect([env] * 3)
+        assert executors == (chosen or 3)
+        given = 1 if executors > 1 else 3
+        assert equal(found, collect([env] * 3, num_executors=given)[1])
 
     def test_what_was_tried_out_is_closed_and_gone(self, tmp_path: Path) -> None:
         collect([partial(NotedEnv, str(tmp_path))] * 2)

@@ -19,7 +19,7 @@ from torchrl.modules.utils import get_primers_from_module
 from torchrl_hts.arguments import are_alike
 from torchrl_hts.errors import PolicyError
 from torchrl_hts.gym_env import GymDescription, RowOptions, observation_fields
-from torchrl_hts.passes import time_passes
+from torchrl_hts.passes import PassJob
 from torchrl_hts.slots import field_of, leaves
 from torchrl_hts.storage import Field, Key
 from torchrl_hts.torchrl_env import TorchRLDescription
@@ -28,7 +28,6 @@ __all__ = ["BatchPlan", "Planner", "plan_batch"]
 
 _EXAMPLES = 512  # of random inputs; how many are needed is for the calibration to say
 _EXAMPLE_BYTES = 1 << 25  # but no more than this, however large an observation is
-_PASSES_S = 0.01  # how long a policy is timed, at least
 _DONE_NAMES = ("done", "terminated", "truncated")
 
 
@@ -52,7 +51,7 @@ class BatchPlan:
 
 
 class Planner:
-    """Lays out the batches of one collector, and measures what its policy costs.
+    """Lays out the batches of one collector.
 
     Args:
         policy: pickled, its tensors on the CPU.
@@ -93,18 +92,16 @@ class Planner:
             self._last = description, planned
         return self._last[1]
 
-    def inference_s(self, description: GymDescription | TorchRLDescription) -> float:
-        """What the policy takes of a core for each step, in seconds.
+    def pass_job(self, description: GymDescription | TorchRLDescription) -> PassJob | None:
+        """What it takes to time a pass of all environments; None if not on the CPU.
 
         Raises:
-            PolicyError, ValueError, TypeError: as `plan_batch` does, and as an actor would.
+            PolicyError, ValueError, TypeError: as `plan_batch` does.
         """
-        examples = self.plan(description).examples
         if not self._on_cpu:
-            return 0.0
-        n, policy = self._num_envs, pickle.loads(self._policy)
-        (pass_s,) = time_passes(policy, examples, [n], _PASSES_S, self._exploration_type)
-        return pass_s / n
+            return None
+        examples = self.plan(description).examples[: self._num_envs].clone()
+        return PassJob(self._policy, pickle.dumps(examples), self._exploration_type)
 
 
 def plan_batch(

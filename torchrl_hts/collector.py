@@ -260,7 +260,7 @@ class HTSCollector(BaseCollector):  # type: ignore[misc]  # torchrl has no types
                 compact_obs=compact_obs,
             )
             descriptions = self._crew.start_executors(
-                pickle_factories(factories), env_options, ceil(cores), planner.inference_s
+                pickle_factories(factories), env_options, ceil(cores), planner.pass_job
             )
             check_equal(descriptions)
             plan = planner.plan(descriptions[0])

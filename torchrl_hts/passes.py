@@ -1,11 +1,14 @@
-"""What a forward pass of a policy costs, on one thread and as actors run it."""
+"""What a forward pass of a policy costs, as actors run it."""
 
 from __future__ import annotations
 
+import os
+import pickle
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
+from multiprocessing.connection import Connection
 
 import numpy as np
 import torch
@@ -13,9 +16,49 @@ from tensordict import TensorDict, TensorDictBase
 from tensordict.nn import TensorDictModuleBase
 from torchrl.envs.utils import ExplorationType, set_exploration_type
 
+from torchrl_hts.messages import receive_object, send_object
 from torchrl_hts.sampling import CounterPolicy
 
-__all__ = ["median_cpu_time", "time_passes"]
+__all__ = ["PassJob", "median_cpu_time", "run_passes", "time_passes"]
+
+_SECONDS = 0.01  # how long a pass is repeated, at least
+
+
+@dataclass(frozen=True)
+class PassJob:
+    """A pass to be timed.
+
+    Attributes:
+        policy: the pickled policy, its tensors on the CPU.
+        examples: pickled TensorDict ``[N]`` of its inputs.
+        exploration_type: under which it runs.
+    """
+
+    policy: bytes
+    examples: bytes
+    exploration_type: ExplorationType
+
+
+def run_passes(control: Connection, fds: Sequence[int]) -> None:
+    """Answer ``"timed"`` with the processor time of a pass of all rows of a `PassJob`.
+
+    In a process of its own that then ends, so that nothing of it is left in the user's.
+
+    Args:
+        control: connection to the main process.
+        fds: none.
+    """
+    job: PassJob = receive_object(control)
+    silence = os.open(os.devnull, os.O_WRONLY)  # what the policy says the actor's will say as well
+    for stream in (1, 2):
+        os.dup2(silence, stream)
+    torch.set_num_threads(1)
+    examples = pickle.loads(job.examples)
+    rows = examples.batch_size[0]
+    (pass_s,) = time_passes(
+        pickle.loads(job.policy), examples, [rows], _SECONDS, job.exploration_type
+    )
+    send_object(control, ("timed", pass_s, None))
 
 
 def time_passes(
@@ -25,7 +68,7 @@ def time_passes(
     seconds: float,
     exploration_type: ExplorationType = ExplorationType.RANDOM,
 ) -> tuple[float, ...]:
-    """Processor time in seconds of a forward pass of each number of rows, on one thread.
+    """Processor time in seconds of a forward pass of each number of rows, by this thread alone.
 
     Args:
         policy: on the CPU, and nobody else's: it is run.
@@ -36,7 +79,11 @@ def time_passes(
     """
     runner = CounterPolicy(policy, exploration_type)
     most = max(rows)
-    with _one_thread(), torch.inference_mode(), set_exploration_type(exploration_type):
+    with (
+        torch.inference_mode(),
+        set_exploration_type(exploration_type),
+        np.errstate(over="ignore", invalid="ignore"),  # as in an actor
+    ):
         runner.prepare(examples[:most])
         words = np.random.default_rng(0).integers(
             0, 2**64, (most, runner.width), np.uint64, endpoint=False
@@ -68,14 +115,3 @@ def median_cpu_time(function: Callable[[], object], seconds: float) -> float:
         function()
         times.append(time.thread_time() - began)
     return float(np.median(times))
-
-
-@contextmanager
-def _one_thread() -> Iterator[None]:
-    """Inside, torch computes on the thread that calls it."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)

@@ -113,6 +113,11 @@ class StepCosts:
     step_s: float
     cpu_share: float
 
+    @property
+    def waits(self) -> bool:
+        """Whether steps wait for something, rather than compute."""
+        return self.cpu_share < _COMPUTES and (1 - self.cpu_share) * self.step_s > _WAIT_S
+
 
 class RandomPlay(Protocol):
     """An environment and what it takes to play it at random."""
@@ -230,8 +235,7 @@ def executors_for(costs: StepCosts, num_envs: int, cores: int, inference_s: floa
         >>> executors_for(StepCosts(step_s=1e-6, cpu_share=1.0), num_envs=16, cores=4)
         1
     """
-    idle_s = (1 - costs.cpu_share) * costs.step_s
-    if costs.cpu_share < _COMPUTES and idle_s > _WAIT_S:
+    if costs.waits:
         wanted = min(_MOST_PER_CORE * cores, ceil(cores / max(costs.cpu_share, 1e-3)))
     else:
         own_s = costs.step_s + _OWN_S

@@ -22,6 +22,7 @@ from torchrl_hts.failures import Site
 from torchrl_hts.gym_env import GymDescription, RowOptions
 from torchrl_hts.invariance import InvariantSizes
 from torchrl_hts.limits import check_descriptors, check_storage, most_executors
+from torchrl_hts.passes import PassJob
 from torchrl_hts.probing import StepCosts, executors_for
 from torchrl_hts.roster import Roster
 from torchrl_hts.schedule import Schedule
@@ -113,7 +114,7 @@ class Staff:
         factories: Sequence[bytes],
         env_options: dict[str, Any],
         cores: int,
-        inference_s: Callable[[Description], float],
+        pass_job: Callable[[Description], PassJob | None],
     ) -> list[Description]:
         """Make all environments; returns what each says of itself.
 
@@ -124,13 +125,13 @@ class Staff:
             factories: a pickled environment factory per environment.
             env_options: keyword arguments of `TorchRLEnvironment`.
             cores: the number of cores that the collector may use.
-            inference_s: measures what the policy takes of a core for each step of such an
-                environment.
+            pass_job: how to time the policy on the observations of such an environment; None if
+                it takes nothing of the cores.
         """
         self._servers.begin()
         self._factories, self._env_options = factories, env_options
         self._servers.with_torch = any(_TORCHRL.search(factory) for factory in set(factories))
-        tried = self._spread(cores, inference_s)
+        tried = self._spread(cores, pass_job)
         descriptions: list[Description] = []
         if not tried:
             first = self._spawn_executor(0)
@@ -156,7 +157,7 @@ class Staff:
     def _preload(self, modules: Sequence[str]) -> None:
         self._servers.preload([name for name in modules if name != "__main__"])
 
-    def _spread(self, cores: int, inference_s: Callable[[Description], float]) -> bool:
+    def _spread(self, cores: int, pass_job: Callable[[Description], PassJob | None]) -> bool:
         """Spread the environments over executors; returns whether one was tried out for it."""
         num_envs = self.num_envs
         tried = None
@@ -165,8 +166,11 @@ class Staff:
             wanted = min(num_envs, cores)
             if tried is not None:
                 costs, description = tried
-                each_s = 0.0 if description is None else inference_s(description)
-                wanted = executors_for(costs, num_envs, cores, each_s)
+                wanted = executors_for(costs, num_envs, cores, 0.0)
+                if wanted > 1 and not costs.waits and description is not None:
+                    job = pass_job(description)
+                    pass_s = 0.0 if job is None else self._time_pass(job)
+                    wanted = executors_for(costs, num_envs, cores, pass_s / num_envs)
             self.num_executors = max(1, min(wanted, most_executors(self.num_actors)))
         self.owner = tuple(env * self.num_executors // num_envs for env in range(num_envs))
         while len(self.executor_inboxes) < self.num_executors:
@@ -181,26 +185,43 @@ class Staff:
         for _ in range(2):
             target = "torchrl_hts.probing:run_probe"
             probe = self._servers.spawn_executor("executor 0", target, [])
-            self._enlist(self.executors, 0, probe)
-            try:
-                job = (self._factories[0], self._servers.with_torch, self._env_options)
-                self._roster.send(probe, job)
-                if not wait(probe.fds, self._probe_limit_s):
-                    return None
-                kind, found, modules = self._receive_all([probe])[0]
-            except WorkerError:
-                if self.is_closed():
-                    raise
+            job = (self._factories[0], self._servers.with_torch, self._env_options)
+            answer = self._ask_once(probe, job)
+            if answer is None:
                 return None
-            finally:
-                self._roster.dismiss(probe)
-                self.executors = []
+            kind, found, modules = answer
             if kind == "tried":
                 self._preload(modules)
                 tried: tuple[StepCosts, Description | None] = found
                 return tried
             self._servers.with_torch = True
         return None
+
+    def _time_pass(self, job: PassJob) -> float:
+        """Processor time of a forward pass, in seconds; 0.0 if that can't be told.
+
+        A failure is none of the run's: if it is the policy's, an actor will fail too.
+        """
+        worker = self._servers.spawn_actor("executor 0", "torchrl_hts.passes:run_passes", [])
+        answer = self._ask_once(worker, job)
+        return 0.0 if answer is None else float(answer[1])
+
+    def _ask_once(self, worker: WorkerProcess, job: object) -> tuple[str, Any, Any] | None:
+        """The answer of a worker that then ends; None if it fails, or takes too long."""
+        self._enlist(self.executors, 0, worker)
+        try:
+            self._roster.send(worker, job)
+            if not wait(worker.fds, self._probe_limit_s):
+                return None
+            answer: tuple[str, Any, Any] = self._receive_all([worker])[0]
+            return answer
+        except WorkerError:
+            if self.is_closed():
+                raise
+            return None
+        finally:
+            self._roster.dismiss(worker)
+            self.executors = []
 
     def _spawn_executor(self, index: int) -> WorkerProcess:
         """Start an executor, in the place of the one that was there, and let it make its envs."""
