@@ -32,10 +32,11 @@ import numpy as np
 from _contenders import CONTENDERS, CollectorRunner
 from _environments import RecordedEnv
 from _machine import machine
+from _records import read_record, seconds_of, shares_of
 from _workloads import TRAININGS, Workload
 from matplotlib.figure import Figure
 
-from torchrl_hts.command_line import count
+from torchrl_hts.command_line import count, positive
 from torchrl_hts.theory import timetable
 
 Array = np.ndarray[Any, Any]
@@ -43,12 +44,6 @@ Array = np.ndarray[Any, Any]
 TRAINING = "collect"
 WARM_UP = 3  # rounds that aren't measured
 BARRIERS: dict[str, Any] = {"hts": None, "loop-gymnasium": "step"}  # by contender
-
-
-def shares_of(record_s: Array, num_envs: int, num_steps: int) -> Array:
-    """``[N, steps]``: for each environment its part of a record, from its own place on."""
-    starts = np.arange(num_envs) * len(record_s) // num_envs
-    return record_s[(starts[:, None] + np.arange(num_steps)) % len(record_s)]
 
 
 def predict(times_s: Array, barrier: Any) -> float:
@@ -80,9 +75,8 @@ def measure(times_s: Array, contender: str) -> float:
 
 def compare(result: dict[str, Any], options: argparse.Namespace) -> dict[str, Any]:
     """Both contenders, predicted and measured, on what was recorded of a scenario."""
-    record_s = options.slower * (np.array(result["step_us"]) + np.array(result["reset_us"])) / 1e6
     num_steps = (options.rounds + WARM_UP) * TRAININGS[TRAINING].sync_interval
-    times_s = shares_of(record_s, options.num_envs, num_steps)
+    times_s = shares_of(seconds_of(result, options.slower), options.num_envs, num_steps)
     measured: dict[str, list[float]] = {contender: [] for contender in BARRIERS}
     for _ in range(options.repetitions):
         for contender, all_ in measured.items():
@@ -147,18 +141,9 @@ def main() -> None:
     parser.add_argument("--num-envs", type=count, default=16, help="environments (16)")
     parser.add_argument("--rounds", type=count, default=25, help="of 20 steps, measured (25)")
     parser.add_argument("--repetitions", type=count, default=2, help="of each (2)")
-    parser.add_argument("--slower", type=float, default=3.0, help="factor on all times (3)")
+    parser.add_argument("--slower", type=positive, default=3.0, help="factor on all times (3)")
     options = parser.parse_args()
-    if not options.slower > 0:
-        parser.error(f"--slower must be positive, got {options.slower}")
-    try:
-        record = json.loads(options.record.read_text())
-    except (OSError, ValueError) as error:
-        parser.error(f"{options.record} can't be read ({error}): run football_steps.py first")
-    if not all("step_us" in result for result in record["results"].values()):
-        parser.error(
-            f"{options.record} lacks the times of single steps: run football_steps.py again"
-        )
+    record = read_record(parser, options.record)
     file = options.record.with_name("football_barrier.json")
     keys = ("num_envs", "rounds", "repetitions", "slower")
     of = [record["settings"], record["machine"]["time"]]

@@ -2,6 +2,8 @@
 
     python benchmarks/theory_check.py --output-dir runs/theory
     python benchmarks/theory_check.py --env-id my_module:make_env --output-dir runs/theory_mine
+    python benchmarks/theory_check.py --record runs/football_steps/football_steps.json \
+        --scenario academy_3_vs_1_with_keeper --output-dir runs/theory_football
 
 runs `HTSCollector` for each number of environments, alpha and lag with an update that takes 0.3
 alpha mean steps (it sleeps), and takes the time of every step and update from the collector's
@@ -15,7 +17,9 @@ timeline. Compared are, as shares of the throughput of executors that never wait
 
 Writes theory.json after each point, so that a run that was stopped goes on where it was, and
 theory.svg. By default environments sleep, for 10 ms on average, exponentially; others are named as
-for `python -m torchrl_hts.bench`. Wants a quiet machine.
+for `python -m torchrl_hts.bench`. With --record they sleep for the times of football's steps and
+resets that football_steps.py has recorded, in their order, each from a place of its own, and
+--slower times as long: so each has a core of its own, as it were. Wants a quiet machine.
 """
 
 from __future__ import annotations
@@ -33,18 +37,20 @@ sys.path[:0] = [str(HERE.parent), str(HERE)]
 
 import numpy as np  # noqa: E402
 import torch  # noqa: E402
-from _environments import SleepEnv  # noqa: E402
+from _environments import RecordedEnv, SleepEnv  # noqa: E402
 from _machine import machine  # noqa: E402
+from _records import read_record, seconds_of, shares_of  # noqa: E402
 from matplotlib.figure import Figure  # noqa: E402
 
 from torchrl_hts import HTSCollector, Timeline, keep_servers  # noqa: E402
 from torchrl_hts.bench import find_environment  # noqa: E402
-from torchrl_hts.command_line import count  # noqa: E402
+from torchrl_hts.command_line import count, positive  # noqa: E402
 from torchrl_hts.costs import default_policy, measure_environment  # noqa: E402
 from torchrl_hts.recording import Activity  # noqa: E402
 from torchrl_hts.theory import rollout_time, timetable  # noqa: E402
 
 SLEEP = "sleep"
+SLOWER = 3
 LEARNER = 0.3  # of the mean time of a round's steps
 SHUFFLES = 20
 COLOURS = {0: "#c0392b", 1: "#2471a3", 2: "#1e8449"}
@@ -76,7 +82,11 @@ def measure(
     options: argparse.Namespace, n: int, alpha: int, lag: int, mean_s: float
 ) -> dict[str, Any]:
     """One point."""
-    if options.env_id == SLEEP:
+    factories: list[Any]
+    if options.recorded_s is not None:
+        parts = shares_of(options.recorded_s, n, len(options.recorded_s))
+        factories = [partial(RecordedEnv, times_s) for times_s in parts]
+    elif options.env_id == SLEEP:
         factories = [partial(SleepEnv, env, mean_s=options.mean_ms / 1e3) for env in range(n)]
     else:
         factories = [find_environment(options.env_id)] * n
@@ -198,25 +208,45 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--output-dir", type=Path, required=True)
-    parser.add_argument("--env-id", default=SLEEP, help="by default an environment that sleeps")
+    what = parser.add_mutually_exclusive_group()
+    what.add_argument("--env-id", default=SLEEP, help="by default an environment that sleeps")
+    what.add_argument("--record", type=Path, help="football_steps.json, to sleep for its times")
+    parser.add_argument("--scenario", help="of the record; by default the first")
+    parser.add_argument("--slower", type=positive, help=f"factor on its times ({SLOWER})")
     parser.add_argument("--num-envs", type=count, nargs="+", default=[4, 16, 64])
     parser.add_argument("--alpha", type=count, nargs="+", default=[1, 4, 16, 64, 256])
     parser.add_argument("--lag", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--num-executors", type=count, help="by default one per environment")
-    parser.add_argument("--mean-ms", type=float, default=10.0, help="of the sleeping steps (10)")
+    parser.add_argument("--mean-ms", type=positive, default=10.0, help="of the sleeping steps (10)")
     parser.add_argument("--seconds", type=float, default=15.0, help="of each point, about (15)")
     parser.add_argument("--rounds", type=count, default=20, help="of each point, at least (20)")
     options = parser.parse_args()
+    options.recorded_s = recorded_at = None
+    if options.record is not None:
+        record = read_record(parser, options.record)
+        results, recorded_at = record["results"], record["machine"]["time"]
+        scenario, slower = options.scenario or next(iter(results)), options.slower or SLOWER
+        if scenario not in results:
+            parser.error(f"--scenario {scenario}: {options.record} is of {', '.join(results)}")
+        options.recorded_s = seconds_of(results[scenario], slower)
+        options.env_id = f"{scenario}, {slower:g} times as long"
+    elif options.scenario is not None or options.slower is not None:
+        parser.error("--scenario and --slower are of a --record, which is not given")
     torch.set_num_threads(1)
     options.output_dir.mkdir(parents=True, exist_ok=True)
     file = options.output_dir / "theory.json"
-    report = json.loads(file.read_text()) if file.exists() else {"env_id": options.env_id}
-    if report["env_id"] != options.env_id:
-        parser.error(f"{file} is of {report['env_id']}: choose another --output-dir")
+    report = {"env_id": options.env_id, "recorded_at": recorded_at}
+    if file.exists():
+        report = json.loads(file.read_text())
+    if (report["env_id"], report.get("recorded_at")) != (options.env_id, recorded_at):
+        at = f", recorded at {report['recorded_at']}" if report.get("recorded_at") else ""
+        parser.error(f"{file} is of {report['env_id']}{at}: choose another --output-dir")
     report["machine"] = machine()
     points: list[dict[str, Any]] = report.setdefault("points", [])
     known = {(each["num_envs"], each["alpha"], each["lag"]) for each in points}
-    if options.env_id == SLEEP:
+    if options.recorded_s is not None:
+        mean_s = float(options.recorded_s.mean())
+    elif options.env_id == SLEEP:
         mean_s = options.mean_ms / 1e3
     else:
         mean_s = float(measure_environment(find_environment(options.env_id), 2.0).steps.mean())

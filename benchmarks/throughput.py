@@ -56,7 +56,7 @@ from _report import (
 )
 from _workloads import CORES, TRAININGS, WORKLOADS, find_workload
 
-from torchrl_hts.command_line import count
+from torchrl_hts.command_line import count, positive
 
 # What contenders need beyond the requirements of the others, and where it comes from.
 PACKAGES = {
@@ -93,17 +93,6 @@ def print_startup(runs: list[dict[str, Any]]) -> None:
     ):
         if measured:
             print(f"  {statistics.median(run[key] for run in measured):8.2f}  {label}")
-
-
-def duration(text: str) -> float:
-    """A number of seconds above 0."""
-    try:
-        seconds = float(text)
-    except ValueError:
-        seconds = 0.0
-    if not 0 < seconds < float("inf"):
-        raise argparse.ArgumentTypeError(f"expected a number of seconds above 0, got {text!r}")
-    return seconds
 
 
 def workload(name: str) -> str:
@@ -147,7 +136,7 @@ def parse() -> argparse.Namespace:
         metavar="NAME",
         help=f"of {', '.join(NAMES)}; by default {' '.join(DEFAULT_CONTENDERS)}",
     )
-    parser.add_argument("--seconds", type=duration, default=15.0, help="of each measurement (15)")
+    parser.add_argument("--seconds", type=positive, default=15.0, help="of each measurement (15)")
     parser.add_argument("--repetitions", type=count, default=3, help="of each contender (3)")
     parser.add_argument("--warm-up", type=count, default=3, help="batches not counted (3)")
     parser.add_argument(

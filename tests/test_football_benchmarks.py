@@ -42,16 +42,43 @@ def test_step_times(tmp_path: Path) -> None:
     assert "<svg" in (tmp_path / "football_steps.svg").read_text()
 
 
-def test_what_giving_up_the_barrier_is_worth(tmp_path: Path) -> None:
-    """Some steps have a long reset: with a barrier at each step, all wait for each of them."""
+def write_record(folder: Path) -> Path:
+    """Steps of 0.5 ms, one in 40 with a reset of 20 ms."""
     scenario = {
         "step_us": [500] * 400,
         "reset_us": [20_000 if i % 40 == 7 else 0 for i in range(400)],
     }
-    record = tmp_path / "football_steps.json"
+    record = folder / "football_steps.json"
     record.write_text(
         json.dumps({"settings": {}, "machine": {"time": "now"}, "results": {"made up": scenario}})
     )
+    return record
+
+
+def test_theory_of_recorded_times(tmp_path: Path) -> None:
+    record = write_record(tmp_path)
+    flags = "--num-envs 2 --alpha 20 --lag 1 --slower 2 --seconds 0 --rounds 4 --output-dir"
+    run("theory_check.py", "--record", str(record), *flags.split(), str(tmp_path / "theory"))
+    report = json.loads((tmp_path / "theory" / "theory.json").read_text())
+    assert report["env_id"] == "made up, 2 times as long"
+    (point,) = report["points"]
+    assert 2e-3 < point["mean_step_s"] < 3e-3, "1 ms, and the resets"
+    assert point["step_cv"] > 2
+    assert 0 < point["measured"] <= point["recorded"] * 1.001
+
+
+def test_theory_of_a_scenario_that_was_not_recorded(tmp_path: Path) -> None:
+    command = [sys.executable, str(BENCHMARKS / "theory_check.py"), "--scenario", "another"]
+    command += ["--record", str(write_record(tmp_path)), "--output-dir", str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=250)
+    assert done.returncode == 2
+    assert "--scenario another" in done.stderr.splitlines()[-1]
+    assert "made up" in done.stderr.splitlines()[-1]
+
+
+def test_what_giving_up_the_barrier_is_worth(tmp_path: Path) -> None:
+    """Some steps have a long reset: with a barrier at each step, all wait for each of them."""
+    record = write_record(tmp_path)
     flags = "--num-envs 4 --rounds 4 --repetitions 1 --slower 1"
     printed = run("football_barrier.py", str(record), *flags.split())
     assert "| made up | " in printed
@@ -80,7 +107,7 @@ def test_one_pool_or_many() -> None:
         (["missing.json"], "can't be read"),
         (["football_steps.json"], "lacks the times of single steps"),
         (["football_steps.json", "--num-envs", "0"], "whole number of at least 1, got '0'"),
-        (["football_steps.json", "--slower", "0"], "--slower must be positive"),
+        (["football_steps.json", "--slower", "0"], "expected a number above 0, got '0'"),
     ],
 )
 def test_what_the_barrier_can_not_be_told_from(flags: list[str], said: str, tmp_path: Path) -> None:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import argparse
+from math import inf
 
-__all__ = ["count"]
+__all__ = ["count", "positive"]
 
 
 def count(text: str) -> int:
@@ -22,4 +23,22 @@ def count(text: str) -> int:
         value = 0
     if value < 1:
         raise argparse.ArgumentTypeError(f"expected a whole number of at least 1, got {text!r}")
+    return value
+
+
+def positive(text: str) -> float:
+    """A finite number above 0, as a ``type`` of argparse.
+
+    Raises:
+        argparse.ArgumentTypeError: if it is anything else.
+
+    >>> positive("1e-3")
+    0.001
+    """
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0.0
+    if not 0 < value < inf:
+        raise argparse.ArgumentTypeError(f"expected a number above 0, got {text!r}")
     return value
