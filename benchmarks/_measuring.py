@@ -19,6 +19,7 @@ import torch
 from _contenders import Runner, serial
 from _recipes import PATHS
 from _workloads import (
+    CORES,
     TRAININGS,
     find_workload,
     make_agent,
@@ -27,6 +28,7 @@ from _workloads import (
 )
 from torchrl.collectors import Collector
 
+STEPS_AT_ONCE = 100  # of an emulator, about
 POLITE_S = 5.0  # for a measurement to end that is no longer wanted
 
 
@@ -53,7 +55,10 @@ def measure_runner(runner: Runner, seconds: float, warm_up: int) -> dict[str, An
 
 
 def measure_parts(workload: str, training: str, num_envs: int, seconds: float) -> dict[str, float]:
-    """Seconds per step of emulator, inference and learning, each by itself on one thread."""
+    """Seconds per step of emulator, inference and learning, each by itself on one thread.
+
+    As many environments take turns as a core would have.
+    """
     torch.set_num_threads(1)
     tested, trained = find_workload(workload), TRAININGS[training]
     agent = make_agent(tested)
@@ -69,15 +74,18 @@ def measure_parts(workload: str, training: str, num_envs: int, seconds: float) -
             times.append(time.perf_counter() - called)
         return statistics.median(times)
 
-    env = tested.factories(1)[0]()
-    env.reset(seed=0)
-    env.action_space.seed(0)
+    envs = [make_env() for make_env in tested.factories(-(-num_envs // CORES))]
+    for index, env in enumerate(envs):
+        env.reset(seed=index)
+        env.action_space.seed(index)
+    turns = -(-STEPS_AT_ONCE // len(envs))
 
-    def hundred_steps() -> None:
-        for _ in range(100):
-            _, _, terminated, truncated, _ = env.step(env.action_space.sample())
-            if terminated or truncated:
-                env.reset()
+    def step_in_turns() -> None:
+        for _ in range(turns):
+            for env in envs:
+                _, _, terminated, truncated, _ = env.step(env.action_space.sample())
+                if terminated or truncated:
+                    env.reset()
 
     collector = Collector(
         serial(tested.factories(num_envs)),
@@ -96,7 +104,7 @@ def measure_parts(workload: str, training: str, num_envs: int, seconds: float) -
             policy_of(agent, trained)(observations.clone(False))
 
     return {
-        "emulator_s": per_call(hundred_steps) / 100,
+        "emulator_s": per_call(step_in_turns) / (turns * len(envs)),
         "inference_s": per_call(infer) / num_envs,
         "learning_s": 0.0
         if learn is None
