@@ -90,9 +90,9 @@ class HTSCollector(BaseCollector):  # type: ignore[misc]  # torchrl has no types
         num_executors: processes that step environments, at most one per environment. By default
             a process that then ends makes one more environment, plays some steps at random, and
             the time they take decides: for environments that compute one executor per core, but
-            for the cores that the policy's own time takes; up to one per environment if they wait;
-            one or few if they take microseconds. How many there are is the attribute
-            `num_executors`.
+            for the cores that the policy, timed in another process, takes if it runs on the CPU;
+            up to one per environment if they wait; one or few if they take microseconds. How many
+            there are is the attribute `num_executors`.
         seed: of everything random, an int >= 0; by default drawn from torch's generator.
         device: default of the three that follow; all default to the CPU.
         storing_device: where batches are handed out.
