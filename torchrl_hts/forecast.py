@@ -70,15 +70,19 @@ class Costs:
         return float(self.step_times.mean())
 
     def pass_time(self, rows: float) -> float:
-        """Time that an actor takes for a pass; beyond the most rows measured, in proportion."""
+        """Time that an actor takes for a pass."""
+        return self.actor_cpu_s + self._policy_time(rows)
+
+    def _policy_time(self, rows: float) -> float:
+        """The policy's share of it; beyond the most rows measured, in proportion."""
         most = self.pass_rows[-1]
         within = float(np.interp(rows, self.pass_rows, self.pass_times))
-        return self.actor_cpu_s + within * max(1.0, rows / most)
+        return within * max(1.0, rows / most)
 
     def num_executors(self, num_envs: int) -> int:
         """So many as `HTSCollector` chooses."""
         step_costs = StepCosts(self.mean_step_s, self.step_cpu_share)
-        inference_s = float(np.interp(num_envs, self.pass_rows, self.pass_times)) / num_envs
+        inference_s = self._policy_time(num_envs) / num_envs
         return executors_for(step_costs, num_envs, self.cores, inference_s)
 
 
