@@ -93,14 +93,13 @@ class Planner:
         return self._last[1]
 
     def pass_job(self, description: GymDescription | TorchRLDescription) -> PassJob | None:
-        """What it takes to time a pass of all environments; None if not on the CPU.
-
-        Raises:
-            PolicyError, ValueError, TypeError: as `plan_batch` does.
-        """
+        """What it takes to time a pass of all environments; None if it can't be, or on no CPU."""
         if not self._on_cpu:
             return None
-        examples = self.plan(description).examples[: self._num_envs].clone()
+        try:
+            examples = self.plan(description).examples[: self._num_envs].clone()
+        except Exception:  # which is met again, and told, when all environments are known
+            return None
         return PassJob(self._policy, pickle.dumps(examples), self._exploration_type)
 
 
