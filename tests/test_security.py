@@ -338,10 +338,11 @@ def test_nothing_else_unpickles_what_comes_from_a_file() -> None:
     assert {name for name, call in found if "weights_only=True" not in call} == {
         "actor.py",  # the policy, and examples of its input, from the collector
         "ale_state.py",  # what a fork of this process says
-        "collector.py",  # a copy of the policy, made in the same place
+        "batch_plan.py",  # a copy of the policy, made in the same place
         "evaluation.py",  # likewise
         "executor.py",  # the factory, from the collector
         "messages.py",  # between a process and its workers
+        "passes.py",  # the policy, and examples of its input, from the collector
         "playing.py",  # the factory and the policy, from the evaluator
         "probing.py",  # the factory, from the collector
     }
