@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+SLOWER = 3.0  # by default; so a few cores keep up with what 16 real ones do
 Array = np.ndarray[Any, Any]
 
 

@@ -32,7 +32,7 @@ import numpy as np
 from _contenders import CONTENDERS, CollectorRunner
 from _environments import RecordedEnv
 from _machine import machine
-from _records import read_record, seconds_of, shares_of
+from _records import SLOWER, read_record, seconds_of, shares_of
 from _workloads import TRAININGS, Workload
 from matplotlib.figure import Figure
 
@@ -141,7 +141,9 @@ def main() -> None:
     parser.add_argument("--num-envs", type=count, default=16, help="environments (16)")
     parser.add_argument("--rounds", type=count, default=25, help="of 20 steps, measured (25)")
     parser.add_argument("--repetitions", type=count, default=2, help="of each (2)")
-    parser.add_argument("--slower", type=positive, default=3.0, help="factor on all times (3)")
+    parser.add_argument(
+        "--slower", type=positive, default=SLOWER, help=f"factor on all times ({SLOWER:g})"
+    )
     options = parser.parse_args()
     record = read_record(parser, options.record)
     file = options.record.with_name("football_barrier.json")

@@ -39,7 +39,7 @@ import numpy as np  # noqa: E402
 import torch  # noqa: E402
 from _environments import RecordedEnv, SleepEnv  # noqa: E402
 from _machine import machine  # noqa: E402
-from _records import read_record, seconds_of, shares_of  # noqa: E402
+from _records import SLOWER, read_record, seconds_of, shares_of  # noqa: E402
 from matplotlib.figure import Figure  # noqa: E402
 
 from torchrl_hts import HTSCollector, Timeline, keep_servers  # noqa: E402
@@ -50,7 +50,6 @@ from torchrl_hts.recording import Activity  # noqa: E402
 from torchrl_hts.theory import rollout_time, timetable  # noqa: E402
 
 SLEEP = "sleep"
-SLOWER = 3
 LEARNER = 0.3  # of the mean time of a round's steps
 SHUFFLES = 20
 COLOURS = {0: "#c0392b", 1: "#2471a3", 2: "#1e8449"}
@@ -212,7 +211,7 @@ def main() -> None:
     what.add_argument("--env-id", default=SLEEP, help="by default an environment that sleeps")
     what.add_argument("--record", type=Path, help="football_steps.json, to sleep for its times")
     parser.add_argument("--scenario", help="of the record; by default the first")
-    parser.add_argument("--slower", type=positive, help=f"factor on its times ({SLOWER})")
+    parser.add_argument("--slower", type=positive, help=f"factor on its times ({SLOWER:g})")
     parser.add_argument("--num-envs", type=count, nargs="+", default=[4, 16, 64])
     parser.add_argument("--alpha", type=count, nargs="+", default=[1, 4, 16, 64, 256])
     parser.add_argument("--lag", type=int, nargs="+", default=[0, 1, 2])

@@ -265,7 +265,7 @@ class TestCollector:
     def test_what_the_policy_costs_counts(self, monkeypatch: pytest.MonkeyPatch) -> None:
         asked: list[float] = []
 
-        def choose(costs: StepCosts, num_envs: int, cores: int, inference_s: float) -> int:
+        def choose(costs: StepCosts, num_envs: int, cores: int, inference_s: float = 0.0) -> int:
             asked.append(inference_s)
             return 2
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import pickle
 import time
 from collections.abc import Callable, Sequence
@@ -18,6 +17,7 @@ from torchrl.envs.utils import ExplorationType, set_exploration_type
 
 from torchrl_hts.messages import receive_object, send_object
 from torchrl_hts.sampling import CounterPolicy
+from torchrl_hts.worker_output import be_silent
 
 __all__ = ["PassJob", "median_cpu_time", "run_passes", "time_passes"]
 
@@ -49,9 +49,7 @@ def run_passes(control: Connection, fds: Sequence[int]) -> None:
         fds: none.
     """
     job: PassJob = receive_object(control)
-    silence = os.open(os.devnull, os.O_WRONLY)  # what the policy says the actor's will say as well
-    for stream in (1, 2):
-        os.dup2(silence, stream)
+    be_silent()  # the actors' policies will say it as well
     torch.set_num_threads(1)
     examples = pickle.loads(job.examples)
     rows = examples.batch_size[0]

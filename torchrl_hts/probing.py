@@ -6,7 +6,6 @@ trained on. Results don't depend on the number of executors (I7), so the clock m
 
 from __future__ import annotations
 
-import os
 import pickle
 import resource
 import signal
@@ -25,6 +24,7 @@ import numpy.typing as npt
 
 from torchrl_hts.gym_env import GymDescription
 from torchrl_hts.messages import receive_object, send_object
+from torchrl_hts.worker_output import be_silent
 
 __all__ = [
     "EnvironmentTimes",
@@ -256,9 +256,7 @@ def run_probe(control: Connection, fds: Sequence[int]) -> None:
         fds: none.
     """
     factory, torch_allowed, env_options = receive_object(control)
-    silence = os.open(os.devnull, os.O_WRONLY)  # the executors' environments will say it as well
-    for stream in (1, 2):
-        os.dup2(silence, stream)
+    be_silent()  # the executors' environments will say it as well
     costs: StepCosts | None = None
     env = pickle.loads(factory)()
     signal.signal(signal.SIGALRM, _give_up)

@@ -166,7 +166,7 @@ class Staff:
             wanted = min(num_envs, cores)
             if tried is not None:
                 costs, description = tried
-                wanted = executors_for(costs, num_envs, cores, 0.0)
+                wanted = executors_for(costs, num_envs, cores)
                 if wanted > 1 and not costs.waits and description is not None:
                     job = pass_job(description)
                     pass_s = 0.0 if job is None else self._time_pass(job)

@@ -11,7 +11,7 @@ import contextlib
 import os
 import select
 
-__all__ = ["WorkerOutput"]
+__all__ = ["WorkerOutput", "be_silent"]
 
 _KEPT_BYTES = 1 << 13
 _KEPT_LINES = 40
@@ -72,3 +72,11 @@ def _pass_on(chunk: bytes) -> None:
             chunk = chunk[os.write(2, chunk) :]
             continue
         return
+
+
+def be_silent() -> None:
+    """Send to nowhere all that this process writes to stdout and stderr from now on."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    for stream in (1, 2):
+        os.dup2(nowhere, stream)
+    os.close(nowhere)
