@@ -40,7 +40,9 @@ class Options(RunOptions):
     lag: int = option(
         1, "updates that the behaviour parameters are behind; 0 is synchronous", least=0
     )
-    num_actors: int = option(1, "processes that run the policy", may_change=True, least=1)
+    num_actors: int | None = option(
+        None, "processes that run the policy; by default as many as pay", may_change=True, least=1
+    )
     epochs: int = option(8, "passes over each batch", least=1)
     minibatch_size: int = option(256, "steps per optimizer step", least=1)
     learning_rate: float = option(1e-3, "of Adam; decays linearly to 0", least=0)

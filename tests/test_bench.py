@@ -14,14 +14,14 @@ from policies import categorical
 from torchrl_hts.bench import main
 from torchrl_hts.costs import default_policy, measure_environment, measure_learning
 from torchrl_hts.forecast import Costs, Setting, forecast, recommend
+from torchrl_hts.sizing import PassCosts
 from torchrl_hts.theory import timetable
 
 SLEEPS = Costs(
     step_times=np.random.default_rng(0).exponential(0.01, 20_000),
     step_cpu_share=0.0,
     executor_cpu_s=0.0,
-    pass_rows=(1, 16),
-    pass_times=(0.0, 0.0),
+    passes=PassCosts((1, 16), (0.0, 0.0)),
     actor_cpu_s=0.0,
     learner_step_s=0.3 * 0.01 / 16,
     cores=2,
@@ -48,7 +48,7 @@ def test_the_barrier_costs_what_the_recursion_says() -> None:
 def test_cores_are_a_limit() -> None:
     """Environments that compute for 1 ms: two cores make 2,000 steps/s, and not one more."""
     found = forecast(COMPUTES, Setting(16, 20))
-    assert (found.limit, COMPUTES.num_executors(16)) == ("cores", 2)
+    assert (found.limit, COMPUTES.team(16).executors) == ("cores", 2)
     assert found.steps_per_second == pytest.approx(2000, rel=0.01)
     both = forecast(replace(COMPUTES, learner_step_s=0.5e-3), Setting(16, 20))
     assert (both.limit, both.steps_per_second) == ("cores", pytest.approx(2 / 1.5e-3, rel=0.01))
@@ -61,12 +61,12 @@ def test_the_learner_is_a_limit() -> None:
 
 def test_inference_is_a_limit() -> None:
     """A pass of 20 ms, however many rows: at most 16 come at each; two actors halve the wait."""
-    slow = replace(SLEEPS, pass_times=(0.02, 0.02), learner_step_s=0.0, cores=64)
+    slow = replace(SLEEPS, passes=PassCosts((1, 16), (0.02, 0.02)), learner_step_s=0.0, cores=64)
     one, two = (forecast(slow, Setting(16, 20, num_actors=m)) for m in (1, 2))
     assert one.limit == "inference"
     assert one.steps_per_second < 16 / 0.02
     assert one.steps_per_second < two.steps_per_second < 16 / 0.03
-    beyond = replace(slow, pass_rows=(1, 8))
+    beyond = replace(slow, passes=PassCosts((1, 8), (0.02, 0.02)))
     assert beyond.pass_time(16) == 0.04, "twice the rows that were measured take twice the time"
 
 

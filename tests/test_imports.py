@@ -18,7 +18,7 @@ ORDER = [
     "recording", "messages",
     "worker_output", "worker_server", "undivided", "workers", "servers",
     "ale_state", "state_names", "state_pickle",
-    "env_state", "gym_env", "probing", "forecast", "executor",
+    "env_state", "gym_env", "sizing", "probing", "forecast", "executor",
     "slots", "torchrl_env", "invariance", "draws", "short_cut", "sampling", "passes",
     "gathering", "actor", "timeline_picture", "saved_state", "timeline", "statistics", "weights",
     "restarts", "pickling", "limits", "arguments", "batch_plan", "progress", "failures", "roster",

@@ -1,4 +1,4 @@
-"""How many executors there are by default: by what a probe of the first environment costs."""
+"""What environments and policies cost, and that a collector chooses its processes by that."""
 
 from __future__ import annotations
 
@@ -18,16 +18,15 @@ import numpy as np
 import pytest
 import torch
 from environments import EchoEnv
-from hypothesis import given
-from hypothesis import strategies as st
 from policies import categorical, marked, needs_rows
 from torchrl.envs.utils import ExplorationType
 
-from torchrl_hts import HTSCollector, WorkerError, staff
+from torchrl_hts import HTSCollector, WorkerError, collector, staff
 from torchrl_hts.batch_plan import Planner
 from torchrl_hts.gym_env import GymDescription
 from torchrl_hts.limits import available_cores
-from torchrl_hts.probing import EnvironmentTimes, StepCosts, executors_for, time_steps
+from torchrl_hts.probing import EnvironmentTimes, time_steps
+from torchrl_hts.sizing import PassCosts, StepCosts, TeamSize, team_for
 
 CORES = ceil(available_cores())
 
@@ -97,60 +96,6 @@ def test_a_reset_that_lost_its_core_counts_as_the_others() -> None:
     assert costs.step_s == pytest.approx(1.2e-5)
     costs = measured([1e-5] * 10, [1e-5] * 10, [False] * 10, resets, (True, True))
     assert costs.step_s == pytest.approx(1e-5 + 5.01e-3 / 10), "all were: they are all there is"
-
-
-@pytest.mark.parametrize(
-    ("step_s", "cpu_share", "num_envs", "cores", "expected"),
-    [
-        (0.7e-3, 1.0, 16, 2, 2),  # computes: a core each
-        (0.7e-3, 1.0, 16, 32, 16),
-        (10e-3, 0.01, 16, 2, 16),  # sleeps: an environment each
-        (10e-3, 0.2, 1000, 2, 10),  # ... or as many as keep the cores busy
-        (10e-3, 0.0, 1000, 2, 64),  # ... and no more than the memory of a machine bears
-        (10e-3, 0.25, 64, 2, 8),
-        (10e-3, 0.0, 4, 1, 4),
-        (1e-6, 1.0, 16, 8, 1),  # costs nothing: one keeps up
-        (20e-6, 0.0, 16, 8, 2),  # ... what a coarse clock says of it doesn't matter
-        (6e-6, 1.0, 64, 8, 5),
-        (1e-6, 1.0, 1, 8, 1),
-    ],
-)
-def test_as_many_as_pay(
-    step_s: float, cpu_share: float, num_envs: int, cores: int, expected: int
-) -> None:
-    assert executors_for(StepCosts(step_s, cpu_share), num_envs, cores) == expected
-
-
-@pytest.mark.parametrize(
-    ("step_s", "inference_s", "cores", "expected"),
-    [
-        (0.28e-3, 0.17e-3, 2, 1),  # Pong and the Nature CNN: the other core is the actor's
-        (4.5e-3, 0.2e-3, 2, 2),  # football: inference is no work beside that
-        (1e-3, 1e-3, 16, 8),
-        (1e-3, 1.0, 16, 1),
-        (1e-6, 1e-6, 16, 1),
-    ],
-)
-def test_inference_has_its_share_of_the_cores(
-    step_s: float, inference_s: float, cores: int, expected: int
-) -> None:
-    assert executors_for(StepCosts(step_s, 1.0), 16, cores, inference_s) == expected
-    waits = StepCosts(10e-3, 0.01)
-    assert executors_for(waits, 16, cores, inference_s) == 16, "they leave the cores alone"
-
-
-@given(
-    st.floats(0, 100),
-    st.floats(0, 1),
-    st.integers(1, 2048),
-    st.integers(1, 512),
-    st.floats(0, 100),
-)
-def test_never_more_than_environments_nor_none(
-    step_s: float, cpu_share: float, num_envs: int, cores: int, inference_s: float
-) -> None:
-    costs = StepCosts(step_s, cpu_share)
-    assert 1 <= executors_for(costs, num_envs, cores, inference_s) <= num_envs
 
 
 def test_plans_are_kept_for_environments_that_are_alike() -> None:
@@ -235,10 +180,10 @@ def collect(factories: list[Any], policy: Any = None, **options: Any) -> tuple[i
         total_frames=3 * frames,
         seed=0,
         **options,
-    ) as collector:
-        data = torch.cat([batch.exclude("collector") for batch in collector])
-        executors = sum(name.startswith("executor") for name in collector.worker_pids())
-        assert executors == collector.num_executors
+    ) as made:
+        data = torch.cat([batch.exclude("collector") for batch in made])
+        executors = sum(name.startswith("executor") for name in made.worker_pids())
+        assert executors == made.num_executors
     return executors, data
 
 
@@ -258,30 +203,59 @@ class TestCollector:
 
     def test_one_for_environments_that_cost_nothing(self, monkeypatch: pytest.MonkeyPatch) -> None:
         nothing = StepCosts(step_s=1e-6, cpu_share=1.0)  # whatever the machine makes of it
-        choose = partial(executors_for, nothing)
-        monkeypatch.setattr(staff, "executors_for", lambda _, *sizes: choose(*sizes))
+        choose = partial(team_for, nothing)
+        monkeypatch.setattr(staff, "team_for", lambda _, *rest, **kwargs: choose(*rest, **kwargs))
         assert collect([EchoEnv] * 4)[0] == 1
 
-    def test_what_the_policy_costs_counts(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        asked: list[float] = []
+    def test_what_the_policy_costs_is_timed(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        found: list[PassCosts | None] = []
 
-        def choose(costs: StepCosts, num_envs: int, cores: int, inference_s: float = 0.0) -> int:
-            asked.append(inference_s)
-            return 2
+        def choose(
+            costs: StepCosts, num_envs: int, cores: int, time_passes: Any, *, actor_threads: int
+        ) -> TeamSize:
+            found.append(time_passes())
+            return TeamSize(2, 1)
 
-        monkeypatch.setattr(staff, "executors_for", choose)
-        monkeypatch.setattr(StepCosts, "waits", False)
+        monkeypatch.setattr(staff, "team_for", choose)
         for num_cells in ((16,), (512,) * 20):
             assert collect([EchoEnv] * 4, policy=categorical(num_cells=num_cells))[0] == 2
-        without, small, again, large = asked
-        assert without == again == 0, "whether it matters at all is asked first"
-        assert 0 < 5 * small < large < 1
+        small, large = found
+        assert small is not None
+        assert large is not None
+        assert small.rows == (1, 4)
+        assert 0 < 5 * small.time(4) < large.time(4) < 1
+
+    def test_as_many_actors_as_keep_up(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """On many cores, with a policy that a step of the environment is nothing beside."""
+
+        def choose(
+            costs: StepCosts, num_envs: int, cores: int, time_passes: Any, **options: Any
+        ) -> TeamSize:
+            nothing, dear = StepCosts(1e-6, 1.0), PassCosts((1, 8), (1.0, 8.0))
+            return team_for(nothing, num_envs, cores, lambda: dear, **options)
+
+        monkeypatch.setattr(collector, "available_cores", lambda: 5.0)
+        monkeypatch.setattr(staff, "team_for", choose)
+        actors = []
+        for options in ({}, {"actor_threads": 2}, {"num_actors": 1}, {"num_executors": 1}):
+            with HTSCollector(
+                [EchoEnv] * 8,
+                categorical(),
+                frames_per_batch=16,
+                total_frames=16,
+                seed=0,
+                **options,
+            ) as made:
+                pids = made.worker_pids()
+                assert sum("actor" in name for name in pids) == made.num_actors
+                assert made.num_executors == 1
+                actors.append(made.num_actors)
+        assert actors == [4, 2, 1, 1]
 
     def test_a_policy_that_can_not_be_timed_fails_where_it_acts(
         self, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
     ) -> None:
-        monkeypatch.setattr(staff, "executors_for", lambda *_: 2)
-        monkeypatch.setattr(StepCosts, "waits", False)
+        monkeypatch.setattr(collector, "available_cores", lambda: 4.0)
         with pytest.raises(WorkerError, match="too few rows") as raised:
             collect([EchoEnv] * 4, policy=needs_rows(10))
         assert raised.value.worker == "actor 0"
@@ -292,19 +266,20 @@ class TestCollector:
         assert collect(factories, num_executors=2)[0] == 2
         assert len(list(tmp_path.glob("made*"))) == 3, "nothing was tried out"
 
-    @pytest.mark.parametrize("chosen", [None, 1, 2])
+    @pytest.mark.parametrize(
+        "chosen", [None, TeamSize(1, 1), TeamSize(1, 3), TeamSize(2, 1), TeamSize(3, 2)]
+    )
     def test_the_choice_changes_no_bit(
-        self, chosen: int | None, monkeypatch: pytest.MonkeyPatch
+        self, chosen: TeamSize | None, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """Neither for what waits, nor where the policy's time decides."""
         env = SlowEnv if chosen is None else EchoEnv
         if chosen is not None:
-            monkeypatch.setattr(staff, "executors_for", lambda *_: chosen)
-            monkeypatch.setattr(StepCosts, "waits", False)
+            monkeypatch.setattr(staff, "team_for", lambda *_, **__: chosen)
         executors, found = collect([env] * 3)
-        assert executors == (chosen or 3)
+        assert executors == (3 if chosen is None else chosen.executors)
         given = 1 if executors > 1 else 3
-        assert equal(found, collect([env] * 3, num_executors=given)[1])
+        assert equal(found, collect([env] * 3, num_executors=given, num_actors=1)[1])
 
     def test_what_was_tried_out_is_closed_and_gone(self, tmp_path: Path) -> None:
         collect([partial(NotedEnv, str(tmp_path))] * 2)

@@ -127,15 +127,14 @@ def measure(
     progress(1, f"stepping the environment at random for {seconds:g} s")
     times = measure_environment(make_env, seconds)
     progress(2, f"running the policy on {', '.join(map(str, rows))} rows")
-    pass_times = measure_passes(make_env, policy, rows, seconds)
+    passes = measure_passes(make_env, policy, rows, seconds)
     progress(3, "learning: the policy forward and back")
     learner_s = epochs * measure_learning(make_env, policy, seconds / 2)
     alone = Costs(
         step_times=times.with_resets(),
         step_cpu_share=times.cpu_share,
         executor_cpu_s=0.0,
-        pass_rows=tuple(rows),
-        pass_times=pass_times,
+        passes=passes,
         actor_cpu_s=0.0,
         learner_step_s=learner_s,
         cores=ceil(available_cores()),
@@ -164,7 +163,7 @@ def _try_out(
         frames_per_batch=setting.num_envs * setting.sync_interval,
         lag=setting.lag,
         num_actors=setting.num_actors,
-        num_executors=costs.num_executors(setting.num_envs),
+        num_executors=costs.team(setting.num_envs).executors,
     )
 
 
@@ -188,7 +187,7 @@ def print_costs(times: EnvironmentTimes, costs: Costs) -> None:
         )
     else:
         print(f"reset     none: no episode ended in {len(steps):,} steps")
-    passes = zip(costs.pass_rows, costs.pass_times, strict=True)
+    passes = zip(costs.passes.rows, costs.passes.times, strict=True)
     print("policy    " + ", ".join(f"{rows} rows {_time(taken)}" for rows, taken in passes))
     print(f"learner   {_time(costs.learner_step_s)} for each step")
     print(
@@ -210,12 +209,12 @@ def print_forecasts(costs: Costs, settings: argparse.Namespace) -> list[Forecast
     print(line + "".join(f"{head:>19}" for head in heads) + f"{'lag 1, barrier':>19}{'Claim 1':>9}")
     found = []
     for n in settings.num_envs:
-        for actors in settings.actors:
+        for actors in settings.actors or sorted({1, 2, costs.team(n).actors}):
             for alpha in settings.alpha:
                 own = [forecast(costs, Setting(n, alpha, lag, actors)) for lag in lags]
                 barrier = forecast(costs, Setting(n, alpha, 1, actors), barrier="round")
                 found += own
-                executors = costs.num_executors(n)
+                executors = costs.team(n).executors
                 steps = -(-n // executors) * alpha  # of each executor in a round
                 claim = steps / rollout_time(executors * steps, executors, steps)
                 cells = "".join(_cell(each) for each in [*own, barrier])
@@ -242,7 +241,7 @@ def print_recommendation(
         f"    HTSCollector([make_env] * {setting.num_envs}, policy,\n"
         f"                 frames_per_batch={setting.num_envs} * {setting.sync_interval}, "
         f"lag={setting.lag}, num_actors={setting.num_actors},\n"
-        f"                 num_executors={costs.num_executors(setting.num_envs)})\n\n"
+        f"                 num_executors={costs.team(setting.num_envs).executors})\n\n"
         f"{best.steps_per_second:,.0f} steps/s are expected. It is the least of those within 5 % "
         "of the fastest: the fewest actors and\nenvironments, the shortest rounds; take the alpha "
         "that your algorithm wants."
@@ -296,7 +295,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--lag", type=int, nargs="+", choices=range(17), default=[0, 1, 2], metavar="LAG"
     )
-    parser.add_argument("--actors", type=count, nargs="+", default=[1, 2])
+    parser.add_argument(
+        "--actors", type=count, nargs="+", help="(1, 2, and what the collector chooses itself)"
+    )
     parser.add_argument(
         "--epochs", type=count, default=1, help="how often the learner goes through a batch (1)"
     )

@@ -86,7 +86,9 @@ class HTSCollector(BaseCollector):  # type: ignore[misc]  # torchrl has no types
         total_frames: ends after at least so many; -1: endless.
         lag: how many updates the behaviour parameters are behind. 1 is the paper; 0 is synchronous.
         num_actors: processes that run the policy. A lone one waits for larger batches while every
-            core has other work.
+            core has other work. By default as many as it takes to keep up with the executors, as
+            far as those and the learner leave cores to them; one where `num_executors` is given,
+            on a GPU, and with one or two cores. How many there are is the attribute `num_actors`.
         num_executors: processes that step environments, at most one per environment. By default
             a process that then ends makes one more environment, plays some steps at random, and
             the time they take decides: for environments that compute one executor per core, but
@@ -158,7 +160,7 @@ class HTSCollector(BaseCollector):  # type: ignore[misc]  # torchrl has no types
         frames_per_batch: int,
         total_frames: int = -1,
         lag: int = 1,
-        num_actors: int = 1,
+        num_actors: int | None = None,
         num_executors: int | None = None,
         seed: int | None = None,
         device: Device = None,
@@ -209,7 +211,6 @@ class HTSCollector(BaseCollector):  # type: ignore[misc]  # torchrl has no types
         factories = check_factories(create_env_fn, create_env_kwargs)
         self.num_envs = len(factories)
         self.lag = check_integer("lag", lag, least=0, most=MAX_LAG)
-        check_integer("num_actors", num_actors, most=MAX_ENVS)
         check_integer("actor_threads", actor_threads, most=MAX_THREADS)
         restarts = check_restarts(on_executor_failure, max_restarts, restart_window_s)
         timeouts_s = check_timeouts(timeout_s)
@@ -217,6 +218,8 @@ class HTSCollector(BaseCollector):  # type: ignore[misc]  # torchrl has no types
         cores = available_cores()
         if num_executors is not None:
             check_integer("num_executors", num_executors)
+        if num_actors is not None:
+            check_integer("num_actors", num_actors, most=MAX_ENVS)
         if max_frames_per_traj is None:
             max_frames_per_traj = 0
         max_frames = check_integer("max_frames_per_traj", max_frames_per_traj, least=0)
@@ -244,6 +247,7 @@ class HTSCollector(BaseCollector):  # type: ignore[misc]  # torchrl has no types
             self.num_envs,
             num_executors,
             num_actors,
+            actor_threads=actor_threads,
             restarts=restarts,
             timeouts_s=timeouts_s,
             storage_dir=check_storage_dir(storage_dir),
@@ -273,21 +277,21 @@ class HTSCollector(BaseCollector):  # type: ignore[misc]  # torchrl has no types
                         "env.add_truncated_keys()"
                     )
             self._truncated_keys = plan.truncated_keys if set_truncated else ()
+            self.num_executors, self.num_actors = self._crew.num_executors, self._crew.num_actors
             layout = Layout(
                 self.num_envs,
                 self.sync_interval,
                 self.lag,
-                self._crew.num_executors + num_actors,
+                self.num_executors + self.num_actors,
                 plan.fields,
                 tuple(field_of((n,), t, 0) for n, t in policy_tensors(self.policy)),
                 timeline_events,
             )
-            a_core_each = self._crew.num_executors + num_actors * actor_threads <= cores
+            a_core_each = self.num_executors + self.num_actors * actor_threads <= cores
             memory, schedule = self._crew.share(
                 layout, self._last_round, plan.options, a_core_each, plan.truncated_keys
             )
             self._memory = memory
-            self.num_executors, self.num_actors = self._crew.num_executors, num_actors
             slots = Slots(memory)
             for slot in range(self.lag + 1):
                 slots.stage(slot, self._weights.generic())  # to calibrate with
@@ -305,7 +309,7 @@ class HTSCollector(BaseCollector):  # type: ignore[misc]  # torchrl has no types
                     device=policy_device or "cpu",
                     num_threads=actor_threads,
                     owner=self._crew.owner,
-                    cores=ceil(cores) if num_actors == 1 else None,
+                    cores=ceil(cores) if self.num_actors == 1 else None,
                     a_core_each=a_core_each,
                 )
             )

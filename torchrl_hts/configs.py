@@ -63,7 +63,7 @@ class HTSCollectorConfig:
     frames_per_batch: int = MISSING
     total_frames: int = -1
     lag: int = 1
-    num_actors: int = 1
+    num_actors: int | None = None
     num_executors: int | None = None
     seed: int | None = None
     device: str | None = None

@@ -21,6 +21,7 @@ from torchrl_hts.collector import HTSCollector
 from torchrl_hts.gym_env import GymDescription
 from torchrl_hts.passes import median_cpu_time, time_passes
 from torchrl_hts.probing import EnvironmentTimes, GymPlay, time_steps
+from torchrl_hts.sizing import PassCosts
 
 __all__ = [
     "Trial",
@@ -132,13 +133,13 @@ def measure_passes(
     policy: TensorDictModuleBase,
     rows: Sequence[int],
     seconds: float,
-) -> tuple[float, ...]:
-    """Processor time of a forward pass of each number of rows, as actors run it, on one thread.
+) -> PassCosts:
+    """What forward passes of so many rows cost, as actors run them.
 
     Args:
         make_env: says what observations look like.
         policy: is run on random ones, and samples.
-        rows: of a pass.
+        rows: of a pass, ascending from 1.
         seconds: in all.
     """
     examples, _ = _examples(make_env, policy, max(rows))

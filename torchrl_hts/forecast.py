@@ -26,7 +26,7 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
-from torchrl_hts.probing import StepCosts, executors_for
+from torchrl_hts.sizing import PassCosts, StepCosts, TeamSize, team_for
 from torchrl_hts.theory import timetable
 
 __all__ = ["Costs", "Forecast", "Setting", "forecast", "recommend"]
@@ -48,8 +48,7 @@ class Costs:
         step_times: ``[K]``, of single steps, with the reset in those that end an episode.
         step_cpu_share: the part of a step during which it used a core.
         executor_cpu_s: processor time of an executor for each step, beside the environment's.
-        pass_rows: numbers of rows, ascending from 1.
-        pass_times: of a forward pass of so many rows on one thread that has a core to itself.
+        passes: of a forward pass, on one thread that has a core to itself.
         actor_cpu_s: processor time of an actor for each pass, beside the policy's.
         learner_step_s: of learning, on a core of its own, for each environment step.
         cores: that the collector may use.
@@ -58,8 +57,7 @@ class Costs:
     step_times: npt.NDArray[np.float64]
     step_cpu_share: float
     executor_cpu_s: float
-    pass_rows: tuple[int, ...]
-    pass_times: tuple[float, ...]
+    passes: PassCosts
     actor_cpu_s: float
     learner_step_s: float
     cores: int
@@ -71,19 +69,12 @@ class Costs:
 
     def pass_time(self, rows: float) -> float:
         """Time that an actor takes for a pass."""
-        return self.actor_cpu_s + self._policy_time(rows)
+        return self.actor_cpu_s + self.passes.time(rows)
 
-    def _policy_time(self, rows: float) -> float:
-        """The policy's share of it; beyond the most rows measured, in proportion."""
-        most = self.pass_rows[-1]
-        within = float(np.interp(rows, self.pass_rows, self.pass_times))
-        return within * max(1.0, rows / most)
-
-    def num_executors(self, num_envs: int) -> int:
-        """So many as `HTSCollector` chooses."""
+    def team(self, num_envs: int) -> TeamSize:
+        """What `HTSCollector` chooses."""
         step_costs = StepCosts(self.mean_step_s, self.step_cpu_share)
-        inference_s = self._policy_time(num_envs) / num_envs
-        return executors_for(step_costs, num_envs, self.cores, inference_s)
+        return team_for(step_costs, num_envs, self.cores, lambda: self.passes)
 
 
 @dataclass(frozen=True)
@@ -130,7 +121,7 @@ def forecast(
         Environments that sleep for 10 ms on average, a policy that takes 0.2 ms:
 
         >>> times = np.random.default_rng(0).exponential(0.01, 10_000)
-        >>> costs = Costs(times, 0.0, 0.0, (1, 16), (2e-4, 2e-4), 0.0, 0.0, cores=2)
+        >>> costs = Costs(times, 0.0, 0.0, PassCosts((1, 16), (2e-4, 2e-4)), 0.0, 0.0, cores=2)
         >>> found = forecast(costs, Setting(num_envs=16, sync_interval=20, lag=1))
         >>> found.limit, 0.90 < found.schedule_share < 0.96
         ('schedule', True)
@@ -138,7 +129,7 @@ def forecast(
         True
     """
     n, alpha = setting.num_envs, setting.sync_interval
-    executors = costs.num_executors(n)
+    executors = costs.team(n).executors
     step_s = costs.mean_step_s + costs.executor_cpu_s
     wait_s, rows, busy = _inference(costs, setting, min(n / step_s, executors / step_s))
 

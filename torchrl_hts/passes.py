@@ -17,6 +17,7 @@ from torchrl.envs.utils import ExplorationType, set_exploration_type
 
 from torchrl_hts.messages import receive_object, send_object
 from torchrl_hts.sampling import CounterPolicy
+from torchrl_hts.sizing import PassCosts
 from torchrl_hts.worker_output import be_silent
 
 __all__ = ["PassJob", "median_cpu_time", "run_passes", "time_passes"]
@@ -40,7 +41,7 @@ class PassJob:
 
 
 def run_passes(control: Connection, fds: Sequence[int]) -> None:
-    """Answer ``"timed"`` with the processor time of a pass of all rows of a `PassJob`.
+    """Answer ``"timed"`` with the `PassCosts` of one row and of all rows of a `PassJob`.
 
     In a process of its own that then ends, so that nothing of it is left in the user's.
 
@@ -52,11 +53,9 @@ def run_passes(control: Connection, fds: Sequence[int]) -> None:
     be_silent()  # the actors' policies will say it as well
     torch.set_num_threads(1)
     examples = pickle.loads(job.examples)
-    rows = examples.batch_size[0]
-    (pass_s,) = time_passes(
-        pickle.loads(job.policy), examples, [rows], _SECONDS, job.exploration_type
-    )
-    send_object(control, ("timed", pass_s, None))
+    rows = sorted({1, examples.batch_size[0]})
+    costs = time_passes(pickle.loads(job.policy), examples, rows, _SECONDS, job.exploration_type)
+    send_object(control, ("timed", costs, None))
 
 
 def time_passes(
@@ -65,13 +64,13 @@ def time_passes(
     rows: Sequence[int],
     seconds: float,
     exploration_type: ExplorationType = ExplorationType.RANDOM,
-) -> tuple[float, ...]:
-    """Processor time in seconds of a forward pass of each number of rows, by this thread alone.
+) -> PassCosts:
+    """What forward passes of so many rows cost: processor time, of this thread alone.
 
     Args:
         policy: on the CPU, and nobody else's: it is run.
         examples: its inputs, for at least as many rows.
-        rows: of a pass.
+        rows: of a pass, ascending from 1.
         seconds: in all, but for at least five passes of each.
         exploration_type: under which it runs.
     """
@@ -94,7 +93,9 @@ def time_passes(
             else:
                 runner(TensorDict(inputs, [count]), words[:count])
 
-        return tuple(median_cpu_time(partial(run, count), seconds / len(rows)) for count in rows)
+        share_s = seconds / len(rows)
+        times = tuple(median_cpu_time(partial(run, count), share_s) for count in rows)
+        return PassCosts(tuple(rows), times)
 
 
 def median_cpu_time(function: Callable[[], object], seconds: float) -> float:

@@ -1,7 +1,7 @@
-"""What an environment's steps cost, by a short probe; and how many executors are right for that.
+"""What an environment's steps cost, by a short probe.
 
 Random play in a process that then ends, so that nothing of it is in the environments that are
-trained on. Results don't depend on the number of executors (I7), so the clock may choose it.
+trained on.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from math import ceil, inf
+from math import inf
 from multiprocessing.connection import Connection
 from types import FrameType
 from typing import Any, Protocol
@@ -24,14 +24,13 @@ import numpy.typing as npt
 
 from torchrl_hts.gym_env import GymDescription
 from torchrl_hts.messages import receive_object, send_object
+from torchrl_hts.sizing import StepCosts
 from torchrl_hts.worker_output import be_silent
 
 __all__ = [
     "EnvironmentTimes",
     "GymPlay",
     "RandomPlay",
-    "StepCosts",
-    "executors_for",
     "run_probe",
     "time_steps",
 ]
@@ -41,16 +40,6 @@ _PROBE_S = 0.005
 _PROBE_STEPS = 32
 _PROBE_AT_MOST_S = 0.25
 _PROBE_ENDS_S = 5  # where a step or a reset doesn't end at all
-
-# An environment that uses less of a core than this, and idles for longer than this, waits for
-# something.
-_COMPUTES = 0.5
-_WAIT_S = 100e-6
-_MOST_PER_CORE = 32  # processes cost memory, whatever they wait for
-# What an executor itself takes for a step, about; and how long it may take for one of each of its
-# environments before more executors pay: about what an actor takes for a batch.
-_OWN_S = 10e-6
-_TURN_S = 200e-6
 
 
 @dataclass(frozen=True)
@@ -99,24 +88,6 @@ class EnvironmentTimes:
 def _undisturbed(disturbed: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:
     """What was not disturbed, or all if there is none."""
     return np.ones_like(disturbed) if disturbed.all() else ~disturbed
-
-
-@dataclass(frozen=True)
-class StepCosts:
-    """What a step takes on average.
-
-    Attributes:
-        step_s: seconds, resets included.
-        cpu_share: the part of them during which a core is used.
-    """
-
-    step_s: float
-    cpu_share: float
-
-    @property
-    def waits(self) -> bool:
-        """Whether steps wait for something, rather than compute."""
-        return self.cpu_share < _COMPUTES and (1 - self.cpu_share) * self.step_s > _WAIT_S
 
 
 class RandomPlay(Protocol):
@@ -208,40 +179,6 @@ def time_steps(
 def _preemptions() -> int:
     """How often another program was given this one's core."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_nivcsw
-
-
-def executors_for(costs: StepCosts, num_envs: int, cores: int, inference_s: float = 0.0) -> int:
-    """How many executors should share environments with such steps.
-
-    As many as keep all cores busy. If steps wait, more than there are cores, up to one per
-    environment. If they compute, one per core, but for the share of the cores that inference takes
-    when it keeps up: an executor too many takes turns with actors and learner on their cores.
-    Fewer if steps take microseconds: one that keeps up with an actor's batches is enough, and where
-    everybody has a core nobody needs to sleep (see ``watching.py``).
-
-    Args:
-        costs: of a step.
-        num_envs: environments.
-        cores: that the collector may use.
-        inference_s: what the policy takes of a core for each step.
-
-    Example:
-        >>> executors_for(StepCosts(step_s=1e-3, cpu_share=1.0), num_envs=16, cores=4)
-        4
-        >>> executors_for(StepCosts(1e-3, 1.0), num_envs=16, cores=4, inference_s=1e-3)
-        2
-        >>> executors_for(StepCosts(step_s=10e-3, cpu_share=0.01), num_envs=16, cores=4)
-        16
-        >>> executors_for(StepCosts(step_s=1e-6, cpu_share=1.0), num_envs=16, cores=4)
-        1
-    """
-    if costs.waits:
-        wanted = min(_MOST_PER_CORE * cores, ceil(cores / max(costs.cpu_share, 1e-3)))
-    else:
-        own_s = costs.step_s + _OWN_S
-        share = cores * own_s / (own_s + inference_s)
-        wanted = max(1, round(min(share, num_envs * own_s / _TURN_S)))
-    return min(num_envs, wanted)
 
 
 def run_probe(control: Connection, fds: Sequence[int]) -> None:

@@ -23,10 +23,10 @@ from torchrl_hts.gym_env import GymDescription, RowOptions
 from torchrl_hts.invariance import InvariantSizes
 from torchrl_hts.limits import check_descriptors, check_storage, most_executors
 from torchrl_hts.passes import PassJob
-from torchrl_hts.probing import StepCosts, executors_for
 from torchrl_hts.roster import Roster
 from torchrl_hts.schedule import Schedule
 from torchrl_hts.servers import Servers
+from torchrl_hts.sizing import PassCosts, StepCosts, TeamSize, team_for
 from torchrl_hts.storage import Key, Layout, SharedMemory
 from torchrl_hts.torchrl_env import TorchRLDescription
 from torchrl_hts.undivided import Ending
@@ -51,7 +51,9 @@ class Staff:
         num_envs: number of environments.
         num_executors: processes that they are spread over, in blocks of neighbours; None for as
             many as a probe of the first environment says.
-        num_actors: processes that run the policy.
+        num_actors: processes that run the policy; None for as many as the probe says, or one if
+            there is none.
+        actor_threads: of each actor.
         timeouts_s: how long a worker may make no progress, by kind; see `ProgressWatch`.
         storage_dir: a directory for the slots; None for memory.
 
@@ -63,16 +65,18 @@ class Staff:
         self,
         num_envs: int,
         num_executors: int | None,
-        num_actors: int,
+        num_actors: int | None,
         *,
+        actor_threads: int = 1,
         timeouts_s: Mapping[str, float] | None = None,
         storage_dir: str | None = None,
     ) -> None:
         self.num_envs = num_envs
         # 0 until `start_executors` has chosen.
         self.num_executors = 0 if num_executors is None else min(num_envs, num_executors)
-        check_descriptors(self.num_executors or 1, num_actors)
-        self.num_actors = num_actors
+        self.num_actors = num_actors or 0
+        check_descriptors(self.num_executors or 1, self.num_actors or 1)
+        self._actor_threads = actor_threads
         self.owner: tuple[int, ...] = (0,) * num_envs
         self.executors: list[WorkerProcess] = []
         self.actors: list[WorkerProcess] = []
@@ -163,15 +167,16 @@ class Staff:
         tried = None
         if not self.num_executors:
             tried = self._try_out() if num_envs > 1 else None
-            wanted = min(num_envs, cores)
+            wanted = TeamSize(min(num_envs, cores), 1)
             if tried is not None:
                 costs, description = tried
-                wanted = executors_for(costs, num_envs, cores)
-                if wanted > 1 and not costs.waits and description is not None:
-                    job = pass_job(description)
-                    pass_s = 0.0 if job is None else self._time_pass(job)
-                    wanted = executors_for(costs, num_envs, cores, pass_s / num_envs)
-            self.num_executors = max(1, min(wanted, most_executors(self.num_actors)))
+                time_passes = partial(self._time_passes, description, pass_job)
+                threads = self._actor_threads
+                wanted = team_for(costs, num_envs, cores, time_passes, actor_threads=threads)
+            self.num_actors = self.num_actors or wanted.actors
+            most = most_executors(self.num_actors)
+            self.num_executors = max(1, min(wanted.executors, most))
+        self.num_actors = self.num_actors or 1
         self.owner = tuple(env * self.num_executors // num_envs for env in range(num_envs))
         while len(self.executor_inboxes) < self.num_executors:
             self.executor_inboxes.append(Inbox.create())
@@ -197,14 +202,21 @@ class Staff:
             self._servers.with_torch = True
         return None
 
-    def _time_pass(self, job: PassJob) -> float:
-        """Processor time of a forward pass, in seconds; 0.0 if that can't be told.
+    def _time_passes(
+        self,
+        description: Description | None,
+        pass_job: Callable[[Description], PassJob | None],
+    ) -> PassCosts | None:
+        """What forward passes cost; None if nothing of the cores, or if that can't be told.
 
         A failure is none of the run's: if it is the policy's, an actor will fail too.
         """
+        job = None if description is None else pass_job(description)
+        if job is None:
+            return None
         worker = self._servers.spawn_actor("executor 0", "torchrl_hts.passes:run_passes", [])
         answer = self._ask_once(worker, job)
-        return 0.0 if answer is None else float(answer[1])
+        return None if answer is None else answer[1]
 
     def _ask_once(self, worker: WorkerProcess, job: object) -> tuple[str, Any, Any] | None:
         """The answer of a worker that then ends; None if it fails, or takes too long."""

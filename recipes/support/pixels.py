@@ -33,7 +33,9 @@ class PixelOptions(RunOptions):
     gradient_at: Literal["behaviour", "newest"] = option(
         "behaviour", "take gradients at the parameters that gathered the batch, or at the newest"
     )
-    num_actors: int = option(1, "processes that run the policy", may_change=True, least=1)
+    num_actors: int | None = option(
+        None, "processes that run the policy; by default as many as pay", may_change=True, least=1
+    )
     num_executors: int | None = option(
         None, "processes that step games; by default as many as pay", may_change=True, least=1
     )
