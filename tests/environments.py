@@ -139,7 +139,7 @@ class DictEnv(gym.Env[Any, Any]):
 
 
 class GatedEnv(EchoEnv):
-    """Waits at one step until somebody writes to a named pipe."""
+    """Waits at one step until somebody has opened a named pipe and writes to it, or closes it."""
 
     def __init__(self, gate: str, at: int) -> None:
         super().__init__(lengths=(10**9,))

@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -110,6 +110,23 @@ def wait_until_gone(pids: Iterable[int], timeout_s: float = 20.0) -> None:
     """Return when none of the processes runs any more."""
     pids = set(pids)
     wait_until(lambda: not any(map(alive, pids)), timeout_s)
+
+
+@contextlib.contextmanager
+def held_at(gate: str) -> Iterator[None]:
+    """Wait until a process waits at a gate (`environments.GatedEnv`); let it go on in the end."""
+    held: list[int] = []
+
+    def somebody_waits() -> bool:
+        with contextlib.suppress(OSError):  # no reader yet
+            held.append(os.open(gate, os.O_WRONLY | os.O_NONBLOCK))
+        return bool(held)
+
+    wait_until(somebody_waits)
+    try:
+        yield
+    finally:
+        os.close(held[0])
 
 
 # A test that is killed takes its script along.

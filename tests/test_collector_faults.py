@@ -22,6 +22,7 @@ from processes import (
     Script,
     alive,
     group_of,
+    held_at,
     needs_linux,
     processes_below,
     segments_left,
@@ -135,9 +136,10 @@ class TestEnvironments:
         thread.start()
         steps = collector._crew.schedule.steps
         wait_until(lambda: list(steps) == [2, 8])
-        collector.shutdown(timeout=0.2)
+        with held_at(gate):
+            collector.shutdown(timeout=0.2)
+            thread.join()
         expected = {"executor 0": -signal.SIGKILL, "executor 1": 0, "actor 0": 0}
-        thread.join()
         assert exit_statuses(collector) == expected
 
     @needs_linux
@@ -292,10 +294,9 @@ class TestKilled:
         learner.start()
         steps = collector._crew.schedule.steps
         wait_until(lambda: list(steps) == [2, 8])  # the other has finished rounds 0 and 1
-        self.kill(collector, name)
-        wait_until(lambda: collector._crew.is_closed())
-        if name != "executor 0":
-            Path(gate).write_bytes(b"!")
+        with held_at(gate):
+            self.kill(collector, name)
+            wait_until(lambda: collector._crew.is_closed())
         learner.join()
         assert raised[0].worker == name
         assert_others_ended_by_themselves(collector, name)
@@ -467,7 +468,7 @@ class TestTheLoop:
         interrupting = threading.Thread(target=interrupt)
         interrupting.start()
         try:
-            with pytest.raises(KeyboardInterrupt):
+            with held_at(gate), pytest.raises(KeyboardInterrupt):
                 collector.shutdown(timeout=100)
         finally:
             signal.signal(signal.SIGINT, handler)
