@@ -26,6 +26,7 @@ from torchrl_hts.testing import digest
 
 pytest.importorskip("ale_py")
 pytest.importorskip("matplotlib")
+import _curves
 import learning
 import throughput
 from _contenders import add_barrier, serial
@@ -250,7 +251,7 @@ def test_learning_lets_the_policies_play_that_it_has_kept(
     file = tmp_path / "hts-seed0.csv"
     torch.save([vars(learning.Kept(*each)) for each in kept], learning.policies(file))
     learning.evaluate(PPOOptions(), agent, file)
-    curve = learning.read(learning.evaluated(file))
+    curve = _curves.read(learning.evaluated(file))
     assert curve["steps"] == [32, 64]
     assert curve["return_mean"] == [0, 5]
     assert [*tmp_path.iterdir()] == [learning.evaluated(file)]
@@ -266,7 +267,7 @@ def test_learning_stops_at_the_goal_and_keeps_the_policy_that_reached_it(
     learning.policies(file).touch()  # of a training before
     agent = Agent(PaidEnv(), torch.nn.Identity(), 2)
     learning.train("hts", options, agent, 2_000, 300, 0.0, file)
-    curve = learning.read(file)
+    curve = _curves.read(file)
     assert curve["episodes"][-2:] == [80, 100], "a mean of fewer is none"
     assert curve["steps"][-1] == 500
     kept = torch.load(learning.policies(file))
