@@ -28,7 +28,6 @@ from _workloads import (
 )
 from torchrl.collectors import Collector
 
-STEPS_AT_ONCE = 100  # of an emulator, about
 POLITE_S = 5.0  # for a measurement to end that is no longer wanted
 
 
@@ -54,10 +53,14 @@ def measure_runner(runner: Runner, seconds: float, warm_up: int) -> dict[str, An
         runner.close()
 
 
-def measure_parts(workload: str, training: str, num_envs: int, seconds: float) -> dict[str, float]:
+def measure_parts(
+    workload: str, training: str, num_envs: int, seconds: float, warm_up: int
+) -> dict[str, float]:
     """Seconds per step of emulator, inference and learning, each by itself on one thread.
 
-    As many environments take turns as a core would have.
+    As many environments take turns as a core would have. They play on from where contenders that
+    have had their warm-up batches do, and as long, all of which counts: what a step takes depends
+    on what happens in the game.
     """
     torch.set_num_threads(1)
     tested, trained = find_workload(workload), TRAININGS[training]
@@ -78,14 +81,20 @@ def measure_parts(workload: str, training: str, num_envs: int, seconds: float) -
     for index, env in enumerate(envs):
         env.reset(seed=index)
         env.action_space.seed(index)
-    turns = -(-STEPS_AT_ONCE // len(envs))
 
-    def step_in_turns() -> None:
+    def step_in_turns(turns: int) -> None:
         for _ in range(turns):
             for env in envs:
                 _, _, terminated, truncated, _ = env.step(env.action_space.sample())
                 if terminated or truncated:
                     env.reset()
+
+    step_in_turns(warm_up * trained.sync_interval)
+    stepped, began = 0, time.perf_counter()
+    while not stepped or time.perf_counter() - began < seconds:
+        step_in_turns(1)
+        stepped += len(envs)
+    emulator_s = (time.perf_counter() - began) / stepped
 
     collector = Collector(
         serial(tested.factories(num_envs)),
@@ -104,7 +113,7 @@ def measure_parts(workload: str, training: str, num_envs: int, seconds: float) -
             policy_of(agent, trained)(observations.clone(False))
 
     return {
-        "emulator_s": per_call(step_in_turns) / (turns * len(envs)),
+        "emulator_s": emulator_s,
         "inference_s": per_call(infer) / num_envs,
         "learning_s": 0.0
         if learn is None

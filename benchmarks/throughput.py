@@ -216,7 +216,7 @@ def alone(options: argparse.Namespace) -> None:
     contender, *names, number = options.alone
     num_envs = int(number)
     if contender == "parts":
-        result = measure_parts(*names, num_envs, options.seconds)
+        result = measure_parts(*names, num_envs, options.seconds, options.warm_up)
     elif contender == SAMPLE_FACTORY:
         from _sample_factory import measure_sample_factory  # an optional package
 
