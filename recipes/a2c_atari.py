@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from torchrl.objectives import A2CLoss
 from torchrl.objectives.value import GAE
 
-from torchrl_hts import DelayedGradient
+from torchrl_hts import DelayedGradient, keep_large_blocks
 
 
 @dataclass(frozen=True)
@@ -85,6 +85,7 @@ def train(options: Options) -> int:
     """Trains a policy; returns the exit code."""
     torch.manual_seed(options.seed)
     torch.set_num_threads(options.torch_threads)
+    keep_large_blocks()
     make_env = train_env(options)
     agent = Agent(make_env())
 

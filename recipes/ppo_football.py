@@ -26,7 +26,7 @@ from support.pixels import Agent, make_collector
 from support.ppo import PPO, PPOOptions
 from support.run import Run
 
-from torchrl_hts import DelayedGradient
+from torchrl_hts import DelayedGradient, keep_large_blocks
 from torchrl_hts.envs import make_football
 
 
@@ -69,6 +69,7 @@ def train(options: Options) -> int:
     """Trains a policy; returns the exit code."""
     torch.manual_seed(options.seed)
     torch.set_num_threads(options.torch_threads)
+    keep_large_blocks()
     make_env = train_env(options)
     agent = Agent(make_env())
 

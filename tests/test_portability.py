@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import ast
 import os
+import platform
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
+from torchrl_hts.system import ON_LINUX
 
 PACKAGE = Path(__file__).parents[1] / "torchrl_hts"
 
@@ -48,3 +51,36 @@ def test_the_switch_turns_all_of_it_off() -> None:
     )
     assert done.returncode == 0, done.stderr
     assert int(done.stdout) > 1, "nothing was set"
+
+
+FAULTS = """
+import resource, sys
+import numpy as np
+from torchrl_hts import keep_large_blocks
+from torchrl_hts.system import ON_LINUX
+
+kept = keep_large_blocks() if sys.argv[1] == "keep" else False
+assert ON_LINUX or not kept
+
+def faults():
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+
+np.ones(1 << 23)  # 64 MiB
+before = faults()
+np.ones(1 << 23)
+print(int(kept), faults() - before)
+"""
+
+
+def test_large_blocks_are_kept_where_the_system_can() -> None:
+    def run(what: str) -> tuple[int, int]:
+        command = [sys.executable, "-c", FAULTS, what]
+        printed = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+        kept, faults = map(int, printed.split())
+        return kept, faults
+
+    _, without = run("give back")
+    kept, faults = run("keep")
+    assert without >= 32, "the system clears every page again, of 2 MiB at most"
+    assert faults < 16 if kept else faults >= 32
+    assert kept or not ON_LINUX or platform.libc_ver()[0] != "glibc"

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from torchrl_hts.evaluation import Evaluation, Evaluator
     from torchrl_hts.servers import keep_servers
     from torchrl_hts.statistics import Statistics, WorkerStatistics
+    from torchrl_hts.system import keep_large_blocks
     from torchrl_hts.timeline import Timeline
 
 __version__ = "0.1.0"
@@ -47,6 +48,7 @@ _MODULE_OF = {
     "Timeline": "timeline",
     "WorkerError": "errors",
     "WorkerStatistics": "statistics",
+    "keep_large_blocks": "system",
     "keep_servers": "servers",
 }
 
@@ -68,6 +70,7 @@ __all__ = [
     "WorkerError",
     "WorkerStatistics",
     "__version__",
+    "keep_large_blocks",
     "keep_servers",
 ]
 

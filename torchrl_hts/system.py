@@ -18,6 +18,7 @@ __all__ = [
     "anonymous_memory",
     "die_with_parent",
     "is_anonymous_memory",
+    "keep_large_blocks",
     "read_system_file",
     "wake_on_time",
     "watch_end",
@@ -25,6 +26,8 @@ __all__ = [
 
 ON_LINUX = sys.platform == "linux" and not os.environ.get("TORCHRL_HTS_POSIX_ONLY")
 
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # of glibc's mallopt
+_LARGE_BLOCK = 1 << 30
 _PR_SET_PDEATHSIG = 1
 _PR_SET_TIMERSLACK = 29
 
@@ -64,6 +67,30 @@ def die_with_parent(parent_pid: int) -> None:
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
         if os.getppid() != parent_pid:  # it died before prctl
             os._exit(1)
+
+
+def keep_large_blocks() -> bool:
+    """Let this process keep memory that it has freed, up to 1 GiB, for what it allocates next.
+
+    glibc gives large blocks back to the system as soon as they are free. A learner allocates the
+    same ones for every batch: activations, gradients, pictures as floats. The system then has to
+    clear all those pages for each update. Call this before training, in the process that learns;
+    workers keep theirs anyway. What is computed stays the same.
+
+    Returns:
+        False where the system's C library can't do that, and nothing has changed.
+
+    Example:
+        >>> from torchrl_hts import keep_large_blocks
+        >>> kept = keep_large_blocks()
+    """
+    try:
+        mallopt = ctypes.CDLL(None).mallopt if ON_LINUX else None
+    except AttributeError:  # not glibc
+        mallopt = None
+    if mallopt is None:
+        return False
+    return all(mallopt(what, _LARGE_BLOCK) for what in (_M_MMAP_THRESHOLD, _M_TRIM_THRESHOLD))
 
 
 def wake_on_time() -> None:
