@@ -178,8 +178,8 @@ def draw_bars(records: list[Record], file: Path) -> None:
         bounds = bounds_of(records, cell)
         for name, bound in bounds.items():
             axes.axvline(bound, color="black", linestyle=LINES[name], label=name)
-        if bounds:
-            axes.legend(fontsize="small")
+        if bounds:  # where the shortest bar leaves room
+            axes.legend(fontsize="small", loc="lower right")
         axes.set_title(f"{cell.title}, {cell.num_envs} environments", fontsize="medium")
         axes.set_xlabel("steps per second")
         axes.grid(axis="x", alpha=0.3)
