@@ -56,6 +56,7 @@ from _report import (
 )
 from _workloads import CORES, TRAININGS, WORKLOADS, find_workload
 
+from torchrl_hts import keep_large_blocks
 from torchrl_hts.command_line import count, positive
 
 # What contenders need beyond the requirements of the others, and where it comes from.
@@ -144,6 +145,9 @@ def parse() -> argparse.Namespace:
         type=count,
         help="of torch in the learner, whatever the contender; by default as told above",
     )
+    parser.add_argument(
+        "--keep-large-blocks", action="store_true", help="call keep_large_blocks in each learner"
+    )
     parser.add_argument("--output-dir", type=Path, default=Path("runs/throughput"))
     parser.add_argument("--alone", nargs=4, help=argparse.SUPPRESS)
     options = parser.parse_args()
@@ -215,6 +219,8 @@ def alone(options: argparse.Namespace) -> None:
     """One measurement, in this process."""
     contender, *names, number = options.alone
     num_envs = int(number)
+    if options.keep_large_blocks:
+        keep_large_blocks()
     if contender == "parts":
         result = measure_parts(*names, num_envs, options.seconds, options.warm_up)
     elif contender == SAMPLE_FACTORY:
@@ -239,13 +245,16 @@ def main() -> None:
         chosen = [name for name in options.workloads if name != STARTUP]
         cells = [Cell(*each) for each in product(chosen, options.trainings, options.num_envs)]
     options.output_dir.mkdir(parents=True, exist_ok=True)
-    conditions = {"cores": CORES, "learner_threads": options.learner_threads}
+    conditions: dict[str, Any] = {"cores": CORES, "learner_threads": options.learner_threads}
+    if options.keep_large_blocks:
+        conditions["keep_large_blocks"] = True
     measurements = Measurements(options.output_dir / "measurements.json", conditions)
     limit_s = 300 + 4 * options.seconds
     script = [str(HERE / "throughput.py"), "--seconds", str(options.seconds)]
     script += ["--warm-up", str(options.warm_up)]
     if options.learner_threads is not None:
         script += ["--learner-threads", str(options.learner_threads)]
+    script += ["--keep-large-blocks"] * options.keep_large_blocks
     script += ["--alone"]
 
     def say(*words: object) -> None:

@@ -25,10 +25,25 @@ from torchrl_hts import HTSCollector, WorkerError, collector, staff
 from torchrl_hts.batch_plan import Planner
 from torchrl_hts.gym_env import GymDescription
 from torchrl_hts.limits import available_cores
+from torchrl_hts.passes import median_cpu_time
 from torchrl_hts.probing import EnvironmentTimes, time_steps
 from torchrl_hts.sizing import PassCosts, StepCosts, TeamSize, team_for
 
 CORES = ceil(available_cores())
+
+
+def test_dear_passes_are_not_repeated() -> None:
+    calls: list[None] = []
+
+    def call() -> None:
+        calls.append(None)
+        sum(range(1000))
+
+    assert median_cpu_time(call, 0.0) > 0
+    assert len(calls) == 8, "three to warm up"
+    calls.clear()
+    assert median_cpu_time(call, 1.0, at_most_s=1e-9) > 0
+    assert len(calls) == 1
 
 
 class Play:
@@ -211,7 +226,7 @@ class TestCollector:
         found: list[PassCosts | None] = []
 
         def choose(
-            costs: StepCosts, num_envs: int, cores: int, time_passes: Any, *, actor_threads: int
+            costs: StepCosts, num_envs: int, cores: int, time_passes: Any, **_: Any
         ) -> TeamSize:
             found.append(time_passes())
             return TeamSize(2, 1)
@@ -311,6 +326,21 @@ class TestCollector:
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
         try:
             assert collect([SlowEnv] * 5)[0] == 3
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+    def test_actors_leave_descriptors_to_the_executors(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(staff, "team_for", lambda *_, **__: TeamSize(2, 200))
+        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        most = len(os.listdir("/dev/fd")) + 16 + 4 * 2 + 2 * 3 + 6
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
+        try:
+            with HTSCollector([EchoEnv] * 4, categorical(), frames_per_batch=8, seed=0) as made:
+                assert made.num_executors == 2
+                assert 1 <= made.num_actors <= 6
+                assert "num_executors=2, num_actors=" in repr(made)
         finally:
             resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 

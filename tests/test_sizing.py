@@ -120,9 +120,14 @@ def test_passes_are_timed_only_where_it_matters() -> None:
 
     for costs in (NOTHING, SLEEP):
         team_for(costs, 16, 2, never)
+        assert team_for(costs, 16, 8, never, num_actors=3).actors == 3
     for costs, cores in ((PONG, 2), (NOTHING, 3), (SLEEP, 3)):
         with pytest.raises(AssertionError):
             team_for(costs, 16, cores, never)
+
+
+def test_actors_that_are_given_leave_the_executors_their_cores() -> None:
+    assert team_for(PONG, 16, 8, lambda: CNN, num_actors=1) == TeamSize(5, 1)
 
 
 @given(

@@ -87,8 +87,10 @@ class HTSCollector(BaseCollector):  # type: ignore[misc]  # torchrl has no types
         lag: how many updates the behaviour parameters are behind. 1 is the paper; 0 is synchronous.
         num_actors: processes that run the policy. A lone one waits for larger batches while every
             core has other work. By default as many as it takes to keep up with the executors, as
-            far as those and the learner leave cores to them; one where `num_executors` is given,
-            on a GPU, and with one or two cores. How many there are is the attribute `num_actors`.
+            far as those, and where environments wait the learner, leave cores to them: by the same
+            measurement as `num_executors`. One without it (a single environment, `num_executors`
+            is given, the policy can't be timed, or not on the CPU), and with one or two cores. How
+            many there are is the attribute `num_actors`.
         num_executors: processes that step environments, at most one per environment. By default
             a process that then ends makes one more environment, plays some steps at random, and
             the time they take decides: for environments that compute one executor per core, but
@@ -533,5 +535,6 @@ class HTSCollector(BaseCollector):  # type: ignore[misc]  # torchrl has no types
     def __repr__(self) -> str:
         return (
             f"{type(self).__name__}(num_envs={self.num_envs}, sync_interval={self.sync_interval}, "
-            f"lag={self.lag}, rounds={self._iter + 1})"
+            f"lag={self.lag}, num_executors={self.num_executors}, num_actors={self.num_actors}, "
+            f"rounds={self._iter + 1})"
         )

@@ -50,7 +50,7 @@ def check_descriptors(num_executors: int, num_actors: int) -> None:
         raise ResourceError(
             f"{num_executors} executors and {num_actors} actors need {needed} file descriptors, "
             f"with the {used} that are open, and this process may have {limit}: allow more "
-            f"(ulimit -n {needed}), or use fewer num_executors"
+            f"(ulimit -n {needed}), or use fewer num_executors or num_actors"
         )
 
 

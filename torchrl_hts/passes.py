@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from math import inf
 from multiprocessing.connection import Connection
 
 import numpy as np
@@ -22,7 +23,9 @@ from torchrl_hts.worker_output import be_silent
 
 __all__ = ["PassJob", "median_cpu_time", "run_passes", "time_passes"]
 
-_SECONDS = 0.01  # how long a pass is repeated, at least
+_SECONDS = 0.01  # how long passes are repeated, at least
+_AT_MOST_S = 0.25  # of each number of rows, and one pass more; dear ones need no averaging
+_WARM_UP, _LEAST = 3, 5  # calls
 
 
 @dataclass(frozen=True)
@@ -54,7 +57,8 @@ def run_passes(control: Connection, fds: Sequence[int]) -> None:
     torch.set_num_threads(1)
     examples = pickle.loads(job.examples)
     rows = sorted({1, examples.batch_size[0]})
-    costs = time_passes(pickle.loads(job.policy), examples, rows, _SECONDS, job.exploration_type)
+    policy = pickle.loads(job.policy)
+    costs = time_passes(policy, examples, rows, _SECONDS, job.exploration_type, _AT_MOST_S)
     send_object(control, ("timed", costs, None))
 
 
@@ -64,6 +68,7 @@ def time_passes(
     rows: Sequence[int],
     seconds: float,
     exploration_type: ExplorationType = ExplorationType.RANDOM,
+    at_most_s: float = inf,
 ) -> PassCosts:
     """What forward passes of so many rows cost: processor time, of this thread alone.
 
@@ -73,6 +78,7 @@ def time_passes(
         rows: of a pass, ascending from 1.
         seconds: in all, but for at least five passes of each.
         exploration_type: under which it runs.
+        at_most_s: each number of rows takes no more than one pass after so many seconds.
     """
     runner = CounterPolicy(policy, exploration_type)
     most = max(rows)
@@ -94,23 +100,25 @@ def time_passes(
                 runner(TensorDict(inputs, [count]), words[:count])
 
         share_s = seconds / len(rows)
-        times = tuple(median_cpu_time(partial(run, count), share_s) for count in rows)
+        times = tuple(median_cpu_time(partial(run, count), share_s, at_most_s) for count in rows)
         return PassCosts(tuple(rows), times)
 
 
-def median_cpu_time(function: Callable[[], object], seconds: float) -> float:
+def median_cpu_time(
+    function: Callable[[], object], seconds: float, at_most_s: float = inf
+) -> float:
     """Processor time of a call by this thread, in seconds: what others do meanwhile doesn't count.
 
     Args:
-        function: is called three times more to warm up.
-        seconds: for how long to call it, but for five times at least.
+        function: is called, three times of them to warm up.
+        seconds: for how long to call it, but for eight times at least;
+        at_most_s: but for no more than one call after so many seconds.
     """
-    for _ in range(3):
-        function()
     times: list[float] = []
-    end = time.perf_counter() + seconds
-    while len(times) < 5 or time.perf_counter() < end:
+    start, passed_s = time.perf_counter(), 0.0
+    while passed_s < at_most_s and (passed_s < seconds or len(times) < _WARM_UP + _LEAST):
         began = time.thread_time()
         function()
         times.append(time.thread_time() - began)
-    return float(np.median(times))
+        passed_s = time.perf_counter() - start
+    return float(np.median(times[_WARM_UP:] or times[-1:]))

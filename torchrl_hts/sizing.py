@@ -78,6 +78,7 @@ def team_for(
     cores: int,
     time_passes: Callable[[], PassCosts | None],
     *,
+    num_actors: int | None = None,
     actor_threads: int = 1,
 ) -> TeamSize:
     """How many executors and actors should serve environments with such steps.
@@ -88,15 +89,21 @@ def team_for(
         cores: that the collector may use.
         time_passes: tells what the policy costs; None if it takes nothing of the cores, or if that
             can't be told. Is called only where it matters.
-        actor_threads: of each actor.
+        num_actors: so many, if that is given.
+        actor_threads: of each actor, which leave cores to fewer actors; that passes are shorter
+            with them isn't reckoned with.
     """
     executors = executors_for(costs, num_envs, cores)
-    if cores <= 2 and (costs.waits or executors == 1):  # there is nothing to decide
-        return TeamSize(executors, 1)
+    actors = num_actors or 1
+    actors_are_known = num_actors is not None or cores <= 2
+    if actors_are_known and (costs.waits or executors == 1):  # there is nothing to decide
+        return TeamSize(executors, actors)
     passes = time_passes()
     if passes is None:
-        return TeamSize(executors, 1)
+        return TeamSize(executors, actors)
     executors = executors_for(costs, num_envs, cores, passes.time(num_envs) / num_envs)
+    if num_actors is not None:
+        return TeamSize(executors, num_actors)
     for_actors = (cores - 1 if costs.waits else cores - executors) // actor_threads
     return TeamSize(executors, actors_for(costs, num_envs, executors, for_actors, passes))
 

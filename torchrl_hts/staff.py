@@ -171,9 +171,19 @@ class Staff:
             if tried is not None:
                 costs, description = tried
                 time_passes = partial(self._time_passes, description, pass_job)
-                threads = self._actor_threads
-                wanted = team_for(costs, num_envs, cores, time_passes, actor_threads=threads)
-            self.num_actors = self.num_actors or wanted.actors
+                wanted = team_for(
+                    costs,
+                    num_envs,
+                    cores,
+                    time_passes,
+                    num_actors=self.num_actors or None,
+                    actor_threads=self._actor_threads,
+                )
+            actors = wanted.actors
+            if not self.num_actors:  # as many as there are descriptors for, beside the executors
+                while actors > 1 and most_executors(actors) < wanted.executors:
+                    actors -= 1
+            self.num_actors = self.num_actors or actors
             most = most_executors(self.num_actors)
             self.num_executors = max(1, min(wanted.executors, most))
         self.num_actors = self.num_actors or 1
