@@ -40,6 +40,16 @@ def _one_thread() -> None:
     gc.freeze()  # what was imported stays: the collections of `nothing_left` need not look at it
 
 
+@pytest.fixture
+def seeded_thread() -> Iterator[None]:
+    """One thread, whatever the tests before have left, and torch's generator at its beginning."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    yield
+    torch.set_num_threads(before)
+
+
 @pytest.fixture(scope="session", autouse=True)
 def _interruptible() -> None:
     """Ctrl-C reaches what tests start, also where the tests were started in the background."""

@@ -63,20 +63,6 @@ def test_inference_has_its_share_of_the_cores(
     assert executors_for(waits, 16, cores, inference_s) == 16, "they leave the cores alone"
 
 
-@given(
-    st.floats(0, 100),
-    st.floats(0, 1),
-    st.integers(1, 2048),
-    st.integers(1, 512),
-    st.floats(0, 100),
-)
-def test_never_more_than_environments_nor_none(
-    step_s: float, cpu_share: float, num_envs: int, cores: int, inference_s: float
-) -> None:
-    costs = StepCosts(step_s, cpu_share)
-    assert 1 <= executors_for(costs, num_envs, cores, inference_s) <= num_envs
-
-
 @pytest.mark.parametrize(
     ("costs", "passes", "num_envs", "cores", "expected"),
     [

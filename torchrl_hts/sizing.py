@@ -94,18 +94,15 @@ def team_for(
             with them isn't reckoned with.
     """
     executors = executors_for(costs, num_envs, cores)
-    actors = num_actors or 1
-    actors_are_known = num_actors is not None or cores <= 2
-    if actors_are_known and (costs.waits or executors == 1):  # there is nothing to decide
-        return TeamSize(executors, actors)
-    passes = time_passes()
+    decided = (costs.waits or executors == 1) and (num_actors is not None or cores <= 2)
+    passes = None if decided else time_passes()
     if passes is None:
-        return TeamSize(executors, actors)
+        return TeamSize(executors, num_actors or 1)
     executors = executors_for(costs, num_envs, cores, passes.time(num_envs) / num_envs)
-    if num_actors is not None:
-        return TeamSize(executors, num_actors)
-    for_actors = (cores - 1 if costs.waits else cores - executors) // actor_threads
-    return TeamSize(executors, actors_for(costs, num_envs, executors, for_actors, passes))
+    if num_actors is None:
+        for_actors = (cores - 1 if costs.waits else cores - executors) // actor_threads
+        num_actors = actors_for(costs, num_envs, executors, for_actors, passes)
+    return TeamSize(executors, num_actors)
 
 
 def executors_for(costs: StepCosts, num_envs: int, cores: int, inference_s: float = 0.0) -> int:

@@ -179,11 +179,10 @@ class Staff:
                     num_actors=self.num_actors or None,
                     actor_threads=self._actor_threads,
                 )
-            actors = wanted.actors
             if not self.num_actors:  # as many as there are descriptors for, beside the executors
-                while actors > 1 and most_executors(actors) < wanted.executors:
-                    actors -= 1
-            self.num_actors = self.num_actors or actors
+                self.num_actors = wanted.actors
+                while self.num_actors > 1 and most_executors(self.num_actors) < wanted.executors:
+                    self.num_actors -= 1
             most = most_executors(self.num_actors)
             self.num_executors = max(1, min(wanted.executors, most))
         self.num_actors = self.num_actors or 1

@@ -27,7 +27,8 @@ __all__ = [
 ON_LINUX = sys.platform == "linux" and not os.environ.get("TORCHRL_HTS_POSIX_ONLY")
 
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # of glibc's mallopt
-_KEPT, _LARGE_BLOCK = 1 << 30, (1 << 30, 1 << 25)  # an old glibc takes no more than the second
+_KEPT_BYTES = 1 << 30
+_OLD_LIMIT = 1 << 25  # the largest threshold that an old glibc takes
 _PR_SET_PDEATHSIG = 1
 _PR_SET_TIMERSLACK = 29
 
@@ -91,8 +92,8 @@ def keep_large_blocks() -> bool:
         mallopt = None
     if mallopt is None:
         return False
-    kept = any(mallopt(_M_MMAP_THRESHOLD, num_bytes) for num_bytes in _LARGE_BLOCK)
-    return bool(kept and mallopt(_M_TRIM_THRESHOLD, _KEPT))
+    kept = any(mallopt(_M_MMAP_THRESHOLD, num_bytes) for num_bytes in (_KEPT_BYTES, _OLD_LIMIT))
+    return bool(kept and mallopt(_M_TRIM_THRESHOLD, _KEPT_BYTES))
 
 
 def wake_on_time() -> None:
