@@ -3,27 +3,19 @@
 from __future__ import annotations
 
 import os
-import re
 import signal
 import sys
 import threading
 from collections.abc import Iterator
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
-from environments import EchoEnv
-from policies import categorical
 from processes import Script, alive, needs_linux, processes_below, wait_until, wait_until_gone
-from tensordict import TensorDictBase
-from torch import Tensor, nn
 from worker_targets import modules, timer_slack_ns
 
 import torchrl_hts.servers
 import torchrl_hts.workers
-from torchrl_hts import HTSCollector
 from torchrl_hts.errors import Failure
 from torchrl_hts.messages import receive_object, send_object
 from torchrl_hts.servers import (
@@ -380,184 +372,3 @@ class TestPool:
 
         acquire()
         assert not alive(server.pid)
-
-
-@pytest.mark.usefixtures("nothing_left")
-class TestCollectors:
-    """What a collector's user sees of all this."""
-
-    @staticmethod
-    def make(seed: int = 0, policy: nn.Module | None = None) -> HTSCollector:
-        envs = [partial(EchoEnv, (5,)), partial(EchoEnv, (3, 4))]
-        policy = policy or categorical()
-        return HTSCollector(envs, policy, frames_per_batch=8, num_executors=2, seed=seed)
-
-    @staticmethod
-    def take(batches: Iterator[TensorDictBase], count: int) -> list[Tensor]:
-        return [next(batches)["observation"] for _ in range(count)]
-
-    def test_two_at_once(self) -> None:
-        expected = []
-        for seed in (0, 1):
-            with self.make(seed) as collector:
-                expected.append(torch.stack(self.take(iter(collector), 4)))
-        with self.make(0) as one, self.make(1) as other:
-            both = [iter(one), iter(other)]
-            taken = [self.take(batches, 1)[0] for _ in range(4) for batches in both]
-            one.shutdown()
-            assert len(self.take(both[1], 1)) == 1
-        assert torch.equal(torch.stack(taken[0::2]), expected[0])
-        assert torch.equal(torch.stack(taken[1::2]), expected[1])
-
-    def test_in_a_thread(self) -> None:
-        with self.make() as collector:
-            expected = self.take(iter(collector), 3)
-        found: list[list[Tensor]] = []
-
-        def learn(policy: nn.Module) -> None:
-            with self.make(0, policy) as collector:
-                found.append(self.take(iter(collector), 3))
-
-        # Made here: torch's generator, which they are made with, is one for all threads.
-        policies = [categorical() for _ in range(2)]
-        threads = [threading.Thread(target=learn, args=(policy,)) for policy in policies]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        assert len(found) == 2
-        for observations in found:
-            assert torch.equal(torch.stack(observations), torch.stack(expected))
-
-    def test_a_fork_of_the_users_process(self) -> None:
-        """It doesn't keep workers alive, nor shut them down, whatever it does with its copy."""
-        collector = self.make()
-        batches = iter(collector)
-        self.take(batches, 1)
-        (go_read, go_write), (end_read, end_write) = os.pipe(), os.pipe()
-        child = os.fork()
-        if child == 0:
-            try:
-                collector.shutdown()
-                os.write(go_write, b"x")
-                os.close(end_write)
-                os.read(end_read, 1)  # until the test is over
-            finally:
-                os._exit(0)
-        os.read(go_read, 1)
-        self.take(batches, 5)
-        collector.shutdown()
-        assert alive(child)
-        assert {worker.exit_status(0) for worker in collector._crew.workers} == {0}
-        os.close(end_write)
-        assert os.waitpid(child, 0) == (child, 0)
-        for fd in (go_read, go_write, end_read):
-            os.close(fd)
-
-
-SCRIPT = """
-import json, os, signal
-import gymnasium as gym
-import torch
-import torchrl_hts.envs
-from environments import EchoEnv
-from policies import categorical
-from torchrl_hts import HTSCollector, WorkerError
-
-print(json.dumps("begun"), flush=True)
-REWARD = 3.0
-
-class Own(EchoEnv):
-    def step(self, action):
-        observation, _, *rest = super().step(action)
-        return observation, REWARD, *rest
-
-def make_env():
-    return Own() if torchrl_hts.envs else None
-
-def has_torch(pid):
-    with open(f"/proc/{pid}/maps") as maps:
-        return "libtorch" in maps.read()
-
-def make():
-    envs = [make_env, Own, lambda: Own(lengths=(3,))]
-    return HTSCollector(envs, categorical(), frames_per_batch=12, num_executors=3)
-
-with make() as collector:
-    rewards = next(iter(collector))["next", "reward"].unique().tolist()
-    with_torch = [name for name, pid in collector.worker_pids().items() if has_torch(pid)]
-print(json.dumps([rewards, with_torch]), flush=True)
-
-for preloads_torch in (False, True):
-    collector = make()
-    batches = iter(collector)
-    next(batches)
-    pids = collector.worker_pids()
-    servers = collector._crew._servers._current.values()
-    (server,) = [server for server in servers if has_torch(server.pid) == preloads_torch]
-    os.kill(server.pid, signal.SIGKILL)
-    try:
-        while True:  # until the signal has done its work
-            next(batches)
-    except WorkerError as error:
-        print(json.dumps([str(error), error.worker, server.pid, [*pids.values()]]), flush=True)
-"""
-
-
-@needs_linux  # to be told at once that a server was killed
-def test_a_script_with_classes_of_its_own_and_no_main_guard(tmp_path: Path) -> None:
-    """It is run once, its factories come by value, and its executors never import torch.
-
-    And when one of its servers is killed, the collector says so.
-    """
-    with Script(tmp_path / "script.py", SCRIPT) as script:
-        assert script.receive() == "begun"
-        assert script.receive() == [[3.0], ["actor 0"]]
-        for kind in ("executor", "actor"):
-            message, worker, server, pids = script.receive()
-            said = rf"{kind} \d .*was killed: the worker server \(pid {server}\) ended .*-9\)"
-            assert re.match(said, message), message
-            assert worker.startswith(kind)
-            wait_until_gone(pids)
-        status, errors = script.wait()
-        assert (status, errors) == (0, "")
-
-
-POOL_SCRIPT = """
-import json, multiprocessing
-from concurrent.futures import ProcessPoolExecutor
-from environments import EchoEnv
-from policies import categorical
-from tensordict.nn import TensorDictSequential
-from torchrl_hts import HTSCollector, WorkerError
-
-class Policy(TensorDictSequential):
-    pass
-
-class Own(EchoEnv):
-    def step(self, action):
-        raise ArithmeticError("its own")
-
-def first(make_env):
-    with HTSCollector([make_env] * 2, Policy(categorical()), frames_per_batch=8) as collector:
-        return list(next(iter(collector)).shape)
-
-if __name__ == "__main__":
-    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
-        print(json.dumps(pool.submit(first, EchoEnv).result()), flush=True)
-        try:
-            pool.submit(first, Own).result()
-        except WorkerError as error:
-            print(json.dumps([error.worker, error.failure.name, str(error)]), flush=True)
-"""
-
-
-def test_collectors_in_a_pool_of_spawned_processes(tmp_path: Path) -> None:
-    """What the script defines comes by value there too, and a failure comes back as itself."""
-    with Script(tmp_path / "script.py", POOL_SCRIPT) as script:
-        assert script.receive() == [2, 4]
-        worker, failure, message = script.receive()
-        assert (worker.partition(" ")[0], failure) == ("executor", "RAISED")
-        assert "ArithmeticError: its own" in message
-        status, errors = script.wait()
-        assert (status, errors) == (0, "")
