@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 import torch
+from collectors import end_all
 from fault_table import fault_table
 from processes import (
     SHARED_SERVERS,
@@ -93,6 +94,13 @@ def nothing_left(
         assert not mapped, "a collector's memory is still mapped"
     finally:
         release_servers(user)
+
+
+@pytest.fixture
+def collectors_end(nothing_left: None) -> Iterator[None]:
+    """Nothing is left after the test, and nothing of it goes on if it fails."""
+    yield
+    end_all()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -1,0 +1,40 @@
+"""Collectors that tests start, and how their workers have ended."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+from weakref import WeakSet
+
+from environments import EchoEnv
+from policies import categorical
+from torch import nn
+
+from torchrl_hts import HTSCollector
+
+ENDLESS = partial(EchoEnv, (10**9,))
+_started: WeakSet[HTSCollector] = WeakSet()
+
+
+def end_all() -> None:
+    """So that a failing test doesn't make those after it fail."""
+    for collector in list(_started):
+        collector.shutdown(timeout=0)
+
+
+def start(envs: list[Any], policy: nn.Module | None = None, **kwargs: Any) -> HTSCollector:
+    """A collector of rounds of 4 steps."""
+    kwargs = {"frames_per_batch": 4 * len(envs), "seed": 0} | kwargs
+    collector = HTSCollector(envs, policy or categorical(), **kwargs)
+    _started.add(collector)
+    return collector
+
+
+def exit_statuses(collector: HTSCollector) -> dict[str, int | None]:
+    """How each worker has ended: 0 unless it failed, or had to be killed."""
+    return {worker.name: worker.exit_status(0) for worker in collector._crew.workers}
+
+
+def assert_others_ended_by_themselves(collector: HTSCollector, *failed: str) -> None:
+    statuses = exit_statuses(collector)
+    assert {status for name, status in statuses.items() if name not in failed} == {0}, statuses
