@@ -12,16 +12,14 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tensordict import TensorDict
-from tensordict.nn import (
-    ProbabilisticTensorDictModule,
-)
+from tensordict.nn import ProbabilisticTensorDictModule
 from tensordict.nn import distributions as td_dist
 from torch import Tensor
 from torch import distributions as D
 from torchrl.envs.utils import ExplorationType
 from torchrl.modules import distributions as rl_dist
 
-from torchrl_hts.draws import CounterNoise, _uniforms, draw_index
+from torchrl_hts.draws import CounterNoise, _uniforms, draw_categorical, draw_index
 from torchrl_hts.sampling import CounterPolicy
 
 RANDOM = ExplorationType.RANDOM
@@ -281,3 +279,35 @@ def test_any_other_distribution() -> None:
     policy, action = _draw(D.Beta, concentration1=_rows(1.0)[:500], concentration0=_rows(3.0)[:500])
     assert policy.width == 1
     _ks(action[:, 0], lambda x: 1 - (1 - x) ** 3)
+
+
+# --- in numpy
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("shape", [(7, 5), (3, 4, 1), (2, 0, 6)])
+def test_draw_categorical_is_the_distribution(dtype: Any, shape: tuple[int, ...]) -> None:
+    rng = np.random.default_rng(0)
+    logits = (10 * rng.standard_normal(shape)).astype(dtype)
+    u = rng.random(shape[:-1])
+    index, log_prob = draw_categorical(logits, u)
+    exact = D.Categorical(logits=torch.from_numpy(logits).double())
+    assert torch.equal(torch.from_numpy(index), draw_index(exact.probs, torch.from_numpy(u)))
+    assert log_prob.dtype == dtype
+    assert index.dtype == np.int64
+    expected = exact.log_prob(torch.from_numpy(index)).numpy()
+    np.testing.assert_allclose(log_prob, expected, rtol=1e-6, atol=1e-6)
+
+
+def test_draw_categorical_never_draws_the_impossible() -> None:
+    logits = np.array([[-np.inf, 0.0, -np.inf, 3.0, -np.inf]] * 2, np.float32)
+    index, log_prob = draw_categorical(logits, np.array([2.0**-53, 1 - 2.0**-53]))
+    assert index.tolist() == [1, 3]
+    np.testing.assert_allclose(log_prob, [-3.0485874, -0.0485874], rtol=1e-5)
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+def test_draw_categorical_shows_bad_logits_in_the_log_prob(bad: float) -> None:
+    rows = np.array([[0.0, bad], [0.0, 0.0], [-np.inf, -np.inf]], np.float32)
+    _, log_prob = draw_categorical(rows, np.full(3, 0.25))
+    assert np.isnan(log_prob).tolist() == [True, False, True]
