@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import array
-import itertools
 import os
 import pickle
 import random
-import re
 import subprocess
 import sys
 import threading
 from collections import Counter, OrderedDict, defaultdict, deque
-from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
 from fractions import Fraction
@@ -25,75 +21,10 @@ import gymnasium as gym
 import numpy as np
 import pytest
 from gymnasium import wrappers
-from gymnasium.utils import EzPickle
+from resumption import Make, Plain, check_resumption, play, record
 
 from torchrl_hts.env_state import CannotSaveError, restore_environment, save_environment
 from torchrl_hts.envs import make_atari
-
-Make = Callable[[], gym.Env[Any, Any]]
-Event = Any  # an action, or None for a reset without a seed
-
-
-def plain(value: Any) -> Any:
-    """Something that is equal only if every bit is; without the time that an episode took."""
-    if isinstance(value, np.ndarray | np.generic):
-        return (str(value.dtype), value.shape, value.tobytes())
-    if isinstance(value, dict):
-        return {key: plain(one) for key, one in value.items() if key != "t"}
-    if isinstance(value, tuple | list):
-        return [plain(one) for one in value]
-    if isinstance(value, float):
-        return value.hex()
-    return value
-
-
-def play(env: gym.Env[Any, Any], events: list[Event]) -> list[Any]:
-    """All that the environment returns."""
-    return [plain(env.reset() if event is None else env.step(event)) for event in events]
-
-
-def record(make: Make, steps: int, seed: int) -> tuple[list[Event], list[Any]]:
-    """Random actions, and a reset at the end of each episode; what came of them."""
-    env = make()
-    env.reset(seed=seed)
-    space, rng = env.action_space, np.random.default_rng(seed)
-    events: list[Event] = []
-    outputs: list[Any] = []
-    for _ in range(steps):
-        action: Any
-        if isinstance(space, gym.spaces.Discrete):
-            action = int(rng.integers(space.n))
-        else:
-            action = rng.uniform(space.low, space.high).astype(space.dtype)  # type: ignore[attr-defined]
-        events.append(action)
-        outputs.append(env.step(action))
-        if outputs[-1][2] or outputs[-1][3]:
-            events.append(None)
-            outputs.append(env.reset())
-    return events, plain(outputs)
-
-
-def check_resumption(make: Make, steps: int, *, saves: int = 6, ends: bool = True) -> None:
-    """What is saved anywhere goes on in a new environment; what was saved goes on as well."""
-    seed = 3
-    events, outputs = record(make, steps, seed)
-    resets = [index for index, event in enumerate(events) if event is None]
-    assert bool(resets) == ends
-    points = {0, *np.random.default_rng(4).integers(1, len(events) - 20, saves).tolist()}
-    for reset in resets[:1]:
-        points |= {reset, reset + 1}  # after an episode's end, and after the reset that follows
-    env = make()
-    env.reset(seed=seed)
-    states, last = {}, 0
-    for point in sorted(points):
-        assert play(env, events[last:point]) == outputs[last:point]
-        states[point], last = save_environment(env), point
-    assert play(env, events[last:]) == outputs[last:]
-    for point, state in states.items():
-        restored = make()
-        restore_environment(restored, state)
-        end = min(len(events), point + 400)
-        assert play(restored, events[point:end]) == outputs[point:end], point
 
 
 @pytest.mark.parametrize(
@@ -324,84 +255,14 @@ def test_a_restored_environment_saves_the_same(make: Make) -> None:
     assert play(again, events) == play(env, events)
 
 
-# Atari games
-
-
-breakout = partial(make_atari, "ALE/Breakout-v5", terminal_on_life_loss=True, sticky_actions=True)
-
-
-@pytest.fixture
-def _atari() -> None:
-    pytest.importorskip("ale_py")
-    pytest.importorskip("cv2")
-
-
-@pytest.mark.usefixtures("_atari")
-@pytest.mark.parametrize(
-    ("game", "options", "steps"),
-    [
-        ("Pong", {}, 50),
-        ("Pong", {"sticky_actions": True}, 50),
-        ("Breakout", {"terminal_on_life_loss": True, "sticky_actions": True}, 120),
-        ("Breakout", {"terminal_on_life_loss": True, "frame_skip": 1}, 300),
-        ("Seaquest", {"terminal_on_life_loss": True, "sticky_actions": True}, 50),
-        ("MontezumaRevenge", {"terminal_on_life_loss": True, "sticky_actions": True}, 50),
-        ("Qbert", {"noop_max": 0}, 50),  # its first frames are cut off
-    ],
-    ids=str,
-)
-def test_atari(game: str, options: dict[str, Any], steps: int) -> None:
-    make = partial(make_atari, f"ALE/{game}-v5", **options)
-    check_resumption(make, steps, saves=4, ends=game == "Breakout")
-
-
-@pytest.mark.usefixtures("_atari")
-@pytest.mark.parametrize(
-    "options",
-    [
-        {"id": "ALE/Pong-v5", "max_num_frames_per_episode": 150},  # sticky, four frames a step
-        {"id": "ALE/Breakout-v5", "frameskip": (2, 5), "mode": 4, "difficulty": 1},
-        {"id": "ALE/Freeway-v5", "obs_type": "ram", "repeat_action_probability": 0.5},
-        {"id": "ALE/Pong-v5", "continuous": True, "repeat_action_probability": 0.0},
-    ],
-    ids=str,
-)
-def test_the_emulators_settings(options: dict[str, Any]) -> None:
-    import ale_py
-
-    gym.register_envs(ale_py)
-    make = partial(gym.make, **options)
-    check_resumption(make, 50, saves=5, ends="max_num_frames_per_episode" in options)
-
-
-@pytest.mark.usefixtures("_atari")
-@pytest.mark.parametrize(
-    ("options", "reason"),
-    [({"sound_obs": True}, "sound"), ({"continuous": True}, "continuous actions that are sticky")],
-)
-def test_what_the_emulator_does_not_tell_is_refused(options: dict[str, Any], reason: str) -> None:
-    import ale_py
-
-    gym.register_envs(ale_py)
-    env = gym.make("ALE/Pong-v5", **options)
-    env.reset(seed=0)
-    with pytest.raises(CannotSaveError, match=f"AtariEnv: .*{reason}"):
+def test_a_refusal_leaves_the_environment_as_it_was() -> None:
+    events, outputs = record(intricate, 40, 3)
+    env = intricate()
+    env.reset(seed=3)
+    env.unwrapped.lock = threading.Lock()  # type: ignore[attr-defined]
+    with pytest.raises(CannotSaveError):
         save_environment(env)
-
-
-@pytest.mark.usefixtures("_atari")
-def test_a_game_that_the_emulator_saves_wrongly_is_refused() -> None:
-    """Miniature Golf writes its score as booleans, and reads numbers."""
-    env = make_atari("ALE/MiniatureGolf-v5", noop_max=0)
-    env.reset(seed=0)
-    before = play(env, [0, 1])
-    with pytest.raises(CannotSaveError, match=r"AtariEnv: the coming frames depend on more"):
-        save_environment(env)
-    again = make_atari("ALE/MiniatureGolf-v5", noop_max=0)
-    again.reset(seed=0)
-    events = [2, 1, 0, None, 3]
-    assert play(again, [0, 1]) == before
-    assert play(again, events) == play(env, events)
+    assert play(env, events) == outputs
 
 
 # Another process
@@ -454,8 +315,11 @@ def elsewhere(path: str) -> None:
     assert "torch" not in sys.modules
 
 
-@pytest.mark.usefixtures("_atari")
 def test_a_new_process_goes_on(tmp_path: Path) -> None:
+    pytest.importorskip("ale_py")
+    pytest.importorskip("cv2")
+    options = {"terminal_on_life_loss": True, "sticky_actions": True}
+    breakout = partial(make_atari, "ALE/Breakout-v5", **options)
     work = []
     for factory in (
         scripted(),
@@ -479,118 +343,6 @@ def test_a_new_process_goes_on(tmp_path: Path) -> None:
         check=True,
         env={**os.environ, "PYTHONPATH": f"{tests}{os.pathsep}{tests.parent}"},
     )
-
-
-# What is refused
-
-
-class WithDict:
-    pass
-
-
-@dataclass(frozen=True, slots=True)
-class SlotsAndDict(WithDict):
-    value: int
-
-
-class Plain(gym.Env[Any, Any]):
-    """One attribute."""
-
-    def __init__(self, value: Any = None) -> None:
-        self.value = value
-
-
-class Remade(EzPickle):
-    """As many environments of engines in C are: pickle makes it anew, and forgets."""
-
-    def __init__(self) -> None:
-        EzPickle.__init__(self)
-        self.speed = 0.0
-
-
-class Reduced:
-    """Says itself how it is pickled."""
-
-    def __reduce__(self) -> Any:
-        return Reduced, ()
-
-
-class Tagged(np.ndarray[Any, Any]):
-    """Its attributes would be lost."""
-
-
-def closure() -> Callable[[], object]:
-    """A function that holds a lock."""
-    lock = threading.Lock()
-    return lambda: lock
-
-
-def numbers() -> Any:
-    """A generator."""
-    yield from range(3)
-
-
-@pytest.mark.parametrize(
-    ("make_value", "reason"),
-    [
-        (Remade, "gymnasium.utils.ezpickle.EzPickle.__getstate__ says"),
-        (lambda: [{"deep": Reduced()}], "test_env_state.Reduced.__reduce__ says"),
-        (lambda: Plain(Remade()), "EzPickle.__getstate__"),
-        (lambda: open(__file__), "TextIOWrapper"),  # noqa: SIM115
-        (numbers, "cannot pickle 'generator'"),
-        (lambda: iter([1, 2]), "list_iterator.__reduce__"),
-        (itertools.count, "itertools.count"),
-        (threading.Lock, "cannot pickle"),
-        (lambda: {1, 2}, "holds a set"),
-        (lambda: deque([{"a": {1}}]), "holds a set"),
-        (lambda: frozenset((49, 5, 53, 33)), "holds a set"),
-        (lambda: SlotsAndDict(1), "__getstate__"),
-        (lambda: np.zeros(3).view(Tagged), "derived from numpy.ndarray"),
-        (lambda: np.frombuffer(array.array("d", [1])), "memory belongs to a array"),
-        (lambda: [lambda: 1], "lambda"),
-        (lambda: ValueError("x"), "BaseException.__reduce__"),
-        (lambda: memoryview(b"x"), "cannot pickle"),
-    ],
-)
-def test_refusals_name_the_layer_and_the_attribute(
-    make_value: Callable[[], object], reason: str
-) -> None:
-    value = make_value()
-    kind = f"{type(value).__module__}.{type(value).__qualname__}"
-    env = wrappers.TimeLimit(Plain(value), 5)
-    where = f"environment layer test_env_state.Plain: attribute 'value' ({kind}) can't be saved: "
-    with pytest.raises(CannotSaveError, match=re.escape(where) + ".*" + re.escape(reason)):
-        save_environment(env)
-
-
-def test_what_a_closure_holds_can_be_refused() -> None:
-    with pytest.raises(
-        CannotSaveError, match=r"function closure.<locals>.<lambda> of .*\.Plain.*lock"
-    ):
-        save_environment(Plain(closure()))
-
-
-def test_slots_of_a_layer_are_refused() -> None:
-    class Slotted(Plain):
-        __slots__ = ("hidden",)
-
-    with pytest.raises(CannotSaveError, match="Slotted keeps state outside of its __dict__"):
-        save_environment(Slotted())
-
-
-def test_what_is_saved_along_can_be_refused() -> None:
-    with pytest.raises(CannotSaveError, match="what was given to be saved along"):
-        save_environment(Plain(), threading.Lock())
-
-
-def test_a_refusal_leaves_the_environment_as_it_was() -> None:
-    events, outputs = record(intricate, 40, 3)
-    env = intricate()
-    env.reset(seed=3)
-    env.unwrapped.lock = threading.Lock()  # type: ignore[attr-defined]
-    with pytest.raises(CannotSaveError):
-        save_environment(env)
-    assert play(env, events) == outputs
 
 
 # The way out: get_state and set_state
@@ -680,54 +432,3 @@ def test_methods_of_other_shapes_are_not_taken_for_it() -> None:
     env, restored = LikeMuJoCo([1]), LikeMuJoCo()
     restore_environment(restored, save_environment(env))
     assert restored.value == [1]
-
-
-# States that don't fit
-
-
-def test_a_state_of_another_chain() -> None:
-    state = save_environment(gym.make("CartPole-v1"))
-    with pytest.raises(ValueError, match=r"another make\. Only the saved one has: .*CartPoleEnv"):
-        restore_environment(gym.make("Pendulum-v1"), state)
-    with pytest.raises(ValueError, match=r"Only this one has: .*FrameStackObservation"):
-        restore_environment(wrappers.FrameStackObservation(gym.make("CartPole-v1"), 2), state)
-
-
-@pytest.mark.usefixtures("_atari")
-def test_a_state_of_another_game_or_with_other_settings() -> None:
-    state = save_environment(make_atari())
-    with pytest.raises(ValueError, match=r"pong\.bin.* Only this one has: .*breakout\.bin"):
-        restore_environment(make_atari("ALE/Breakout-v5", fire_on_reset=True), state)
-    with pytest.raises(ValueError, match=r"repeat_action_probability of 0\.25"):
-        restore_environment(make_atari(sticky_actions=True), state)
-
-
-def test_a_state_of_another_function() -> None:
-    env = Plain()
-    one = save_environment(wrappers.TransformReward(env, lambda reward: reward * 2))
-    with pytest.raises(
-        ValueError, match=r"another make.*function test_a_state_of_another_function"
-    ):
-        restore_environment(wrappers.TransformReward(env, lambda reward: reward.clip(-1)), one)
-
-
-@pytest.mark.parametrize("damage", ["empty", "cut", "longer", "flipped", "foreign"])
-def test_a_damaged_state(damage: str) -> None:
-    state = save_environment(gym.make("CartPole-v1"))
-    middle = len(state) // 2
-    damaged = {
-        "empty": b"",
-        "cut": state[:-1],
-        "longer": state + b".",
-        "flipped": state[:middle] + bytes([state[middle] ^ 1]) + state[middle + 1 :],
-        "foreign": pickle.dumps(1),
-    }
-    with pytest.raises(ValueError, match="damaged or of another version"):
-        restore_environment(gym.make("CartPole-v1"), damaged[damage])
-
-
-def test_code_that_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:
-    state = save_environment(Plain(Pair(1, 2)))
-    monkeypatch.delattr(sys.modules[__name__], "Pair")
-    with pytest.raises(ValueError, match=r"can't be read here.*Pair"):
-        restore_environment(Plain(), state)

@@ -1,0 +1,165 @@
+"""What can't be saved, and states that don't fit: one clear error, and nothing changed."""
+
+from __future__ import annotations
+
+import array
+import itertools
+import pickle
+import re
+import sys
+import threading
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import gymnasium as gym
+import numpy as np
+import pytest
+from gymnasium import wrappers
+from gymnasium.utils import EzPickle
+from resumption import Plain
+
+from torchrl_hts.env_state import CannotSaveError, restore_environment, save_environment
+
+# What is refused
+
+
+class WithDict:
+    pass
+
+
+@dataclass(frozen=True, slots=True)
+class SlotsAndDict(WithDict):
+    value: int
+
+
+class Remade(EzPickle):
+    """As many environments of engines in C are: pickle makes it anew, and forgets."""
+
+    def __init__(self) -> None:
+        EzPickle.__init__(self)
+        self.speed = 0.0
+
+
+class Reduced:
+    """Says itself how it is pickled."""
+
+    def __reduce__(self) -> Any:
+        return Reduced, ()
+
+
+class Tagged(np.ndarray[Any, Any]):
+    """Its attributes would be lost."""
+
+
+def closure() -> Callable[[], object]:
+    """A function that holds a lock."""
+    lock = threading.Lock()
+    return lambda: lock
+
+
+def numbers() -> Any:
+    """A generator."""
+    yield from range(3)
+
+
+@pytest.mark.parametrize(
+    ("make_value", "reason"),
+    [
+        (Remade, "gymnasium.utils.ezpickle.EzPickle.__getstate__ says"),
+        (lambda: [{"deep": Reduced()}], "test_env_state_refusals.Reduced.__reduce__ says"),
+        (lambda: Plain(Remade()), "EzPickle.__getstate__"),
+        (lambda: open(__file__), "TextIOWrapper"),  # noqa: SIM115
+        (numbers, "cannot pickle 'generator'"),
+        (lambda: iter([1, 2]), "list_iterator.__reduce__"),
+        (itertools.count, "itertools.count"),
+        (threading.Lock, "cannot pickle"),
+        (lambda: {1, 2}, "holds a set"),
+        (lambda: deque([{"a": {1}}]), "holds a set"),
+        (lambda: frozenset((49, 5, 53, 33)), "holds a set"),
+        (lambda: SlotsAndDict(1), "__getstate__"),
+        (lambda: np.zeros(3).view(Tagged), "derived from numpy.ndarray"),
+        (lambda: np.frombuffer(array.array("d", [1])), "memory belongs to a array"),
+        (lambda: [lambda: 1], "lambda"),
+        (lambda: ValueError("x"), "BaseException.__reduce__"),
+        (lambda: memoryview(b"x"), "cannot pickle"),
+    ],
+)
+def test_refusals_name_the_layer_and_the_attribute(
+    make_value: Callable[[], object], reason: str
+) -> None:
+    value = make_value()
+    kind = f"{type(value).__module__}.{type(value).__qualname__}"
+    env = wrappers.TimeLimit(Plain(value), 5)
+    where = f"environment layer resumption.Plain: attribute 'value' ({kind}) can't be saved: "
+    with pytest.raises(CannotSaveError, match=re.escape(where) + ".*" + re.escape(reason)):
+        save_environment(env)
+
+
+def test_what_a_closure_holds_can_be_refused() -> None:
+    with pytest.raises(
+        CannotSaveError, match=r"function closure.<locals>.<lambda> of .*\.Plain.*lock"
+    ):
+        save_environment(Plain(closure()))
+
+
+def test_slots_of_a_layer_are_refused() -> None:
+    class Slotted(Plain):
+        __slots__ = ("hidden",)
+
+    with pytest.raises(CannotSaveError, match="Slotted keeps state outside of its __dict__"):
+        save_environment(Slotted())
+
+
+def test_what_is_saved_along_can_be_refused() -> None:
+    with pytest.raises(CannotSaveError, match="what was given to be saved along"):
+        save_environment(Plain(), threading.Lock())
+
+
+# States that don't fit
+
+
+def test_a_state_of_another_chain() -> None:
+    state = save_environment(gym.make("CartPole-v1"))
+    with pytest.raises(ValueError, match=r"another make\. Only the saved one has: .*CartPoleEnv"):
+        restore_environment(gym.make("Pendulum-v1"), state)
+    with pytest.raises(ValueError, match=r"Only this one has: .*FrameStackObservation"):
+        restore_environment(wrappers.FrameStackObservation(gym.make("CartPole-v1"), 2), state)
+
+
+def test_a_state_of_another_function() -> None:
+    env = Plain()
+    one = save_environment(wrappers.TransformReward(env, lambda reward: reward * 2))
+    with pytest.raises(
+        ValueError, match=r"another make.*function test_a_state_of_another_function"
+    ):
+        restore_environment(wrappers.TransformReward(env, lambda reward: reward.clip(-1)), one)
+
+
+@pytest.mark.parametrize("damage", ["empty", "cut", "longer", "flipped", "foreign"])
+def test_a_damaged_state(damage: str) -> None:
+    state = save_environment(gym.make("CartPole-v1"))
+    middle = len(state) // 2
+    damaged = {
+        "empty": b"",
+        "cut": state[:-1],
+        "longer": state + b".",
+        "flipped": state[:middle] + bytes([state[middle] ^ 1]) + state[middle + 1 :],
+        "foreign": pickle.dumps(1),
+    }
+    with pytest.raises(ValueError, match="damaged or of another version"):
+        restore_environment(gym.make("CartPole-v1"), damaged[damage])
+
+
+class Renamed(NamedTuple):
+    """A class that the next version of the user's code hasn't any more."""
+
+    value: int
+
+
+def test_code_that_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:
+    state = save_environment(Plain(Renamed(1)))
+    monkeypatch.delattr(sys.modules[__name__], "Renamed")
+    with pytest.raises(ValueError, match=r"can't be read here.*Renamed"):
+        restore_environment(Plain(), state)
