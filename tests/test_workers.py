@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 from processes import Script, alive, needs_linux, processes_below, wait_until, wait_until_gone
-from worker_targets import modules, timer_slack_ns
+from worker_targets import faults_of_a_large_block, modules, timer_slack_ns
 
 import torchrl_hts.servers
 import torchrl_hts.workers
@@ -123,6 +123,11 @@ class TestServer:
     @needs_linux
     def test_sleeps_end_on_time(self, server: WorkerServer) -> None:
         assert ask(spawn(server), "call", timer_slack_ns) == 1
+
+    @needs_linux
+    def test_large_blocks_are_kept(self, server: WorkerServer) -> None:
+        # 32 would be one for each 2 MiB, the largest page there is; a few come of having forked.
+        assert ask(spawn(server), "call", faults_of_a_large_block) < 16
 
     def test_an_answer_that_nobody_waited_for_is_not_taken_for_the_next(
         self, server: WorkerServer, monkeypatch: pytest.MonkeyPatch

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import signal
 import sys
 from multiprocessing.connection import Connection
@@ -35,3 +36,11 @@ def modules() -> list[str]:
 def timer_slack_ns() -> int:
     """How much later than asked for a sleep of this process may end."""
     return int(Path("/proc/self/timerslack_ns").read_text())
+
+
+def faults_of_a_large_block() -> int:
+    """How many pages the system clears for memory that this process has had before."""
+    b"x" * (1 << 26)
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    b"x" * (1 << 26)
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before

@@ -24,7 +24,7 @@ from typing import NoReturn
 
 from torchrl_hts.errors import failure_of
 from torchrl_hts.messages import read_fds, read_message, send_message, send_object
-from torchrl_hts.system import die_with_parent, wake_on_time, watch_end
+from torchrl_hts.system import die_with_parent, keep_large_blocks, wake_on_time, watch_end
 from torchrl_hts.worker_output import WorkerOutput
 
 __all__ = ["serve"]
@@ -34,6 +34,7 @@ def serve(fd: int, main_pid: int) -> None:
     """Main loop of a server: requests come in, workers go out, exits are reported."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGCHLD, _do_nothing)
+    keep_large_blocks()  # workers too: a third off a 16-row forward pass of the Nature CNN
     requests = socket.socket(fileno=fd)
     requests.set_inheritable(False)
     wake_read, wake_write = os.pipe()

@@ -47,13 +47,10 @@ __all__ = [
 # How long workers may take to end by themselves: then everything is gone after 5 s in all.
 POLITE_S = 4.0
 
-# Large blocks kept by malloc instead of being returned to the system after each forward pass:
-# a third off a 16-row forward pass of the Nature CNN. One thread per worker, set on purpose: two
-# OpenMP threads each on an oversubscribed machine collapse. Where more are asked for, they wait for
-# each other asleep: spinning, they keep the cores from those that they wait for.
+# One thread per worker, set on purpose: two OpenMP threads each on an oversubscribed machine
+# collapse. Where more are asked for, they wait for each other asleep: spinning, they keep the cores
+# from those that they wait for.
 _WORKER_ENVIRONMENT = {
-    "MALLOC_MMAP_THRESHOLD_": str(1 << 28),
-    "MALLOC_TRIM_THRESHOLD_": str(1 << 29),
     "OMP_NUM_THREADS": "1",
     "OMP_WAIT_POLICY": "PASSIVE",
     "MKL_NUM_THREADS": "1",
