@@ -4,10 +4,10 @@
     python benchmarks/throughput.py --workloads pong --trainings a2c5 --contenders hts loop-ale sb3
     python benchmarks/throughput.py --workloads sleep --trainings collect --num-envs 4 16 64
 
-Contenders take turns, repetition by repetition, so that a machine that is busy for a while is busy
-for all of them; tables show medians. Each measurement is a process of its own, because ParallelEnv
-and TorchRL's multi-process collectors set the thread count of the process they are made in and
-leave it there. Starting up and the first batches are not counted.
+All that is measured takes turns, repetition by repetition, so that a machine that is busy for a
+while is busy for all of it; tables show medians. Each measurement is a process of its own, because
+ParallelEnv and TorchRL's multi-process collectors set the thread count of the process they are made
+in and leave it there. Starting up and the first batches are not counted.
 
 All contenders run the same network, settings and preprocessing, on batches of the same number of
 steps. The A2C update is that of recipes/a2c_atari.py, which runs the shared trunk once; with the
@@ -233,22 +233,15 @@ def alone(options: argparse.Namespace) -> None:
     print(json.dumps(result))
 
 
-def main() -> None:
-    """Parses the flags, measures what is missing, and shows all."""
-    options = parse()
-    if options.alone is not None:
-        alone(options)
-        return
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # with all it started
-    cells = DEFAULT_CELLS
-    if options.workloads is not None:
-        chosen = [name for name in options.workloads if name != STARTUP]
-        cells = [Cell(*each) for each in product(chosen, options.trainings, options.num_envs)]
-    options.output_dir.mkdir(parents=True, exist_ok=True)
-    conditions: dict[str, Any] = {"cores": CORES, "learner_threads": options.learner_threads}
-    if options.keep_large_blocks:
-        conditions["keep_large_blocks"] = True
-    measurements = Measurements(options.output_dir / "measurements.json", conditions)
+def say(*words: object) -> None:
+    """Show what is measured now."""
+    print(f"[{', '.join(map(str, words))}]", file=sys.stderr, flush=True)
+
+
+def measure(
+    options: argparse.Namespace, cells: list[Cell], with_startup: bool, measurements: Measurements
+) -> None:
+    """Measure what is missing, each in a process of its own."""
     limit_s = 300 + 4 * options.seconds
     script = [str(HERE / "throughput.py"), "--seconds", str(options.seconds)]
     script += ["--warm-up", str(options.warm_up)]
@@ -256,16 +249,10 @@ def main() -> None:
         script += ["--learner-threads", str(options.learner_threads)]
     script += ["--keep-large-blocks"] * options.keep_large_blocks
     script += ["--alone"]
-
-    def say(*words: object) -> None:
-        print(f"[{', '.join(map(str, words))}]", file=sys.stderr, flush=True)
-
-    for name, value in machine().items():
-        print(f"{name}: {value}")
-    for cell in cells:
+    for repetition, cell in product(range(options.repetitions), cells):
         arguments = [cell.workload, cell.training, str(cell.num_envs)]
         parts = [] if find_workload(cell.workload).waits else [*PARTS]
-        for repetition, each in product(range(options.repetitions), [*parts, *options.contenders]):
+        for each in [*parts, *options.contenders]:
             key = {**cell._asdict(), "contender": each, "repetition": repetition}
             if measurements.has(key):
                 continue
@@ -274,14 +261,37 @@ def main() -> None:
                 runs = run_together([*script, "parts", *arguments], PARTS[each].copies, limit_s)
                 measurements.add(key, {"runs": runs})
             else:
-                result = run_alone([*script, each, *arguments], limit_s)
-                measurements.add(key, result)
-        print_table(measurements.records, cell)
-    if options.workloads is None or STARTUP in options.workloads:
+                measurements.add(key, run_alone([*script, each, *arguments], limit_s))
+    if with_startup:
         for repetition in range(len(measurements.startup), options.repetitions):
             say(STARTUP, repetition + 1)
             run = run_alone([str(HERE / "_startup.py"), str(STARTUP_EXECUTORS)], limit_s)
             measurements.add_startup(run)
+
+
+def main() -> None:
+    """Parses the flags, measures what is missing, and shows all."""
+    options = parse()
+    if options.alone is not None:
+        alone(options)
+        return
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # with all it started
+    cells, with_startup = DEFAULT_CELLS, True
+    if options.workloads is not None:
+        chosen = [name for name in options.workloads if name != STARTUP]
+        cells = [Cell(*each) for each in product(chosen, options.trainings, options.num_envs)]
+        with_startup = STARTUP in options.workloads
+    options.output_dir.mkdir(parents=True, exist_ok=True)
+    conditions: dict[str, Any] = {"cores": CORES, "learner_threads": options.learner_threads}
+    if options.keep_large_blocks:
+        conditions["keep_large_blocks"] = True
+    measurements = Measurements(options.output_dir / "measurements.json", conditions)
+    for name, value in machine().items():
+        print(f"{name}: {value}")
+    measure(options, cells, with_startup, measurements)
+    for cell in cells:
+        print_table(measurements.records, cell)
+    if with_startup:
         print_startup(measurements.startup)
     print(f"\nload average at the end: {os.getloadavg()}")
     if cells_of(measurements.records):
