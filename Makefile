@@ -24,7 +24,8 @@ STAMP := $(VENV)/.torchrl_hts-installed
 TEST_STAMP := $(VENV)/.torchrl_hts-tests-installed
 CONSTRAINTS := requirements/constraints.txt
 
-POSIX_TESTS := $(addprefix tests/test_,workers.py collector_faults.py boundaries.py portability.py)
+POSIX_TESTS := $(addprefix tests/test_,workers.py hosts.py collector_faults.py collector_ends.py \
+    boundaries.py portability.py)
 
 .PHONY: train test check format-check lint types format bench football venv
 
