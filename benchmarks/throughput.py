@@ -4,10 +4,10 @@
     python benchmarks/throughput.py --workloads pong --trainings a2c5 --contenders hts loop-ale sb3
     python benchmarks/throughput.py --workloads sleep --trainings collect --num-envs 4 16 64
 
-All that is measured takes turns, repetition by repetition, so that a machine that is busy for a
-while is busy for all of it; tables show medians. Each measurement is a process of its own, because
-ParallelEnv and TorchRL's multi-process collectors set the thread count of the process they are made
-in and leave it there. Starting up and the first batches are not counted.
+Contenders and workloads take turns, repetition by repetition, so that a machine that is busy for a
+while is busy for all of them; tables show medians. Each measurement is a process of its own,
+because ParallelEnv and TorchRL's multi-process collectors set the thread count of the process they
+are made in and leave it there. Starting up and the first batches are not counted.
 
 All contenders run the same network, settings and preprocessing, on batches of the same number of
 steps. The A2C update is that of recipes/a2c_atari.py, which runs the shared trunk once; with the
@@ -21,15 +21,16 @@ a plain loop: install those packages to measure them. sample-factory is Sample F
 its own loss and optimizer: _sample_factory.py tells in what it differs, and how to install it.
 
 Writes measurements.json after each measurement, so that a run that was stopped goes on where it
-was, and pictures of all that is in it: throughput.svg, and where a line has more than one point
-scaling.svg, against the number of environments, and variation.svg, against how much the times of
-the workloads that sleep vary. The workload startup is the start of 16 executors of Pong: time until
-they are ready, their private memory, the CPU time they use while idle.
+was; Ctrl-C shows what there is. And draws all that is in it: throughput.svg, and where a line has
+more than one point scaling.svg, against the number of environments, and variation.svg, against how
+much the times of the workloads that sleep vary. The workload startup is the start of 16 executors
+of Pong: time until they are ready, their private memory, the CPU time they use while idle.
 """
 
 from __future__ import annotations
 
 import argparse
+import fcntl
 import json
 import os
 import signal
@@ -124,11 +125,10 @@ def parse() -> argparse.Namespace:
         "--trainings",
         nargs="+",
         choices=[*TRAININGS],
-        default=["collect"],
         metavar="NAME",
         help=f"of {', '.join(TRAININGS)} (collect)",
     )
-    parser.add_argument("--num-envs", nargs="+", type=count, default=[16], help="environments (16)")
+    parser.add_argument("--num-envs", nargs="+", type=count, help="environments (16)")
     parser.add_argument(
         "--contenders",
         nargs="+",
@@ -151,6 +151,8 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--output-dir", type=Path, default=Path("runs/throughput"))
     parser.add_argument("--alone", nargs=4, help=argparse.SUPPRESS)
     options = parser.parse_args()
+    if options.workloads is None and (options.trainings or options.num_envs):
+        parser.error("--trainings and --num-envs are of --workloads: name some")
     for contender, (package, how) in PACKAGES.items():
         if contender in options.contenders and find_spec(package) is None:
             parser.error(f"--contenders {contender} needs the package {package}: {how}")
@@ -279,25 +281,44 @@ def main() -> None:
     cells, with_startup = DEFAULT_CELLS, True
     if options.workloads is not None:
         chosen = [name for name in options.workloads if name != STARTUP]
-        cells = [Cell(*each) for each in product(chosen, options.trainings, options.num_envs)]
+        trainings, num_envs = options.trainings or ["collect"], options.num_envs or [16]
+        cells = [Cell(*each) for each in product(chosen, trainings, num_envs)]
         with_startup = STARTUP in options.workloads
     options.output_dir.mkdir(parents=True, exist_ok=True)
-    conditions: dict[str, Any] = {"cores": CORES, "learner_threads": options.learner_threads}
+    directory = os.open(options.output_dir, os.O_RDONLY)  # held, and let go when this process ends
+    try:
+        fcntl.flock(directory, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise SystemExit(f"error: another run writes to {options.output_dir}") from None
+    conditions: dict[str, Any] = {
+        "cores": CORES,
+        "learner_threads": options.learner_threads,
+        "seconds": options.seconds,
+        "warm_up": options.warm_up,
+    }
     if options.keep_large_blocks:
         conditions["keep_large_blocks"] = True
     measurements = Measurements(options.output_dir / "measurements.json", conditions)
     for name, value in machine().items():
         print(f"{name}: {value}")
-    measure(options, cells, with_startup, measurements)
+    interrupted = False
+    try:
+        measure(options, cells, with_startup, measurements)
+    except KeyboardInterrupt:
+        interrupted = True
+    measured = cells_of(measurements.records)
     for cell in cells:
-        print_table(measurements.records, cell)
-    if with_startup:
+        if cell in measured:
+            print_table(measurements.records, cell)
+    if measurements.startup:
         print_startup(measurements.startup)
     print(f"\nload average at the end: {os.getloadavg()}")
-    if cells_of(measurements.records):
+    if measured:
         draw_bars(measurements.records, options.output_dir / "throughput.svg")
         draw_scaling(measurements.records, options.output_dir / "scaling.svg")
         draw_variation(measurements.records, options.output_dir / "variation.svg")
+    if interrupted:
+        raise SystemExit("interrupted: the same command goes on with what is missing")
 
 
 if __name__ == "__main__":

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
+import os
 import pickle
+import signal
 import subprocess
 import sys
 from functools import partial
@@ -64,7 +67,7 @@ def test_throughput(tmp_path: Path) -> None:
         if (num_envs, contender) != (2, "hts")
     ]
     failed = {**cell, "num_envs": 2, "contender": "hts", "error": "killed"}
-    conditions = {"cores": CORES, "learner_threads": None}
+    conditions = {"cores": CORES, "learner_threads": None, "seconds": 0.2, "warm_up": 3}
     file = tmp_path / "measurements.json"
     report = {"machine": {}, "conditions": conditions, "records": [failed, *known], "startup": []}
     file.write_text(json.dumps(report))
@@ -86,6 +89,37 @@ def test_throughput(tmp_path: Path) -> None:
         assert "</svg>" in (tmp_path / picture).read_text()
     with pytest.raises(SystemExit, match="--output-dir of its own"):
         throughput.Measurements(file, {**conditions, "learner_threads": 1})
+
+
+def test_one_run_at_a_time_writes_measurements(tmp_path: Path) -> None:
+    directory = os.open(tmp_path, os.O_RDONLY)
+    fcntl.flock(directory, fcntl.LOCK_EX)
+    try:
+        command = [sys.executable, str(BENCHMARKS / "throughput.py"), "--output-dir", str(tmp_path)]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=100)
+    finally:
+        os.close(directory)
+    assert done.returncode == 1
+    assert done.stderr == f"error: another run writes to {tmp_path}\n"
+    assert not list(tmp_path.iterdir())
+
+
+def test_ctrl_c_shows_what_has_been_measured(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def run(arguments: list[str], limit_s: float) -> dict[str, float]:
+        if "multi-sync" in arguments:
+            raise KeyboardInterrupt
+        return {"steps_per_second": 123.0}
+
+    monkeypatch.setattr(throughput, "run_alone", run)
+    monkeypatch.setattr(signal, "signal", lambda *_: None)
+    flags = "--workloads sleep --contenders hts multi-sync --output-dir"
+    monkeypatch.setattr(sys, "argv", ["throughput.py", *flags.split(), str(tmp_path)])
+    with pytest.raises(SystemExit, match="the same command goes on"):
+        throughput.main()
+    (row,) = (line for line in capsys.readouterr().out.splitlines() if line.startswith("  hts"))
+    assert row.split()[:2] == ["hts", "123"]
 
 
 @pytest.mark.parametrize("times", ["exponential", "constant", "gamma", "lognormal", "straggler"])

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from torchrl_hts.system import ON_LINUX
+from torchrl_hts.system import ON_LINUX, keep_large_blocks
 
 PACKAGE = Path(__file__).parents[1] / "torchrl_hts"
 
@@ -84,3 +84,11 @@ def test_large_blocks_are_kept_where_the_system_can() -> None:
     assert without >= 8, "the system clears every page again, of 2 MiB at most"
     assert faults < 4 if kept else faults >= 8
     assert kept or not ON_LINUX or platform.libc_ver()[0] != "glibc"
+
+
+@pytest.mark.parametrize("max_bytes", [0, -1, 1 << 31])
+def test_blocks_that_no_int_can_say_are_refused(max_bytes: int) -> None:
+    with pytest.raises(
+        ValueError, match=rf"max_bytes must be from 1 to 2147483647, got {max_bytes}"
+    ):
+        keep_large_blocks(max_bytes)

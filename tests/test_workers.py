@@ -7,12 +7,13 @@ import signal
 import sys
 import threading
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 from processes import Script, alive, needs_linux, processes_below, wait_until, wait_until_gone
-from worker_targets import faults_of_a_large_block, modules, timer_slack_ns
+from worker_targets import faults_of_a_block, modules, timer_slack_ns
 
 import torchrl_hts.servers
 import torchrl_hts.workers
@@ -125,9 +126,13 @@ class TestServer:
         assert ask(spawn(server), "call", timer_slack_ns) == 1
 
     @needs_linux
-    def test_large_blocks_are_kept(self, server: WorkerServer) -> None:
+    def test_blocks_of_a_forward_pass_are_kept_and_larger_ones_are_not(
+        self, server: WorkerServer
+    ) -> None:
+        worker = spawn(server)
         # 32 would be one for each 2 MiB, the largest page there is; a few come of having forked.
-        assert ask(spawn(server), "call", faults_of_a_large_block) < 16
+        assert ask(worker, "call", partial(faults_of_a_block, 1 << 26)) < 16
+        assert ask(worker, "call", partial(faults_of_a_block, 300 << 20)) >= 150
 
     def test_an_answer_that_nobody_waited_for_is_not_taken_for_the_next(
         self, server: WorkerServer, monkeypatch: pytest.MonkeyPatch

@@ -38,9 +38,9 @@ def timer_slack_ns() -> int:
     return int(Path("/proc/self/timerslack_ns").read_text())
 
 
-def faults_of_a_large_block() -> int:
-    """How many pages the system clears for memory that this process has had before."""
-    b"x" * (1 << 26)
+def faults_of_a_block(num_bytes: int) -> int:
+    """How many pages the system clears for memory that this process has had, and freed."""
+    b"x" * num_bytes
     before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
-    b"x" * (1 << 26)
+    b"x" * num_bytes
     return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before

@@ -27,7 +27,6 @@ __all__ = [
 ON_LINUX = sys.platform == "linux" and not os.environ.get("TORCHRL_HTS_POSIX_ONLY")
 
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # of glibc's mallopt
-_KEPT_BYTES = 1 << 30
 _OLD_LIMIT = 1 << 25  # the largest threshold that an old glibc takes
 _PR_SET_PDEATHSIG = 1
 _PR_SET_TIMERSLACK = 29
@@ -70,30 +69,40 @@ def die_with_parent(parent_pid: int) -> None:
             os._exit(1)
 
 
-def keep_large_blocks() -> bool:
-    """Let this process keep memory that it has freed, up to 1 GiB, for what it allocates next.
+def keep_large_blocks(max_bytes: int = 1 << 30) -> bool:
+    """Let this process keep memory that it has freed for what it allocates next.
 
     glibc gives large blocks back to the system as soon as they are free. A learner allocates the
     same ones for every batch: activations, gradients, pictures as floats. The system then has to
     clear all those pages for each update. Call this before training, in the process that learns;
-    workers keep theirs anyway. What is computed stays the same. An old glibc (2.30, say) keeps
-    blocks of up to 32 MiB alone.
+    workers keep blocks of up to 256 MiB anyway. What is computed stays the same. An old glibc
+    (2.30, say) keeps blocks of up to 32 MiB alone.
+
+    Args:
+        max_bytes: larger blocks are given back at once; so is what is free at the end of the
+            process's memory, where it is more than this.
 
     Returns:
         False where the system's C library can't do that, and nothing has changed.
+
+    Raises:
+        ValueError: if `max_bytes` is less than 1, or more than a C int holds.
 
     Example:
         >>> from torchrl_hts import keep_large_blocks
         >>> kept = keep_large_blocks()
     """
+    if not 1 <= max_bytes < 1 << 31:
+        raise ValueError(f"max_bytes must be from 1 to {(1 << 31) - 1}, got {max_bytes}")
     try:
         mallopt = ctypes.CDLL(None).mallopt if ON_LINUX else None
     except AttributeError:  # not glibc
         mallopt = None
     if mallopt is None:
         return False
-    kept = any(mallopt(_M_MMAP_THRESHOLD, num_bytes) for num_bytes in (_KEPT_BYTES, _OLD_LIMIT))
-    return bool(kept and mallopt(_M_TRIM_THRESHOLD, _KEPT_BYTES))
+    limits = (max_bytes, min(max_bytes, _OLD_LIMIT))
+    kept = any(mallopt(_M_MMAP_THRESHOLD, limit) for limit in limits)
+    return bool(kept and mallopt(_M_TRIM_THRESHOLD, max_bytes))
 
 
 def wake_on_time() -> None:

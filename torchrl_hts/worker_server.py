@@ -29,12 +29,15 @@ from torchrl_hts.worker_output import WorkerOutput
 
 __all__ = ["serve"]
 
+# Those of a forward pass (a third off 16 rows of the Nature CNN), not data that environments load.
+_KEPT_BYTES = 1 << 28
+
 
 def serve(fd: int, main_pid: int) -> None:
     """Main loop of a server: requests come in, workers go out, exits are reported."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGCHLD, _do_nothing)
-    keep_large_blocks()  # workers too: a third off a 16-row forward pass of the Nature CNN
+    keep_large_blocks(_KEPT_BYTES)  # inherited by all workers
     requests = socket.socket(fileno=fd)
     requests.set_inheritable(False)
     wake_read, wake_write = os.pipe()
