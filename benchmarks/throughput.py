@@ -235,6 +235,18 @@ def alone(options: argparse.Namespace) -> None:
     print(json.dumps(result))
 
 
+def keep_others_out(directory: Path) -> None:
+    """Let no other run write to a directory until this process ends.
+
+    Raises:
+        SystemExit: if one does already.
+    """
+    try:
+        fcntl.flock(os.open(directory, os.O_RDONLY), fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise SystemExit(f"error: another run writes to {directory}") from None
+
+
 def say(*words: object) -> None:
     """Show what is measured now."""
     print(f"[{', '.join(map(str, words))}]", file=sys.stderr, flush=True)
@@ -285,11 +297,7 @@ def main() -> None:
         cells = [Cell(*each) for each in product(chosen, trainings, num_envs)]
         with_startup = STARTUP in options.workloads
     options.output_dir.mkdir(parents=True, exist_ok=True)
-    directory = os.open(options.output_dir, os.O_RDONLY)  # held, and let go when this process ends
-    try:
-        fcntl.flock(directory, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        raise SystemExit(f"error: another run writes to {options.output_dir}") from None
+    keep_others_out(options.output_dir)
     conditions: dict[str, Any] = {
         "cores": CORES,
         "learner_threads": options.learner_threads,
