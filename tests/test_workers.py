@@ -132,7 +132,7 @@ class TestServer:
         worker = spawn(server)
         # 32 would be one for each 2 MiB, the largest page there is; a few come of having forked.
         assert ask(worker, "call", partial(faults_of_a_block, 1 << 26)) < 16
-        assert ask(worker, "call", partial(faults_of_a_block, 300 << 20)) >= 150
+        assert ask(worker, "call", partial(faults_of_a_block, 300 << 20)) > 100
 
     def test_an_answer_that_nobody_waited_for_is_not_taken_for_the_next(
         self, server: WorkerServer, monkeypatch: pytest.MonkeyPatch
