@@ -8,6 +8,8 @@ contenders can then be measured:
     .venv-sample-factory/bin/python benchmarks/throughput.py --trainings a2c5 \
         --contenders hts sample-factory
 
+For football, `make football VENV=.venv-sample-factory` comes before pip: it brings a newer numpy.
+
 It has the network, the batches and the weights of the other contenders' losses, and one thread that
 learns, but its own algorithm: the loss is PPO's with values clipped and the optimizer Adam, where
 others train with A2C too, and V-trace is off. Workers with an even number of environments step one

@@ -303,9 +303,8 @@ def main() -> None:
         "learner_threads": options.learner_threads,
         "seconds": options.seconds,
         "warm_up": options.warm_up,
+        "keep_large_blocks": options.keep_large_blocks,
     }
-    if options.keep_large_blocks:
-        conditions["keep_large_blocks"] = True
     measurements = Measurements(options.output_dir / "measurements.json", conditions)
     for name, value in machine().items():
         print(f"{name}: {value}")

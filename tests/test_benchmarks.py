@@ -68,6 +68,7 @@ def test_throughput(tmp_path: Path) -> None:
     ]
     failed = {**cell, "num_envs": 2, "contender": "hts", "error": "killed"}
     conditions = {"cores": CORES, "learner_threads": None, "seconds": 0.2, "warm_up": 3}
+    conditions["keep_large_blocks"] = False
     file = tmp_path / "measurements.json"
     report = {"machine": {}, "conditions": conditions, "records": [failed, *known], "startup": []}
     file.write_text(json.dumps(report))
@@ -102,6 +103,15 @@ def test_one_run_at_a_time_writes_measurements(tmp_path: Path) -> None:
     assert done.returncode == 1
     assert done.stderr == f"error: another run writes to {tmp_path}\n"
     assert not list(tmp_path.iterdir())
+
+
+def test_numbers_of_environments_are_of_workloads(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["throughput.py", "--num-envs", "64"])
+    with pytest.raises(SystemExit):
+        throughput.parse()
+    assert "are of --workloads: name some" in capsys.readouterr().err
 
 
 def test_ctrl_c_shows_what_has_been_measured(

@@ -2,7 +2,7 @@
 
 A recipe that is started from nothing spends nine of ten seconds on importing torch, twice. Here its
 process and its worker servers are forks. That nothing of it stays behind is shown elsewhere
-(`test_collector_faults.py`): here the server that forked it sees to that.
+(`test_collector_ends.py`): here the server that forked it sees to that.
 """
 
 from __future__ import annotations

@@ -86,14 +86,14 @@ def keep_large_blocks(max_bytes: int = 1 << 30) -> bool:
         False where the system's C library can't do that, and nothing has changed.
 
     Raises:
-        ValueError: if `max_bytes` is less than 1, or more than a C int holds.
+        ValueError: if `max_bytes` is no int, less than 1, or more than a C int holds.
 
     Example:
         >>> from torchrl_hts import keep_large_blocks
         >>> kept = keep_large_blocks()
     """
-    if not 1 <= max_bytes < 1 << 31:
-        raise ValueError(f"max_bytes must be from 1 to {(1 << 31) - 1}, got {max_bytes}")
+    if not (isinstance(max_bytes, int) and 1 <= max_bytes < 1 << 31):
+        raise ValueError(f"max_bytes must be an int from 1 to {(1 << 31) - 1}, got {max_bytes!r}")
     try:
         mallopt = ctypes.CDLL(None).mallopt if ON_LINUX else None
     except AttributeError:  # not glibc
