@@ -196,11 +196,11 @@ class DelayedGradient(TrainerHookBase):  # type: ignore[misc]  # torchrl is unty
                 torch._foreach_copy_(live, newest)
                 return
             if self._depth > 1:
-                # theta_{j+lag+1} = -theta_j + phi_j + theta_{j+lag}, computed in the slot of
-                # theta_j, which is free from now on.
-                torch._foreach_neg_(behaviour)
-                torch._foreach_add_(behaviour, live)
-                torch._foreach_add_(behaviour, newest)
+                # theta_{j+lag+1} = (phi_j - theta_j) + theta_{j+lag}, computed in the slot of
+                # theta_j, which is free from now on; not in the live ones, some of which may be
+                # views of the same memory.
+                for theta_j, phi_j, theta in zip(behaviour, live, newest, strict=True):
+                    torch.sub(phi_j, theta_j, out=theta_j).add_(theta)
                 torch._foreach_copy_(live, behaviour)
         self._round += 1
 
