@@ -217,16 +217,32 @@ class TestWeights:
             collector.update_policy_weights_()
             assert next(batches)["mark"].unique().item() == 0
 
-    def test_the_values_at_the_call_are_staged(self) -> None:
+    @pytest.mark.parametrize("lag", [0, 1, 2])
+    def test_the_values_at_the_call_are_staged(self, lag: int) -> None:
         policy = marked()
-        with HTSCollector([echo()], policy, frames_per_batch=4, lag=0) as collector:
+        with HTSCollector([echo()], policy, frames_per_batch=4, lag=lag) as collector:
             batches = iter(collector)
             next(batches)
+            policy.module.mark.data.fill_(2)
+            collector.update_policy_weights_()
             policy.module.mark.data.fill_(3)
             collector.update_policy_weights_()
             policy.module.mark.data.fill_(4)
-            assert next(batches)["mark"].unique().item() == 3
-            assert next(batches)["mark"].unique().item() == 4
+            found = [next(batches)["mark"].unique().item() for _ in range(lag + 2)]
+        assert found == [0] * lag + [3, 4]  # I2: rounds that are open keep theirs
+
+    def test_staged_values_are_saved_while_a_batch_is_out(self) -> None:
+        policy = marked()
+        with HTSCollector([echo()], policy, frames_per_batch=4, lag=0) as collector:
+            next(iter(collector))
+            policy.module.mark.data.fill_(3)
+            collector.update_policy_weights_()
+            policy.module.mark.data.fill_(4)
+            state = collector.state_dict()
+        with HTSCollector([echo()], marked(), frames_per_batch=4, lag=0) as collector:
+            collector.load_state_dict(state)
+            batches = iter(collector)
+            assert [next(batches)["mark"].unique().item() for _ in range(2)] == [3, 4]
 
     def test_any_form_of_weights(self) -> None:
         policy, other = marked(), marked()

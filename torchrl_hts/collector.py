@@ -369,7 +369,7 @@ class HTSCollector(BaseCollector):  # type: ignore[misc]  # torchrl has no types
         """Stage parameters for the next round that opens (see ``update_policy_weights_``)."""
         if model_id not in (None, "policy"):
             raise KeyError(f"HTSCollector has one model, 'policy'; got model_id={model_id!r}")
-        self._weights.stage(policy_or_weights)
+        self._learner.stage(policy_or_weights)
 
     @property
     def policy_version(self) -> int:

@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 import torch
-from tensordict import TensorDict
-from torch import Tensor
+from tensordict import TensorDict, TensorDictBase
+from torch import Tensor, nn
 
 from torchrl_hts.crew import Crew
 from torchrl_hts.recording import Activity, Record
@@ -91,6 +91,14 @@ class LearnerSide:
     def policy_version(self) -> int:
         """Index of the newest parameters that a round may act with."""
         return self.round - self.lent + self._schedule.lag
+
+    def stage(self, weights: nn.Module | TensorDictBase | Mapping[str, Any] | None) -> None:
+        """Fix the parameters of the next round that opens; see `WeightSource.stage`.
+
+        The policy's own go straight to the slot that is lent: it is closed, and theirs to be (I2).
+        """
+        slot = self._schedule.slot(self.round - 1)
+        self._weights.stage(weights, self._slots.parameters[slot] if self.lent else None)
 
     def next_round(self) -> tuple[int, TensorDict]:
         """Say that the update with the lent batch is done, and wait for the next round.

@@ -78,8 +78,9 @@ class Slots:
     @torch.no_grad()
     def stage(self, slot: int, values: Sequence[Tensor]) -> None:
         """Copy parameters into a slot, whose round must not be open (I2)."""
-        if self.parameters[slot]:
-            torch._foreach_copy_(self.parameters[slot], list(values))
+        own = self.parameters[slot]
+        if own and values is not own:
+            torch._foreach_copy_(own, list(values))
 
 
 def _nest(tensors: dict[Key, Tensor], batch_size: list[int]) -> TensorDict:

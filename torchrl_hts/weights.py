@@ -68,21 +68,25 @@ class WeightSource:
             self._staged = None
         return values
 
-    def stage(self, weights: nn.Module | TensorDictBase | Mapping[str, Any] | None) -> None:
+    @torch.no_grad()
+    def stage(
+        self,
+        weights: nn.Module | TensorDictBase | Mapping[str, Any] | None,
+        room: list[Tensor] | None = None,
+    ) -> None:
         """Fix the values for the next round that opens.
 
         Args:
             weights: None for the policy's present values; else a module, a TensorDict or a dict
                 of them by name. Weights that are not the policy's own memory stay in force until
                 the next call.
+            room: where the policy's present values may lie until then; None for memory of their
+                own.
 
         Raises:
             KeyError: for a name that the policy doesn't have.
         """
-        if weights is None:
-            self._staged, self._keep = [tensor.clone() for tensor in self.live()], False
-            return
-        given = _by_name(weights)
+        given = {} if weights is None else _by_name(weights)
         unknown = sorted(given.keys() - set(self._names))
         if unknown:
             raise KeyError(
@@ -90,18 +94,20 @@ class WeightSource:
                 f"{', '.join(self._names[:5])}{', ...' if len(self._names) > 5 else ''}"
             )
         own = dict(zip(self._names, self.live(), strict=True))
-        values = []
         for name, tensor in own.items():
-            new = given.get(name, tensor).detach()
-            if new.shape != tensor.shape:
+            shape = given.get(name, tensor).shape
+            if shape != tensor.shape:
                 raise ValueError(
-                    f"{name!r} has shape {tuple(new.shape)}; the policy's has {tuple(tensor.shape)}"
+                    f"{name!r} has shape {tuple(shape)}; the policy's has {tuple(tensor.shape)}"
                 )
-            values.append(new.to("cpu", tensor.dtype, copy=True))
-        self._staged = values
         self._keep = any(
             tensor.data_ptr() != own[name].data_ptr() for name, tensor in given.items()
         )
+        if room is None or self._keep:
+            room = [torch.empty_like(tensor, device="cpu") for tensor in own.values()]
+        for target, (name, tensor) in zip(room, own.items(), strict=True):
+            target.copy_(given.get(name, tensor))
+        self._staged = room
 
 
 def _by_name(weights: nn.Module | TensorDictBase | Mapping[str, Any]) -> dict[str, Tensor]:
