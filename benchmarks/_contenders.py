@@ -191,6 +191,7 @@ def _hts(workload: Workload, training: Training, num_envs: int, agent: Agent, la
         **_sizes(training, num_envs),
         lag=lag,
         seed=0,
+        return_same_td=True,
     )
 
 
@@ -215,14 +216,17 @@ def _hts_barrier(workload: Workload, training: Training, num_envs: int, agent: A
 
 
 def _serial(workload: Workload, training: Training, num_envs: int, agent: Agent) -> Any:
-    env = serial(workload.factories(num_envs))
-    return Collector(env, policy_of(agent, training), **_sizes(training, num_envs))
+    return _in_turns(serial(workload.factories(num_envs)), training, num_envs, agent)
 
 
 def _parallel(workload: Workload, training: Training, num_envs: int, agent: Agent) -> Any:
     factories = [partial(wrap, factory) for factory in workload.factories(num_envs)]
-    env = ParallelEnv(num_envs, factories)
-    return Collector(env, policy_of(agent, training), **_sizes(training, num_envs))
+    return _in_turns(ParallelEnv(num_envs, factories), training, num_envs, agent)
+
+
+def _in_turns(env: EnvBase, training: Training, num_envs: int, agent: Agent) -> Any:
+    sizes = _sizes(training, num_envs)
+    return Collector(env, policy_of(agent, training), **sizes, return_same_td=True)
 
 
 def _multi_sync(workload: Workload, training: Training, num_envs: int, agent: Agent) -> Any:

@@ -60,6 +60,7 @@ def make_collector(
         num_executors=options.num_executors,
         lag=options.lag,
         seed=options.seed,
+        return_same_td=True,  # no batch is needed any more when the next is asked for
     )
 
 
