@@ -22,7 +22,7 @@ ORDER = [
     "slots", "torchrl_env", "invariance", "draws", "short_cut", "sampling", "passes",
     "gathering", "actor", "timeline_picture", "saved_state", "timeline", "statistics", "weights",
     "restarts", "pickling", "limits", "arguments", "batch_plan", "progress", "failures", "roster",
-    "staff", "crew", "learner", "collector", "delayed_gradient", "episodes", "video",
+    "choosing", "staff", "crew", "learner", "collector", "delayed_gradient", "episodes", "video",
     "playing", "evaluation", "configs", "from_config", "testing", "costs", "bench",
 ]  # fmt: skip
 TORCH_FREE = ORDER[: ORDER.index("executor") + 1]

@@ -26,7 +26,8 @@ from torchrl_hts.servers import WITH_TORCH, ServerPool, ServerUser
 from torchrl_hts.undivided import Ending, undivided
 
 PACKAGE = str(Path(torchrl_hts.servers.__file__).parent)
-MODULES = ("staff", "crew", "roster", "servers", "workers", "messages", "undivided", "exchange")
+MODULES = ("choosing", "staff", "crew", "roster")
+MODULES += ("servers", "workers", "messages", "undivided", "exchange")
 LOOKED_AFTER = ("CALL", "JUMP_BACKWARD")
 POINTS = 8
 

@@ -145,8 +145,8 @@ class Servers:
         self._server(WITH_TORCH)
 
     def preload(self, modules: Sequence[str]) -> None:
-        """Let the executors' server import what environments need, once for all of them."""
-        self._modules = list(modules)
+        """Let the executors' server import what environments have, once for all of them."""
+        self._modules = [name for name in modules if name != "__main__"]
         self._server(self._executors).preload(self._modules)
 
     def spawn_executor(self, name: str, target: str, fds: Sequence[int]) -> WorkerProcess:

@@ -15,26 +15,23 @@ from multiprocessing.connection import wait
 from typing import Any
 
 from torchrl_hts.actor import ActorJob
+from torchrl_hts.choosing import Description, Tryout, choose_team
 from torchrl_hts.errors import WorkerError
 from torchrl_hts.exchange import STOP, Inbox, LearnerPort
 from torchrl_hts.executor import ExecutorJob, ExecutorPlan
 from torchrl_hts.failures import Site
-from torchrl_hts.gym_env import GymDescription, RowOptions
+from torchrl_hts.gym_env import RowOptions
 from torchrl_hts.invariance import InvariantSizes
-from torchrl_hts.limits import check_descriptors, check_storage, most_executors
+from torchrl_hts.limits import check_descriptors, check_storage
 from torchrl_hts.passes import PassJob
 from torchrl_hts.roster import Roster
 from torchrl_hts.schedule import Schedule
 from torchrl_hts.servers import Servers
-from torchrl_hts.sizing import PassCosts, StepCosts, TeamSize, team_for
 from torchrl_hts.storage import Key, Layout, SharedMemory
-from torchrl_hts.torchrl_env import TorchRLDescription
 from torchrl_hts.undivided import Ending
 from torchrl_hts.workers import POLITE_S, WorkerProcess
 
 __all__ = ["Staff"]
-
-Description = GymDescription | TorchRLDescription
 
 # How long a probe may take, the environment's making included, before it is given up.
 _PROBE_LIMIT_S = 30.0
@@ -135,7 +132,8 @@ class Staff:
         self._servers.begin()
         self._factories, self._env_options = factories, env_options
         self._servers.with_torch = any(_TORCHRL.search(factory) for factory in set(factories))
-        tried = self._spread(cores, pass_job)
+        tryout = Tryout(self._servers, factories[0], env_options, pass_job, self._ask_once)
+        tried = self._spread(tryout, cores)
         descriptions: list[Description] = []
         if not tried:
             first = self._spawn_executor(0)
@@ -146,7 +144,7 @@ class Staff:
                 first = self._spawn_executor(0)
                 _, descriptions, modules = self._receive_all([first])[0]
             if self.num_executors > 1:  # or its server would import them for nobody
-                self._preload(modules)
+                self._servers.preload(modules)
         rest = range(0 if tried else 1, self.num_executors)
         others = [self._spawn_executor(index) for index in rest]
         for kind, described, _ in self._receive_all(others):
@@ -158,74 +156,19 @@ class Staff:
             descriptions += described
         return descriptions
 
-    def _preload(self, modules: Sequence[str]) -> None:
-        self._servers.preload([name for name in modules if name != "__main__"])
-
-    def _spread(self, cores: int, pass_job: Callable[[Description], PassJob | None]) -> bool:
+    def _spread(self, tryout: Tryout, cores: int) -> bool:
         """Spread the environments over executors; returns whether one was tried out for it."""
-        num_envs = self.num_envs
-        tried = None
+        num_envs, was_tried = self.num_envs, False
         if not self.num_executors:
-            tried = self._try_out() if num_envs > 1 else None
-            wanted = TeamSize(min(num_envs, cores), 1)
-            if tried is not None:
-                costs, description = tried
-                time_passes = partial(self._time_passes, description, pass_job)
-                wanted = team_for(
-                    costs,
-                    num_envs,
-                    cores,
-                    time_passes,
-                    num_actors=self.num_actors or None,
-                    actor_threads=self._actor_threads,
-                )
-            if not self.num_actors:  # as many as there are descriptors for, beside the executors
-                self.num_actors = wanted.actors
-                while self.num_actors > 1 and most_executors(self.num_actors) < wanted.executors:
-                    self.num_actors -= 1
-            most = most_executors(self.num_actors)
-            self.num_executors = max(1, min(wanted.executors, most))
+            team, was_tried = choose_team(
+                tryout, num_envs, self.num_actors or None, self._actor_threads, cores
+            )
+            self.num_executors, self.num_actors = team.executors, team.actors
         self.num_actors = self.num_actors or 1
         self.owner = tuple(env * self.num_executors // num_envs for env in range(num_envs))
         while len(self.executor_inboxes) < self.num_executors:
             self.executor_inboxes.append(Inbox.create())
-        return tried is not None
-
-    def _try_out(self) -> tuple[StepCosts, Description | None] | None:
-        """What steps of the first environment cost, and what it is; None if that can't be told.
-
-        A failure is none of the run's: if it was not the random play, an executor will fail too.
-        """
-        for _ in range(2):
-            target = "torchrl_hts.probing:run_probe"
-            probe = self._servers.spawn_executor("executor 0", target, [])
-            job = (self._factories[0], self._servers.with_torch, self._env_options)
-            answer = self._ask_once(probe, job)
-            if answer is None:
-                return None
-            kind, found, modules = answer
-            if kind == "tried":
-                self._preload(modules)
-                tried: tuple[StepCosts, Description | None] = found
-                return tried
-            self._servers.with_torch = True
-        return None
-
-    def _time_passes(
-        self,
-        description: Description | None,
-        pass_job: Callable[[Description], PassJob | None],
-    ) -> PassCosts | None:
-        """What forward passes cost; None if nothing of the cores, or if that can't be told.
-
-        A failure is none of the run's: if it is the policy's, an actor will fail too.
-        """
-        job = None if description is None else pass_job(description)
-        if job is None:
-            return None
-        worker = self._servers.spawn_actor("executor 0", "torchrl_hts.passes:run_passes", [])
-        answer = self._ask_once(worker, job)
-        return None if answer is None else answer[1]
+        return was_tried
 
     def _ask_once(self, worker: WorkerProcess, job: object) -> tuple[str, Any, Any] | None:
         """The answer of a worker that then ends; None if it fails, or takes too long."""
