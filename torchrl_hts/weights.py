@@ -85,6 +85,7 @@ class WeightSource:
 
         Raises:
             KeyError: for a name that the policy doesn't have.
+            ValueError: for a tensor of another shape than the policy's.
         """
         given = {} if weights is None else _by_name(weights)
         unknown = sorted(given.keys() - set(self._names))
@@ -100,14 +101,12 @@ class WeightSource:
                 raise ValueError(
                     f"{name!r} has shape {tuple(shape)}; the policy's has {tuple(tensor.shape)}"
                 )
-        self._keep = any(
-            tensor.data_ptr() != own[name].data_ptr() for name, tensor in given.items()
-        )
-        if room is None or self._keep:
+        keep = any(tensor.data_ptr() != own[name].data_ptr() for name, tensor in given.items())
+        if room is None or keep:
             room = [torch.empty_like(tensor, device="cpu") for tensor in own.values()]
         for target, (name, tensor) in zip(room, own.items(), strict=True):
             target.copy_(given.get(name, tensor))
-        self._staged = room
+        self._staged, self._keep = room, keep
 
 
 def _by_name(weights: nn.Module | TensorDictBase | Mapping[str, Any]) -> dict[str, Tensor]:
