@@ -111,7 +111,9 @@ class Evaluator:
     ) -> None:
         num_episodes = check_integer("num_episodes", num_episodes)
         seed = check_integer("seed", seed, least=0)
-        check_integer("max_frames_per_episode", max_frames_per_episode, least=0)
+        max_frames_per_episode = check_integer(
+            "max_frames_per_episode", max_frames_per_episode, least=0
+        )
         if not isinstance(exploration_type, ExplorationType):
             raise TypeError(
                 f"exploration_type must be an ExplorationType, got {exploration_type!r}"
@@ -122,8 +124,7 @@ class Evaluator:
         if create_render_env_fn is not None:
             (render_factory,) = pickle_factories(check_factories([create_render_env_fn], None))
         self.policy = make_policy(policy, None)
-        # On the CPU, so that no other process touches the learner's device.
-        copy = pickle.loads(pickle_policy(self.policy)).to("cpu").eval()
+        copy = pickle.loads(pickle_policy(self.policy)).eval()
         self._submitted: deque[_Submission] = deque()
         self._playing: _Submission | None = None
         self._best = -math.inf  # of what `poll` and `wait` have returned

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import pickle
 import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
@@ -10,6 +11,7 @@ from typing import Any
 from torch import nn
 
 from torchrl_hts.messages import pickled
+from torchrl_hts.slots import policy_tensors
 
 __all__ = ["find_unpicklable", "pickle_factories", "pickle_policy"]
 
@@ -34,9 +36,12 @@ def pickle_factories(factories: Sequence[Callable[[], Any]]) -> list[bytes]:
 
 
 def pickle_policy(policy: nn.Module) -> bytes:
-    """The policy as bytes."""
+    """The policy as bytes, its tensors on the CPU: no other process is to touch its device."""
     try:
-        return pickled(policy)
+        copy = pickled(policy)
+        if any(tensor.device.type != "cpu" for _, tensor in policy_tensors(policy)):
+            copy = pickled(pickle.loads(copy).to("cpu"))
+        return copy
     except Exception as error:
         raise TypeError(
             f"the policy can't be pickled, so it can't be sent to the actors: {error}. "
