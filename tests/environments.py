@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -185,6 +186,36 @@ class FaultyEnv(EchoEnv):
                     signal.pause()
                 os.kill(os.getpid(), signal.SIGKILL)
         return observation, reward, terminated, truncated, info
+
+
+class ClosingEnv(EchoEnv):
+    """Leaves a file behind when it is closed; fails then, if it is to."""
+
+    def __init__(self, path: str, fails: bool) -> None:
+        super().__init__()
+        self.path = path
+        self.fails = fails
+
+    def close(self) -> None:
+        Path(self.path).touch()
+        if self.fails:
+            raise ConnectionError("the simulator is gone")
+
+
+class SlowlySavedEnv(EchoEnv):
+    """Takes its time to say what its state is."""
+
+    def __init__(self, seconds: float) -> None:
+        super().__init__()
+        self.seconds = seconds
+        self.lock = threading.Lock()  # which can't be pickled: so it is asked
+
+    def get_state(self) -> Any:
+        time.sleep(self.seconds)
+        return self.seed, self.episode, self.t
+
+    def set_state(self, state: Any) -> None:
+        self.seed, self.episode, self.t = state
 
 
 class SimulatorEnv(EchoEnv):

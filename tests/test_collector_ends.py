@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 from collectors import ENDLESS, assert_others_ended_by_themselves, exit_statuses, start
-from environments import GatedEnv
+from environments import ClosingEnv, GatedEnv, SlowlySavedEnv
 from policies import marked
 from processes import (
     Script,
@@ -28,6 +28,23 @@ from processes import (
 from tensordict import TensorDictBase
 
 pytestmark = [pytest.mark.usefixtures("collectors_end"), pytest.mark.timeout(120)]
+
+
+def test_every_environment_is_closed_though_one_cannot_be(tmp_path: Path) -> None:
+    paths = [str(tmp_path / f"{index}") for index in range(3)]
+    envs = [partial(ClosingEnv, path, fails=index < 2) for index, path in enumerate(paths)]
+    with start(envs, num_executors=1) as collector:
+        next(iter(collector))
+    assert sorted(map(str, tmp_path.iterdir())) == paths
+
+
+def test_environments_that_are_saved_in_turns_do_not_hang(tmp_path: Path) -> None:
+    """All of them together may take longer than one that makes no progress."""
+    envs = [partial(SlowlySavedEnv, 0.5)] * 6
+    with start(envs, num_executors=1, timeout_s={"executor": 1.5}) as collector:
+        next(iter(collector))
+        assert len(collector.state_dict()["environments"]) == 6
+        next(iter(collector))
 
 
 class TestTheLoop:

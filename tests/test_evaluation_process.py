@@ -284,6 +284,17 @@ def test_an_idle_process_closes_its_environments(tmp_path: Path) -> None:
     assert (tmp_path / "closed").read_text() == "xxx"
 
 
+def test_every_environment_is_closed_though_one_cannot_be(tmp_path: Path) -> None:
+    class Failing(PayingEnv):
+        def close(self) -> None:
+            with open(tmp_path / "closed", "a") as file:
+                file.write("x")
+            raise ConnectionError("the simulator is gone")
+
+    one(Failing, pays(), num_episodes=3)
+    assert (tmp_path / "closed").read_text() == "xxx"
+
+
 def test_a_forgotten_evaluator_is_ended(gate: Path) -> None:
     evaluator = Evaluator(gated(gate), pays(), **AT_GATE)
     evaluator.submit(0)

@@ -7,6 +7,7 @@ one by one, in the same order.
 
 from __future__ import annotations
 
+import contextlib
 import pickle
 import sys
 import time
@@ -126,8 +127,9 @@ def run_executor(control: Connection, fds: list[int]) -> None:
                 return
             send_object(control, ("stopped", None, None))
     finally:
-        for environment in environments.values():
-            environment.close()
+        with contextlib.ExitStack() as closing:  # all of them, also where closing one fails
+            for environment in environments.values():
+                closing.callback(environment.close)
 
 
 def _make(factory: bytes, index: int, job: ExecutorJob) -> GymEnvironment | TorchRLEnvironment:
@@ -283,6 +285,7 @@ class _Run:
         """Send the states of all environments, or why one of them can't be saved."""
         states = {}
         for env, environment in self.environments.items():
+            self.counters[_AT] = env + 1
             try:
                 states[env] = environment.save()
             except Exception as error:  # a failure to save is no failure of the run
@@ -291,6 +294,8 @@ class _Run:
                     reason = f"saving it failed with {type(error).__name__}: {error}"
                 send_object(self.control, ("unsaved", f"environment {env}: {reason}", None))
                 return
+            finally:
+                self.counters[_AT] = 0
         send_object(self.control, ("saved", states, None))
 
     def _offer(self, env: int) -> None:

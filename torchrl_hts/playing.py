@@ -7,6 +7,7 @@ writes while the other waits for work.
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
 import pickle
@@ -262,8 +263,9 @@ def run_player(control: Connection, fds: list[int]) -> None:
             step, best = receive_object(control)
             send_object(control, ("finished", player.play(step, best), None))
     finally:
-        for env in made:
-            env.close()
+        with contextlib.ExitStack() as closing:  # all of them, also where closing one fails
+            for env in made:
+                closing.callback(env.close)
 
 
 def _make(factory: bytes) -> Any:

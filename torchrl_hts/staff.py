@@ -27,7 +27,7 @@ from torchrl_hts.passes import PassJob
 from torchrl_hts.roster import Roster
 from torchrl_hts.schedule import Schedule
 from torchrl_hts.servers import Servers
-from torchrl_hts.storage import Key, Layout, SharedMemory
+from torchrl_hts.storage import Counter, Key, Layout, SharedMemory
 from torchrl_hts.undivided import Ending
 from torchrl_hts.workers import POLITE_S, WorkerProcess
 
@@ -360,8 +360,9 @@ class Staff:
 
     def _progress(self) -> Hashable:
         """What changes as long as anybody gets on."""
-        steps = self.memory.steps.tobytes() if self._shared else b""
-        return len(self._roster.made), steps
+        if not self._shared:
+            return len(self._roster.made)
+        return self.memory.steps.tobytes(), self.memory.counters[:, Counter.AT].tobytes()
 
     def _row(self, worker: WorkerProcess) -> int:
         """Its row of counters."""
