@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import sys
@@ -12,12 +13,20 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from processes import Script, alive, needs_linux, processes_below, wait_until, wait_until_gone
+from processes import (
+    Script,
+    alive,
+    needs_linux,
+    open_descriptors,
+    processes_below,
+    wait_until,
+    wait_until_gone,
+)
 from worker_targets import faults_of_a_block, modules, timer_slack_ns
 
 import torchrl_hts.servers
 import torchrl_hts.workers
-from torchrl_hts.errors import Failure
+from torchrl_hts.errors import Failure, ResourceError
 from torchrl_hts.messages import receive_object, send_object
 from torchrl_hts.servers import (
     TORCH_FREE,
@@ -120,6 +129,25 @@ class TestServer:
         assert "wave" not in ask(first, "call", modules)
         server.preload(["wave", "no_such_module"])
         assert "wave" in ask(spawn(server), "call", modules)
+
+    @pytest.mark.parametrize(
+        ("patched", "number", "remedy"),
+        [
+            ("subprocess.Popen", errno.EAGAIN, "Allow more processes"),
+            ("socket.socketpair", errno.EMFILE, "Allow more open files"),
+        ],
+    )
+    def test_a_refused_server_is_one_clear_error(
+        self, patched: str, number: int, remedy: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def refuse(*_: object, **__: object) -> None:
+            raise OSError(number, os.strerror(number))
+
+        before = open_descriptors("socket")
+        monkeypatch.setattr(f"torchrl_hts.workers.{patched}", refuse)
+        with pytest.raises(ResourceError, match=f"^a server of workers could not be .*{remedy}"):
+            WorkerServer(("worker_targets",))
+        assert open_descriptors("socket") == before
 
     @needs_linux
     def test_sleeps_end_on_time(self, server: WorkerServer) -> None:

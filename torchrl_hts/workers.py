@@ -69,6 +69,19 @@ _REMEDIES = collections.defaultdict(
 )
 
 
+def _refused(name: str, error: OSError) -> ResourceError:
+    remedy = _REMEDIES[error.errno] if error.errno is not None else ""
+    return ResourceError(f"{name} could not be started: {error}. {remedy}")
+
+
+def _socket_pair(name: str) -> tuple[socket.socket, socket.socket]:
+    """Two ends of a connection to a process of that name that is to be started."""
+    try:
+        return socket.socketpair()
+    except OSError as error:
+        raise _refused(name, error) from error
+
+
 class ServerEndedError(RuntimeError):
     """A worker server can't be asked any more; its workers end with it."""
 
@@ -179,24 +192,33 @@ class WorkerServer:
 
     Args:
         preload: modules to import before the first fork, such as `TORCH_FREE`.
+
+    Raises:
+        ResourceError: if the system has too few processes or file descriptors.
     """
 
     def __init__(self, preload: Sequence[str]) -> None:
-        ours, theirs = socket.socketpair()
+        ours, theirs = _socket_pair("a server of workers")
         # The path of the package first: it may not be installed in the interpreter's own path.
         bootstrap = (
             f"import sys; sys.path[:] = {sys.path!r}; "
             f"from torchrl_hts.worker_server import serve; serve({theirs.fileno()}, {os.getpid()})"
         )
         flags: list[str] = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]
-        self._process = subprocess.Popen(
-            [sys.executable, *flags, "-c", bootstrap],
-            pass_fds=[theirs.fileno()],
-            env={**os.environ, **_WORKER_ENVIRONMENT},
-            stdin=subprocess.DEVNULL,
-            start_new_session=True,  # Ctrl-C is for the main process, which then ends us
-        )
-        theirs.close()
+        try:
+            with theirs:
+                self._process = subprocess.Popen(
+                    [sys.executable, *flags, "-c", bootstrap],
+                    pass_fds=[theirs.fileno()],
+                    env={**os.environ, **_WORKER_ENVIRONMENT},
+                    stdin=subprocess.DEVNULL,
+                    start_new_session=True,  # Ctrl-C is for the main process, which then ends us
+                )
+        except BaseException as error:
+            ours.close()
+            if isinstance(error, OSError):
+                raise _refused("a server of workers", error) from error
+            raise
         self._socket = ours
         # Reentrant: a signal handler may shut down while this thread waits for an answer.
         self._lock = threading.RLock()
@@ -239,7 +261,7 @@ class WorkerServer:
             ServerEndedError: if the server has ended.
             ResourceError: if the system has too few processes or file descriptors.
         """
-        ours, theirs = socket.socketpair()
+        ours, theirs = _socket_pair(name)
         try:
             with theirs:
                 message = self._ask({"spawn": target}, [theirs.fileno(), *fds])

@@ -13,7 +13,7 @@ from torchrl.envs.utils import ExplorationType
 from support.checkpoints import save_atomically
 from support.metrics import Row, Table, evaluation_metrics
 from support.options import RunOptions
-from torchrl_hts import Evaluation, Evaluator, HTSCollector, WorkerError
+from torchrl_hts import Evaluation, Evaluator, HTSCollector, ResourceError, WorkerError
 
 __all__ = ["Evaluations"]
 
@@ -125,7 +125,7 @@ class Evaluations:
             self._started += 1
             evaluator = self._make_evaluator()
             evaluator.load_state_dict(self._evaluator.state_dict())
-        except WorkerError as error:
+        except (WorkerError, ResourceError) as error:
             if evaluator is not None:
                 evaluator.shutdown()
             self._works = False
