@@ -161,7 +161,7 @@ def test_errors_say_what_is_wrong(
 
 
 def test_a_policy_that_does_not_fit_is_an_error(capsys: pytest.CaptureFixture[str]) -> None:
-    flags = "--env-id Pendulum-v1 --policy test_bench:make_policy --seconds 0 --num-envs 2"
+    flags = "--env-id Pendulum-v1 --policy test_bench:make_policy --seconds 0.01 --num-envs 2"
     assert main(flags.split()) == 2
     assert "error: the policy failed in a trial run" in capsys.readouterr().err
 

@@ -24,7 +24,7 @@ import torch
 from tensordict.nn import TensorDictModuleBase
 
 from torchrl_hts.arguments import make_policy
-from torchrl_hts.command_line import count
+from torchrl_hts.command_line import count, positive
 from torchrl_hts.costs import (
     default_policy,
     measure_environment,
@@ -301,7 +301,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--epochs", type=count, default=1, help="how often the learner goes through a batch (1)"
     )
-    parser.add_argument("--seconds", type=float, default=2.0, help="of each measurement (2)")
+    parser.add_argument("--seconds", type=positive, default=2.0, help="of each measurement (2)")
     parser.add_argument("--no-check", action="store_true", help="don't try the setting out")
     options = parser.parse_args(argv)
     torch.set_num_threads(1)

@@ -142,7 +142,7 @@ def measure_passes(
         rows: of a pass, ascending from 1.
         seconds: in all.
     """
-    examples, _ = _examples(make_env, policy, max(rows))
+    examples = _examples(make_env, policy, max(rows))
     return time_passes(policy, examples, rows, seconds)
 
 
@@ -153,7 +153,7 @@ def measure_learning(
 
     0.0 if the policy's outputs have no gradient.
     """
-    examples, _ = _examples(make_env, policy, _LEARNING_ROWS)
+    examples = _examples(make_env, policy, _LEARNING_ROWS)
     batch = examples[:_LEARNING_ROWS]
 
     def learn() -> bool:
@@ -170,7 +170,7 @@ def measure_learning(
 
 def _examples(
     make_env: Callable[[], gym.Env[Any, Any]], policy: TensorDictModuleBase, rows: int
-) -> tuple[TensorDictBase, GymDescription]:
+) -> TensorDictBase:
     env = make_env()
     try:
         description = GymDescription(env.observation_space, env.action_space)
@@ -184,7 +184,7 @@ def _examples(
         max_frames_per_traj=0,
         compact_obs=False,
     )
-    return plan.examples, description
+    return plan.examples
 
 
 @dataclass(frozen=True)

@@ -81,8 +81,8 @@ class DelayedGradientHook(TrainerHookBase):  # type: ignore[misc]  # torchrl is 
                 isn't of the same kind as the loss module's actor.
         """
         delayed = DelayedGradient(trainer.loss_module, lag=self.lag, gradient_at=self.gradient_at)
-        delayed.register(trainer, name)
         _share_parameters(trainer)
+        delayed.register(trainer, name)
         self._delayed = delayed
 
     def state_dict(self) -> dict[str, Any]:

@@ -296,7 +296,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     check.add_argument("--actors", nargs="+", type=count, default=[1, 2, 4])
     check.add_argument("--executors", nargs="+", type=count, default=[1, 2, 8])
     check.add_argument("--rounds", type=count, default=4, help="batches to train on")
-    check.add_argument("--lag", type=int, default=1)
+    check.add_argument("--lag", type=int, choices=range(17), default=1, metavar="LAG")
     check.set_defaults(run=_determinism)
     torch.set_num_threads(1)
     args = parser.parse_args(argv)
