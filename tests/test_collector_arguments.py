@@ -66,11 +66,33 @@ def test_integers_have_a_least_value(name: str) -> None:
             make(**{name: value})
 
 
-@pytest.mark.parametrize("seed", [-1, 1.5, True])
+@pytest.mark.parametrize("dtype", [np.uint8, np.int64, np.uint64])
+def test_integers_of_numpy_are_plain_ones_from_there_on(dtype: Any) -> None:
+    """An unsigned one would wrap around; none could be loaded with ``weights_only=True``."""
+    names = ["frames_per_batch", "total_frames", "lag", "num_actors", "num_executors"]
+    names += ["actor_threads", "max_frames_per_traj", "timeline_events"]
+    numbers = dict(zip(names, (16, 48, 1, 1, 1, 1, 5, 4), strict=True))
+    given = {name: dtype(number) for name, number in numbers.items()}
+    with HTSCollector([EchoEnv] * 4, categorical(), **given) as collector:
+        assert [batch.shape for batch in collector] == [(4, 4)] * 3
+        state = collector.state_dict()
+    assert {type(state[name]) for name in ("frames", "sync_interval", "lag")} == {int}
+
+
+def test_a_lag_whose_rounds_would_fill_the_inbox_of_the_learner() -> None:
+    with pytest.raises(
+        ValueError, match=r"^lag must be at most 299 with 100 environments, got 300$"
+    ):
+        make([EchoEnv] * 100, lag=300)
+
+
+@pytest.mark.parametrize("seed", [-1, 1.5, True, None])
 def test_set_seed_takes_what_the_constructor_takes(seed: Any) -> None:
     with HTSCollector([EchoEnv], marked(), frames_per_batch=4, seed=3) as collector:
         with pytest.raises((TypeError, ValueError), match=r"^seed must be "):
             collector.set_seed(seed)
+        with pytest.raises(TypeError, match=r"^static_seed must be True or False, got 1$"):
+            collector.set_seed(4, static_seed=1)
         assert collector.seed == 3
         next(iter(collector))
 

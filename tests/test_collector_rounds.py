@@ -12,6 +12,8 @@ import pytest
 import torch
 from environments import EchoEnv, GatedEnv
 from policies import categorical, marked
+from tensordict import TensorDict
+from tensordict.nn import TensorDictModule
 from torchrl.collectors import BaseCollector
 
 from torchrl_hts import HTSCollector
@@ -247,8 +249,6 @@ class TestWeights:
     def test_any_form_of_weights(self) -> None:
         policy, other = marked(), marked()
         other.module.mark.data.fill_(7)
-        from tensordict import TensorDict
-
         forms = [other, TensorDict.from_module(other), other.state_dict()]
         with HTSCollector([echo()], policy, frames_per_batch=4, lag=0) as collector:
             batches = iter(collector)
@@ -257,6 +257,48 @@ class TestWeights:
                 other.module.mark.data.fill_(7 + k)
                 collector.update_policy_weights_(weights)
                 assert next(batches)["mark"].unique().item() == 7 + k
+
+    def test_weights_of_a_policy_that_uses_a_module_twice(self) -> None:
+        """State dicts and TensorDicts have its parameters under each of their names."""
+
+        def tied() -> TensorDictModule:
+            policy = marked()
+            policy.again = policy.module
+            return policy
+
+        policy, other = tied(), tied()
+        assert {"module.mark", "again.mark"} <= other.state_dict().keys()
+        with HTSCollector([echo()], policy, frames_per_batch=4, lag=0) as collector:
+            batches = iter(collector)
+            next(batches)
+            for k, weights in enumerate([other.state_dict(), TensorDict.from_module(other)]):
+                other.module.mark.data.fill_(7 + k)
+                collector.update_policy_weights_(weights)
+                assert next(batches)["mark"].unique().item() == 7 + k
+            # Its own are no others: they don't stay in force.
+            collector.update_policy_weights_(policy.state_dict())
+            assert next(batches)["mark"].unique().item() == 0
+            policy.module.mark.data.fill_(3)
+            assert next(batches)["mark"].unique().item() == 3
+
+    def test_weights_by_model(self) -> None:
+        """As TorchRL's collectors take them, where there is but one model."""
+        other = marked()
+        other.module.mark.data.fill_(7)
+        with HTSCollector([echo()], marked(), frames_per_batch=4, lag=0) as collector:
+            batches = iter(collector)
+            next(batches)
+            collector.update_policy_weights_(weights_dict={"policy": other})
+            assert next(batches)["mark"].unique().item() == 7
+            with pytest.raises(KeyError, match=r"weights_dict=\['policy', 'critic'\]"):
+                collector.update_policy_weights_(weights_dict={"policy": other, "critic": other})
+            for name, value in (("weights", {}), ("policy", other), ("model_id", "policy")):
+                with pytest.raises(ValueError, match=f"either weights_dict or {name}, not both"):
+                    collector.update_policy_weights_(
+                        weights_dict={"policy": other}, **{name: value}
+                    )
+            with pytest.raises(TypeError, match="all actors act with the parameters of the round"):
+                collector.update_policy_weights_(other, worker_ids=0)
 
     def test_unknown_and_misshapen_weights(self) -> None:
         with HTSCollector([echo()], marked(), frames_per_batch=4) as collector:

@@ -19,13 +19,12 @@ from torch import nn
 from torch.nn.parameter import is_lazy
 from torchrl.envs import EnvBase
 
-from torchrl_hts.exchange import MAX_ENVS
+from torchrl_hts.exchange import MAX_ENVS, MAX_PENDING
 from torchrl_hts.gym_env import GymDescription
 from torchrl_hts.restarts import Restarts
 from torchrl_hts.torchrl_env import TorchRLDescription
 
 __all__ = [
-    "MAX_LAG",
     "MAX_THREADS",
     "Device",
     "check_callables",
@@ -35,6 +34,7 @@ __all__ = [
     "check_flags",
     "check_frames",
     "check_integer",
+    "check_lag",
     "check_restarts",
     "check_seed",
     "check_storage_dir",
@@ -179,12 +179,21 @@ def _check_device(name: str, device: Device) -> str | None:
     return str(found)
 
 
+def check_lag(lag: Any, num_envs: int) -> int:
+    """The lag, so that the learner's inbox holds what is done while it learns."""
+    checked = check_integer("lag", lag, least=0, most=MAX_LAG)
+    most = MAX_PENDING // num_envs - 1
+    if checked > most:
+        raise ValueError(f"lag must be at most {most} with {num_envs} environments, got {lag}")
+    return checked
+
+
 def check_frames(frames_per_batch: Any, total_frames: Any, num_envs: int) -> tuple[int, int | None]:
     """Steps per environment and round, and the number of rounds; None for an endless run.
 
     What doesn't divide is rounded up, with a warning, as TorchRL does.
     """
-    check_integer("frames_per_batch", frames_per_batch)
+    frames_per_batch = check_integer("frames_per_batch", frames_per_batch)
     sync_interval = -(-frames_per_batch // num_envs)
     batch = sync_interval * num_envs
     if batch != frames_per_batch:
@@ -193,7 +202,10 @@ def check_frames(frames_per_batch: Any, total_frames: Any, num_envs: int) -> tup
             f"environments: each batch has {batch} frames",
             stacklevel=3,
         )
-    if total_frames is None or check_integer("total_frames", total_frames, least=-1) < 0:
+    if total_frames is None:
+        return sync_interval, None
+    total_frames = check_integer("total_frames", total_frames, least=-1)
+    if total_frames < 0:
         return sync_interval, None
     rounds = -(-total_frames // batch)
     if rounds * batch != total_frames:

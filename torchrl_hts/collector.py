@@ -23,7 +23,6 @@ from torchrl.envs.utils import ExplorationType
 
 from torchrl_hts.actor import ActorJob
 from torchrl_hts.arguments import (
-    MAX_LAG,
     MAX_THREADS,
     Device,
     check_callables,
@@ -33,6 +32,7 @@ from torchrl_hts.arguments import (
     check_flags,
     check_frames,
     check_integer,
+    check_lag,
     check_restarts,
     check_seed,
     check_storage_dir,
@@ -212,16 +212,16 @@ class HTSCollector(BaseCollector):  # type: ignore[misc]  # torchrl has no types
         super().__init__(pre_collect_hook=pre_collect_hook, post_collect_hook=post_collect_hook)
         factories = check_factories(create_env_fn, create_env_kwargs)
         self.num_envs = len(factories)
-        self.lag = check_integer("lag", lag, least=0, most=MAX_LAG)
-        check_integer("actor_threads", actor_threads, most=MAX_THREADS)
+        self.lag = check_lag(lag, self.num_envs)
+        actor_threads = check_integer("actor_threads", actor_threads, most=MAX_THREADS)
         restarts = check_restarts(on_executor_failure, max_restarts, restart_window_s)
         timeouts_s = check_timeouts(timeout_s)
-        check_integer("timeline_events", timeline_events, least=0)
+        timeline_events = check_integer("timeline_events", timeline_events, least=0)
         cores = available_cores()
         if num_executors is not None:
-            check_integer("num_executors", num_executors)
+            num_executors = check_integer("num_executors", num_executors)
         if num_actors is not None:
-            check_integer("num_actors", num_actors, most=MAX_ENVS)
+            num_actors = check_integer("num_actors", num_actors, most=MAX_ENVS)
         if max_frames_per_traj is None:
             max_frames_per_traj = 0
         max_frames = check_integer("max_frames_per_traj", max_frames_per_traj, least=0)
@@ -295,8 +295,9 @@ class HTSCollector(BaseCollector):  # type: ignore[misc]  # torchrl has no types
             )
             self._memory = memory
             slots = Slots(memory)
+            generic = self._weights.generic()  # to calibrate with
             for slot in range(self.lag + 1):
-                slots.stage(slot, self._weights.generic())  # to calibrate with
+                slots.stage(slot, generic)
             record = recorder(memory, layout.num_workers)
             self._learner = LearnerSide(self._crew, schedule, slots, self._weights, seed, record)
             self._invariant_sizes = self._crew.start_actors(
@@ -360,6 +361,41 @@ class HTSCollector(BaseCollector):  # type: ignore[misc]  # torchrl has no types
 
     # What users and TorchRL's trainers call.
 
+    def update_policy_weights_(
+        self,
+        policy_or_weights: nn.Module | TensorDictBase | Mapping[str, Any] | None = None,
+        *,
+        worker_ids: Any = None,
+        weights_dict: Mapping[str, Any] | None = None,
+        **kwargs: Any,
+    ) -> None:
+        """Stage parameters for the next round that opens, as they are now.
+
+        Without arguments those of the policy. Others, by name, stay in force until the next call.
+        Takes the forms that TorchRL's collectors take, with one model, ``"policy"``.
+
+        Raises:
+            TypeError: for ``worker_ids``: all actors use the same parameters, those of the round.
+            KeyError: for another model, or a name that the policy doesn't have.
+            ValueError: for a tensor of another shape, or for two forms at once.
+        """
+        if worker_ids is not None:
+            raise TypeError(
+                "HTSCollector does not take worker_ids: all actors act with the parameters of the "
+                "round"
+            )
+        if weights_dict is not None:
+            if [*weights_dict] != ["policy"]:
+                raise KeyError(
+                    f"HTSCollector has one model, 'policy'; got weights_dict={[*weights_dict]}"
+                )
+            others = {"policy_or_weights": policy_or_weights, **kwargs}
+            given = [name for name, value in others.items() if value is not None]
+            if given:
+                raise ValueError(f"give either weights_dict or {given[0]}, not both")
+            policy_or_weights = weights_dict["policy"]
+        super().update_policy_weights_(policy_or_weights, **kwargs)
+
     def _maybe_fallback_update(
         self,
         policy_or_weights: nn.Module | TensorDictBase | Mapping[str, Any] | None = None,
@@ -394,7 +430,9 @@ class HTSCollector(BaseCollector):  # type: ignore[misc]  # torchrl has no types
         Returns:
             A seed to go on with, ``seed`` itself if ``static_seed``.
         """
-        self._learner.seed = check_seed(seed)
+        check_flags(static_seed=static_seed)
+        seed = check_integer("seed", seed, least=0, most=None)
+        self._learner.seed = seed
         self._learner.static_seed = static_seed
         self._learner.rest()
         return seed if static_seed else seed + self.num_envs

@@ -34,12 +34,22 @@ from collections.abc import Iterable, Sequence
 
 from torchrl_hts.schedule import Phase, Schedule
 
-__all__ = ["MAX_ENVS", "SAVE", "STOP", "WAKE", "ExecutorPort", "Inbox", "LearnerPort"]
+__all__ = [
+    "MAX_ENVS",
+    "MAX_PENDING",
+    "SAVE",
+    "STOP",
+    "WAKE",
+    "ExecutorPort",
+    "Inbox",
+    "LearnerPort",
+]
 
 WAKE = 0xFFFF  # to an executor: a round was opened, look whether your parked ones may go on
 STOP = 0xFFFE  # to a worker: come to rest and listen to the control connection
 SAVE = 0xFFFD  # to an executor whose environments are parked: say how each of them is
 MAX_ENVS = 2048  # as many words as one write keeps together
+MAX_PENDING = 30_000  # as many as an inbox takes without making the writer wait, and some room
 
 _READ_BYTES = 1 << 16  # as much as a pipe holds
 
@@ -65,7 +75,10 @@ class Inbox:
         return cls(*os.pipe())
 
     def post(self, words: Iterable[int]) -> None:
-        """Append words; the reader wakes up. Never blocks: far fewer are pending than fit."""
+        """Append words; the reader wakes up.
+
+        Never blocks: no more than one for each environment and slot are pending, `MAX_PENDING`.
+        """
         data = array("H", words).tobytes()
         os.write(self.write_fd, data)
 

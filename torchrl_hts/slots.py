@@ -79,7 +79,7 @@ class Slots:
     def stage(self, slot: int, values: Sequence[Tensor]) -> None:
         """Copy parameters into a slot, whose round must not be open (I2)."""
         own = self.parameters[slot]
-        if own and values is not own:
+        if own and values is not own:  # a learner that stages early writes to the slot itself
             torch._foreach_copy_(own, list(values))
 
 

@@ -30,6 +30,11 @@ class WeightSource:
         self._staged: list[Tensor] | None = None
         self._keep = False
 
+    def _by_first_name(self, given: dict[str, Tensor]) -> dict[str, Tensor]:
+        """The same, without the further names of parameters that a policy uses several times."""
+        names = _aliases(self.policy)
+        return {names.get(name, name): tensor for name, tensor in given.items()}
+
     def live(self) -> list[Tensor]:
         """The policy's own tensors."""
         return [tensor for _, tensor in policy_tensors(self.policy)]
@@ -50,7 +55,7 @@ class WeightSource:
         return values
 
     def state_dict(self) -> dict[str, Any]:
-        """What was staged and is not the policy's own, by name."""
+        """What is staged, by name; None where it is the live values."""
         staged = None
         if self._staged is not None:
             staged = {n: t.clone() for n, t in zip(self._names, self._staged, strict=True)}
@@ -87,7 +92,7 @@ class WeightSource:
             KeyError: for a name that the policy doesn't have.
             ValueError: for a tensor of another shape than the policy's.
         """
-        given = {} if weights is None else _by_name(weights)
+        given = {} if weights is None else self._by_first_name(_by_name(weights))
         unknown = sorted(given.keys() - set(self._names))
         if unknown:
             raise KeyError(
@@ -107,6 +112,16 @@ class WeightSource:
         for target, (name, tensor) in zip(room, own.items(), strict=True):
             target.copy_(given.get(name, tensor))
         self._staged, self._keep = room, keep
+
+
+def _aliases(policy: nn.Module) -> dict[str, str]:
+    """For each name of a tensor, as state dicts have them all, the one that it goes by here."""
+    named = [
+        *policy.named_parameters(remove_duplicate=False),
+        *policy.named_buffers(remove_duplicate=False),
+    ]
+    first: dict[int, str] = {}
+    return {name: first.setdefault(id(tensor), name) for name, tensor in named}
 
 
 def _by_name(weights: nn.Module | TensorDictBase | Mapping[str, Any]) -> dict[str, Tensor]:
