@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import time
 from functools import partial
@@ -45,10 +46,23 @@ def test_counts_add_up() -> None:
     assert passes == found.actor_batches
     for name, worker in workers.items():
         assert worker.busy_s > 0
-        foreign = worker.action_waiting_s if "actor" in name else worker.observation_waiting_s
-        assert foreign == 0
+        if "actor" in name:
+            assert worker.action_waiting_s == worker.round_waiting_s == 0
+        else:
+            assert worker.observation_waiting_s == worker.gathering_s == 0
         assert worker.private_bytes is None, "nobody asked"
     assert found.shared_bytes > 0
+    assert found.learner_private_bytes is None, "nobody asked"
+    shares = {
+        "executor": ("busy", "action_waiting", "round_waiting"),
+        "actor": ("busy", "observation_waiting", "gathering"),
+    }
+    for kind, causes in shares.items():
+        parts = [getattr(found, f"{kind}_{cause}_share") for cause in causes]
+        assert min(parts) >= 0
+        assert sum(parts) == pytest.approx(1)
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        found.frames = 0
 
 
 class SlowStepEnv(EchoEnv):
@@ -74,8 +88,10 @@ def test_a_slow_step_is_in_the_bucket_of_its_time() -> None:
 def test_memory_when_asked_for() -> None:
     with HTSCollector([EchoEnv] * 2, marked(), frames_per_batch=4) as collector:
         next(iter(collector))
-        for worker in collector.statistics(memory=True).workers.values():
-            assert worker.private_bytes is not None
-            assert 100_000 < worker.private_bytes < 1_000_000_000
+        found = collector.statistics(memory=True)
+        own = [worker.private_bytes for worker in found.workers.values()]
+        for private_bytes in (*own, found.learner_private_bytes):
+            assert private_bytes is not None
+            assert 100_000 < private_bytes < 2_000_000_000
     after = collector.statistics(memory=True).workers.values()
     assert {worker.private_bytes for worker in after} == {None}

@@ -151,6 +151,7 @@ def _serve(
         words = source.take(_PATIENCE * served_ns)
         awake = before = clock()
         counters[Counter.WAITING_NS] += awake - asleep
+        counters[Counter.GATHERING_NS] += source.waited_ns
         if record is not None:
             record(Activity.OBSERVATION_WAIT, asleep, awake)
         stops = words.count(STOP)

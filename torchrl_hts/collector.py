@@ -217,7 +217,6 @@ class HTSCollector(BaseCollector):  # type: ignore[misc]  # torchrl has no types
         restarts = check_restarts(on_executor_failure, max_restarts, restart_window_s)
         timeouts_s = check_timeouts(timeout_s)
         timeline_events = check_integer("timeline_events", timeline_events, least=0)
-        cores = available_cores()
         if num_executors is not None:
             num_executors = check_integer("num_executors", num_executors)
         if num_actors is not None:
@@ -231,7 +230,7 @@ class HTSCollector(BaseCollector):  # type: ignore[misc]  # torchrl has no types
         self.frames_per_batch = self.sync_interval * self.num_envs
         self.requested_frames_per_batch = self.frames_per_batch
         endless = self._last_round is None
-        self.total_frames: Any = float("inf") if endless else total_frames
+        self.total_frames: Any = float("inf") if endless else int(total_frames)
         seed = check_seed(seed)
         self.exploration_type = exploration_type
         self.postproc = postproc
@@ -256,69 +255,106 @@ class HTSCollector(BaseCollector):  # type: ignore[misc]  # torchrl has no types
         )
         self._finalizer = weakref.finalize(self, self._crew.shutdown)
         try:
-            env_options = {"max_frames_per_traj": max_frames, "device": env_device}
-            planner = Planner(
+            self._start_workers(
+                pickle_factories(factories),
                 policy_bytes,
-                self.num_envs,
-                on_cpu=torch.device(policy_device or "cpu").type == "cpu",
-                exploration_type=exploration_type,
+                seed=seed,
+                cores=available_cores(),
+                env_device=env_device,
+                policy_device=policy_device or "cpu",
                 max_frames_per_traj=max_frames,
                 compact_obs=compact_obs,
-            )
-            descriptions = self._crew.start_executors(
-                pickle_factories(factories), env_options, ceil(cores), planner.pass_job
-            )
-            check_equal(descriptions)
-            plan = planner.plan(descriptions[0])
-            asked_for = {"set_truncated=True": set_truncated}
-            asked_for["on_executor_failure='restart'"] = restarts.enabled
-            for argument, asked in asked_for.items():
-                if asked and not plan.truncated_keys:
-                    raise ValueError(
-                        f"{argument} needs a 'truncated' key in the environment; add one with "
-                        "env.add_truncated_keys()"
-                    )
-            self._truncated_keys = plan.truncated_keys if set_truncated else ()
-            self.num_executors, self.num_actors = self._crew.num_executors, self._crew.num_actors
-            layout = Layout(
-                self.num_envs,
-                self.sync_interval,
-                self.lag,
-                self.num_executors + self.num_actors,
-                plan.fields,
-                tuple(field_of((n,), t, 0) for n, t in policy_tensors(self.policy)),
-                timeline_events,
-            )
-            a_core_each = self.num_executors + self.num_actors * actor_threads <= cores
-            memory, schedule = self._crew.share(
-                layout, self._last_round, plan.options, a_core_each, plan.truncated_keys
-            )
-            self._memory = memory
-            slots = Slots(memory)
-            generic = self._weights.generic()  # to calibrate with
-            for slot in range(self.lag + 1):
-                slots.stage(slot, generic)
-            record = recorder(memory, layout.num_workers)
-            self._learner = LearnerSide(self._crew, schedule, slots, self._weights, seed, record)
-            self._invariant_sizes = self._crew.start_actors(
-                ActorJob(
-                    policy=policy_bytes,
-                    layout=layout,
-                    last_round=self._last_round,
-                    worker=0,
-                    examples=pickle.dumps(plan.examples),
-                    outputs=plan.outputs,
-                    exploration_type=exploration_type,
-                    device=policy_device or "cpu",
-                    num_threads=actor_threads,
-                    owner=self._crew.owner,
-                    cores=ceil(cores) if self.num_actors == 1 else None,
-                    a_core_each=a_core_each,
-                )
+                set_truncated=set_truncated,
+                actor_threads=actor_threads,
+                timeline_events=timeline_events,
             )
         except BaseException:
             self.shutdown(timeout=1.0)  # for environments that are there to be closed
             raise
+
+    def _start_workers(
+        self,
+        factories: Sequence[bytes],
+        policy: bytes,
+        *,
+        seed: int,
+        cores: float,
+        env_device: str | None,
+        policy_device: str,
+        max_frames_per_traj: int,
+        compact_obs: bool,
+        set_truncated: bool,
+        actor_threads: int,
+        timeline_events: int,
+    ) -> None:
+        """Make the environments, lay slots out for what they and the policy give, and calibrate.
+
+        Args:
+            factories: of the environments, pickled.
+            policy: pickled.
+            cores: that all of it may use.
+
+        The others are those of the constructor.
+        """
+        planner = Planner(
+            policy,
+            self.num_envs,
+            on_cpu=torch.device(policy_device).type == "cpu",
+            exploration_type=self.exploration_type,
+            max_frames_per_traj=max_frames_per_traj,
+            compact_obs=compact_obs,
+        )
+        env_options = {"max_frames_per_traj": max_frames_per_traj, "device": env_device}
+        descriptions = self._crew.start_executors(
+            factories, env_options, ceil(cores), planner.pass_job
+        )
+        check_equal(descriptions)
+        plan = planner.plan(descriptions[0])
+        asked_for = {"set_truncated=True": set_truncated}
+        asked_for["on_executor_failure='restart'"] = self._crew.restarts.enabled
+        for argument, asked in asked_for.items():
+            if asked and not plan.truncated_keys:
+                raise ValueError(
+                    f"{argument} needs a 'truncated' key in the environment; add one with "
+                    "env.add_truncated_keys()"
+                )
+        self._truncated_keys = plan.truncated_keys if set_truncated else ()
+        self.num_executors, self.num_actors = self._crew.num_executors, self._crew.num_actors
+        layout = Layout(
+            self.num_envs,
+            self.sync_interval,
+            self.lag,
+            self.num_executors + self.num_actors,
+            plan.fields,
+            tuple(field_of((n,), t, 0) for n, t in policy_tensors(self.policy)),
+            timeline_events,
+        )
+        a_core_each = self.num_executors + self.num_actors * actor_threads <= cores
+        self._memory, schedule = self._crew.share(
+            layout, self._last_round, plan.options, a_core_each, plan.truncated_keys
+        )
+        slots = Slots(self._memory)
+        generic = self._weights.generic()  # to calibrate with
+        for slot in range(self.lag + 1):
+            slots.stage(slot, generic)
+        record = recorder(self._memory, layout.num_workers)
+        self._learner = LearnerSide(self._crew, schedule, slots, self._weights, seed, record)
+        self._invariant_sizes = self._crew.start_actors(
+            ActorJob(
+                policy=policy,
+                layout=layout,
+                last_round=self._last_round,
+                worker=0,
+                examples=pickle.dumps(plan.examples),
+                outputs=plan.outputs,
+                exploration_type=self.exploration_type,
+                device=policy_device,
+                num_threads=actor_threads,
+                owner=self._crew.owner,
+                cores=ceil(cores) if self.num_actors == 1 else None,
+                a_core_each=a_core_each,
+            )
+        )
 
     # The iterator: the learner's side of the schedule.
 
@@ -441,15 +477,16 @@ class HTSCollector(BaseCollector):  # type: ignore[misc]  # torchrl has no types
         """A snapshot of what has been counted; cheap, and valid after the end too.
 
         Args:
-            memory: read how much memory each worker has to itself, too; that takes the system some
-                milliseconds for each actor.
+            memory: read how much memory each worker, and this process, has to itself, too; that
+                takes the system some milliseconds for each actor.
         """
         learner = self._learner
         now = time.monotonic() if self._crew.closed_at is None else self._crew.closed_at
         return summarise(
             self._memory,
             self._crew.num_executors,
-            self.worker_pids() if memory and not self._crew.is_closed() else {},
+            {} if self._crew.is_closed() else self.worker_pids(),
+            of_memory=memory,
             frames=self._frames,
             frames_loaded=self._frames_loaded,
             rounds=self._iter + 1,

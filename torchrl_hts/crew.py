@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 import warnings
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from typing import Any
 
 from torchrl_hts.errors import Failure, WorkerError
 from torchrl_hts.exchange import SAVE, STOP
@@ -30,9 +29,26 @@ class Crew(Staff):
     replaced.
     """
 
-    def __init__(self, *sizes: Any, restarts: Restarts | None = None, **options: Any) -> None:
+    def __init__(
+        self,
+        num_envs: int,
+        num_executors: int | None,
+        num_actors: int | None,
+        *,
+        restarts: Restarts | None = None,
+        actor_threads: int = 1,
+        timeouts_s: Mapping[str, float] | None = None,
+        storage_dir: str | None = None,
+    ) -> None:
         self.restarts = restarts or Restarts()
-        super().__init__(*sizes, **options)
+        super().__init__(
+            num_envs,
+            num_executors,
+            num_actors,
+            actor_threads=actor_threads,
+            timeouts_s=timeouts_s,
+            storage_dir=storage_dir,
+        )
 
     # Running.
 

@@ -40,6 +40,9 @@ class Gatherer:
         counters: the counters, ``[workers, counters]``, the executors' rows first.
         cores: the number of cores that the collector may use. None if there are other actors: to
             wait for more in an inbox that others read too would be to wait for what they took.
+
+    Attributes:
+        waited_ns: how long the last `take` waited for more than it had.
     """
 
     def __init__(
@@ -53,6 +56,7 @@ class Gatherer:
         self.inbox = watcher.inbox
         self.schedule = watcher.schedule
         self.counters = counters
+        self.waited_ns = 0
         self._owner = np.array(owner)
         self._phase: npt.NDArray[Any] = np.asarray(self.schedule.phase)
         # Not to be reached where the learner and all executors don't fill so many cores.
@@ -68,13 +72,15 @@ class Gatherer:
             EOFError: if every writer is gone.
         """
         words = self.watcher.take()
-        deadline = time.perf_counter_ns() + patience_ns
+        began = time.perf_counter_ns()
+        deadline = began + patience_ns
         while STOP not in words and self.every_core_is_busy():
             left_ms = (deadline - time.perf_counter_ns()) / 1e6
             if left_ms <= 0:
                 break
             if self.inbox.is_ready(min(_LOOK_AGAIN_MS, ceil(left_ms))):
                 words.extend(self.inbox.take())
+        self.waited_ns = time.perf_counter_ns() - began
         return words
 
     def every_core_is_busy(self) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -20,10 +21,12 @@ class WorkerStatistics:
     """Where the time of one worker went, in seconds, and what memory it has to itself.
 
     Attributes:
-        busy_s: an executor stepped and reset environments; an actor gathered, inferred, scattered.
+        busy_s: an executor stepped and reset environments; an actor read rows, inferred, and wrote
+            rows.
         action_waiting_s: an executor had nothing to do until an action came.
         round_waiting_s: an executor had nothing to do until a round opened.
-        observation_waiting_s: an actor had nothing to do, or waited for a larger batch.
+        observation_waiting_s: an actor had nothing to do until an observation came.
+        gathering_s: an actor had observations, and waited for more to infer with them.
         cpu_s: processor time that it used, of all its threads, since the first run began, but for
             that of looking for messages (where every worker has a core, it doesn't sleep at once).
         events: steps of an executor, forward passes of an actor.
@@ -35,6 +38,7 @@ class WorkerStatistics:
     action_waiting_s: float
     round_waiting_s: float
     observation_waiting_s: float
+    gathering_s: float
     cpu_s: float
     events: int
     private_bytes: int | None
@@ -57,7 +61,9 @@ class Statistics:
         executor_busy_share: share of their time that executors stepped and reset environments.
         executor_action_waiting_share: share that they had nothing to do until an action came.
         executor_round_waiting_share: share that they had nothing to do until a round opened.
-        actor_busy_share: share of their time that actors gathered, inferred and scattered.
+        actor_busy_share: share of their time that actors read rows, inferred, and wrote rows.
+        actor_observation_waiting_share: share that they had nothing to do.
+        actor_gathering_share: share that they had observations, and waited for more.
         actor_batches: forward passes.
         mean_actor_batch_size: rows per forward pass, padding left out.
         padding_share: share of the rows run that were padding.
@@ -71,6 +77,8 @@ class Statistics:
             in the background counts from the end of the step before it in the same executor.
         workers: by name, ``"executor 0"``, ..., ``"actor 0"``, ...
         shared_bytes: size of the memory that all processes share: slots, parameters and counters.
+        learner_private_bytes: memory of the learner's process that no other shares, whatever it is
+            used for; None if it wasn't asked for, or the system doesn't tell.
     """
 
     frames: int
@@ -83,6 +91,8 @@ class Statistics:
     executor_action_waiting_share: float
     executor_round_waiting_share: float
     actor_busy_share: float
+    actor_observation_waiting_share: float
+    actor_gathering_share: float
     actor_batches: int
     mean_actor_batch_size: float
     padding_share: float
@@ -94,6 +104,7 @@ class Statistics:
     step_times: Mapping[float, int]
     workers: Mapping[str, WorkerStatistics]
     shared_bytes: int
+    learner_private_bytes: int | None
 
 
 def summarise(
@@ -101,6 +112,7 @@ def summarise(
     num_executors: int,
     pids: Mapping[str, int],
     *,
+    of_memory: bool,
     frames: int,
     frames_loaded: int,
     rounds: int,
@@ -114,7 +126,8 @@ def summarise(
     Args:
         memory: the shared memory.
         num_executors: so many of its rows are executors'.
-        pids: of the workers, by name, whose memory is asked for.
+        pids: of the workers that are there, by name.
+        of_memory: look how much memory they, and this process, have to themselves.
         frames, frames_loaded, rounds, elapsed_s, learner_waiting_s, invariant_sizes: what the
             learner's side knows.
         restarts: workers that were replaced, by kind.
@@ -122,6 +135,7 @@ def summarise(
     counters = memory.counters
     executors = counters[:num_executors].sum(0)
     actors = counters[num_executors:].sum(0)
+    waiting, gathering = (_share(actors, c) for c in (Counter.WAITING_NS, Counter.GATHERING_NS))
     batches, rows = int(actors[Counter.EVENTS]), int(actors[Counter.ROWS])
     return Statistics(
         frames=frames,
@@ -134,6 +148,8 @@ def summarise(
         executor_action_waiting_share=_share(executors, Counter.WAITING_NS),
         executor_round_waiting_share=_share(executors, Counter.ROUND_WAITING_NS),
         actor_busy_share=_share(actors, Counter.BUSY_NS),
+        actor_observation_waiting_share=waiting - gathering,
+        actor_gathering_share=gathering,
         actor_batches=batches,
         mean_actor_batch_size=rows / batches if batches else 0.0,
         padding_share=1 - rows / int(actors[Counter.PADDED_ROWS]) if rows else 0.0,
@@ -143,8 +159,9 @@ def summarise(
         invariant_sizes=invariant_sizes,
         batch_sizes=_counts(memory.histograms[num_executors:]),
         step_times={2**b / 1e9: n for b, n in _counts(memory.histograms[:num_executors]).items()},
-        workers=_workers(counters, num_executors, pids),
+        workers=_workers(counters, num_executors, pids if of_memory else {}),
         shared_bytes=memory.layout.num_bytes,
+        learner_private_bytes=private_bytes(os.getpid()) if of_memory else None,
     )
 
 
@@ -161,12 +178,14 @@ def _workers(
     for row, words in enumerate(counters):
         steps = row < num_executors
         name = f"executor {row}" if steps else f"actor {row - num_executors}"
-        waiting_s = words[Counter.WAITING_NS] / 1e9
+        waiting_s = float(words[Counter.WAITING_NS] / 1e9)
+        gathering_s = float(words[Counter.GATHERING_NS] / 1e9)
         found[name] = WorkerStatistics(
             busy_s=float(words[Counter.BUSY_NS] / 1e9),
-            action_waiting_s=float(waiting_s) if steps else 0.0,
+            action_waiting_s=waiting_s if steps else 0.0,
             round_waiting_s=float(words[Counter.ROUND_WAITING_NS] / 1e9),
-            observation_waiting_s=0.0 if steps else float(waiting_s),
+            observation_waiting_s=0.0 if steps else waiting_s - gathering_s,
+            gathering_s=gathering_s,
             cpu_s=float(words[Counter.CPU_NS] / 1e9),
             events=int(words[Counter.EVENTS]),
             private_bytes=private_bytes(pids[name]) if name in pids else None,

@@ -48,12 +48,13 @@ class Counter(IntEnum):
     EVENTS = 0  # executor: environment steps; actor: batches
     ROWS = 1  # actor: rows inferred
     PADDED_ROWS = 2  # actor: rows run, padding included
-    BUSY_NS = 3  # executor: stepping and resetting; actor: gathering, inferring, scattering
+    BUSY_NS = 3  # executor: stepping and resetting; actor: reading rows, inferring, writing rows
     WAITING_NS = 4  # asleep; of an executor: while an action was to come
     RESETS = 5  # executor: episodes begun
     CPU_NS = 6  # processor time of all its threads since the first run began; no looking for words
     ROUND_WAITING_NS = 7  # executor: asleep while no round was open for any of its environments
     AT = 8  # executor: 1 + the environment, actor: 1 + the round that it works for; 0: none
+    GATHERING_NS = 9  # actor: of WAITING_NS, with rows in hand, until there were more
 
 
 @dataclass(frozen=True)
