@@ -5,9 +5,39 @@ from __future__ import annotations
 import importlib.metadata
 import os
 import platform
+import subprocess
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
+
+# Of what is measured, where it is installed.
+PACKAGES = ("torch", "torchrl", "tensordict", "gymnasium", "numpy", "ale-py", "gfootball")
+PACKAGES += ("envpool", "stable-baselines3", "sample-factory")
+
+
+def versions() -> dict[str, str]:
+    """By package."""
+    found = {}
+    for name in PACKAGES:
+        with suppress(importlib.metadata.PackageNotFoundError):
+            found[name] = importlib.metadata.version(name)
+    return found
+
+
+def commit() -> str | None:
+    """The commit that is measured, with a + if it was changed since; None where nobody knows."""
+
+    def ask(*arguments: str) -> str:
+        command = ["git", "-C", str(Path(__file__).parent), *arguments]
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+
+    try:
+        return ask("rev-parse", "--short", "HEAD") + "+" * bool(
+            ask("status", "--porcelain", "-uno")
+        )
+    except (OSError, subprocess.CalledProcessError):
+        return None
 
 
 def machine() -> dict[str, Any]:
@@ -17,9 +47,11 @@ def machine() -> dict[str, Any]:
     return {
         "cpu": models[0] if models else platform.processor(),
         "cores": len(os.sched_getaffinity(0)),
+        "memory_gib": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30, 1),
         "load_average": os.getloadavg(),
         "system": platform.platform(),
         "python": platform.python_version(),
-        **{name: importlib.metadata.version(name) for name in ("torch", "torchrl", "gymnasium")},
+        **versions(),
+        "commit": commit(),
         "time": time.strftime("%Y-%m-%d %H:%M:%S %Z"),
     }

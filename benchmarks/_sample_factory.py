@@ -3,12 +3,12 @@
 Some of its requirements clash with ours. So it goes into an environment of its own, from which all
 contenders can then be measured:
 
-    make venv VENV=.venv-sample-factory
-    .venv-sample-factory/bin/pip install --no-deps -r requirements/sample-factory.txt
-    .venv-sample-factory/bin/python benchmarks/throughput.py --trainings a2c5 \
+    make contenders
+    .venv-contenders/bin/python benchmarks/throughput.py --workloads pong --trainings a2c5 \
         --contenders hts sample-factory
 
-For football, `make football VENV=.venv-sample-factory` comes before pip: it brings a newer numpy.
+For football, `make football VENV=.venv-contenders` first, or else once more `make contenders` after
+it: it brings a newer numpy.
 
 It has the network, the batches and the weights of the other contenders' losses, and one thread that
 learns, but its own algorithm: the loss is PPO's with values clipped and the optimizer Adam, where

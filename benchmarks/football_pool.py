@@ -25,7 +25,7 @@ from _measuring import measure_runner
 from _workloads import TRAININGS, Workload
 from football_steps import SCENARIOS
 
-from torchrl_hts.command_line import count
+from torchrl_hts.command_line import count, positive
 from torchrl_hts.envs import make_football
 
 WARM_UP = 3  # batches
@@ -54,7 +54,7 @@ def main() -> None:
     parser.add_argument("--scenario", choices=SCENARIOS, default="academy_3_vs_1_with_keeper")
     parser.add_argument("--trainings", choices=TRAININGS, nargs="+", default=["collect", "a2c20"])
     parser.add_argument("--num-envs", type=count, nargs="+", default=[16])
-    parser.add_argument("--seconds", type=float, default=10.0, help="of each measurement (10)")
+    parser.add_argument("--seconds", type=positive, default=10.0, help="of each measurement (10)")
     parser.add_argument("--repetitions", type=count, default=6, help="of each (6)")
     options = parser.parse_args()
     if find_spec("envpool") is None:

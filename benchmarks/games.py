@@ -28,7 +28,7 @@ from _recipes import HERE
 from _workloads import TRAININGS
 from matplotlib.figure import Figure
 
-from torchrl_hts.command_line import count
+from torchrl_hts.command_line import count, positive
 from torchrl_hts.envs import make_atari
 
 GAMES = [
@@ -150,7 +150,7 @@ def main() -> None:
         help=f"of {', '.join(CHOICES)}; by default {' '.join(CONTENDERS)}",
     )
     parser.add_argument("--training", choices=["a2c5", "a2c20"], default="a2c5")
-    parser.add_argument("--seconds", type=float, default=10.0, help="of each measurement (10)")
+    parser.add_argument("--seconds", type=positive, default=10.0, help="of each measurement (10)")
     parser.add_argument("--repetitions", type=count, default=2, help="of each contender (2)")
     parser.add_argument("--output-dir", type=Path, default=Path("runs", "games"))
     options = parser.parse_args()

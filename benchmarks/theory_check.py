@@ -217,7 +217,7 @@ def main() -> None:
     parser.add_argument("--lag", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--num-executors", type=count, help="by default one per environment")
     parser.add_argument("--mean-ms", type=positive, default=10.0, help="of the sleeping steps (10)")
-    parser.add_argument("--seconds", type=float, default=15.0, help="of each point, about (15)")
+    parser.add_argument("--seconds", type=positive, default=15.0, help="of each point, about (15)")
     parser.add_argument("--rounds", type=count, default=20, help="of each point, at least (20)")
     options = parser.parse_args()
     options.recorded_s = recorded_at = None

@@ -17,8 +17,8 @@ for each core; where they do so at the same time, one. TorchRL's multi-process c
 worker per environment where environments sleep, and elsewhere a worker per core with the
 environments shared out among them. hts-barrier is HTSCollector where everybody waits for the
 slowest at the end of each round, as in the paper. sb3 is Stable-Baselines3, loop-envpool EnvPool in
-a plain loop: install those packages to measure them. sample-factory is Sample Factory's APPO, with
-its own loss and optimizer: _sample_factory.py tells in what it differs, and how to install it.
+a plain loop, sample-factory Sample Factory's APPO, with its own loss and optimizer (in what it
+differs is told in _sample_factory.py): `make contenders` makes an environment that has them.
 
 Writes measurements.json after each measurement, so that a run that was stopped goes on where it
 was; Ctrl-C shows what there is. And draws all that is in it: throughput.svg, and where a line has
@@ -62,9 +62,9 @@ from torchrl_hts.command_line import count, positive
 
 # What contenders need beyond the requirements of the others, and where it comes from.
 PACKAGES = {
-    "sb3": ("stable_baselines3", "pip install stable-baselines3"),
-    "loop-envpool": ("envpool", "pip install envpool"),
-    SAMPLE_FACTORY: ("sample_factory", "see benchmarks/_sample_factory.py"),
+    "sb3": ("stable_baselines3", "make contenders"),
+    "loop-envpool": ("envpool", "make contenders"),
+    SAMPLE_FACTORY: ("sample_factory", "make contenders"),
 }
 STARTUP = "startup"
 STARTUP_EXECUTORS = 16
@@ -304,6 +304,7 @@ def main() -> None:
         "seconds": options.seconds,
         "warm_up": options.warm_up,
         "keep_large_blocks": options.keep_large_blocks,
+        "OMP_WAIT_POLICY": os.environ.get("OMP_WAIT_POLICY"),
     }
     measurements = Measurements(options.output_dir / "measurements.json", conditions)
     for name, value in machine().items():

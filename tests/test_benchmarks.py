@@ -69,6 +69,7 @@ def test_throughput(tmp_path: Path) -> None:
     failed = {**cell, "num_envs": 2, "contender": "hts", "error": "killed"}
     conditions = {"cores": CORES, "learner_threads": None, "seconds": 0.2, "warm_up": 3}
     conditions["keep_large_blocks"] = False
+    conditions["OMP_WAIT_POLICY"] = os.environ.get("OMP_WAIT_POLICY")
     file = tmp_path / "measurements.json"
     report = {"machine": {}, "conditions": conditions, "records": [failed, *known], "startup": []}
     file.write_text(json.dumps(report))
