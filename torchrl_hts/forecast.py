@@ -11,7 +11,7 @@ Three limits are put together:
 
 What it leaves out: that the steps of an environment may depend on each other or on what the policy
 does, padding of batches, the memory bandwidth that processes share, and whatever else runs on the
-machine. docs/theory.md says how far off that is.
+machine. `python -m torchrl_hts.bench` tries its recommendation out, and says how far off it was.
 
 Axes: R rounds, E executors, k environments of each, T = alpha steps.
 """
