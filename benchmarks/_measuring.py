@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 from _contenders import Runner, serial
+from _processes import memory_mib
 from _recipes import PATHS
 from _workloads import (
     CORES,
@@ -47,6 +48,7 @@ def measure_runner(runner: Runner, seconds: float, warm_up: int) -> dict[str, An
             "batches": num_batches,
             "elapsed_s": elapsed_s,
             "steps_per_second": frames / elapsed_s,
+            "memory_mib": memory_mib(os.getpid()),
             **runner.facts(),
         }
     finally:

@@ -74,10 +74,10 @@ def speeds_of(records: Iterable[Record], cell: Cell) -> dict[str, list[float]]:
     return dict(sorted(speeds.items(), key=lambda item: -statistics.median(item[1])))
 
 
-def step_times(
+def medians_by_key(
     records: Iterable[Record], cell: Cell, contender: str, keys: Iterable[str]
 ) -> dict[str, float]:
-    """Seconds per step, medians by key; empty where a contender's records don't tell."""
+    """Medians of what a contender's records tell by these keys; empty where they don't."""
     runs = [
         run
         for record in records
@@ -93,7 +93,7 @@ def bounds_of(records: Iterable[Record], cell: Cell) -> dict[str, float]:
     slowest_step_s = find_workload(cell.workload).slowest_step_s
     if slowest_step_s is not None:
         return {"ideal": cell.num_envs / slowest_step_s}
-    times = {parts: step_times(records, cell, parts, PART_TIMES) for parts in PARTS}
+    times = {parts: medians_by_key(records, cell, parts, PART_TIMES) for parts in PARTS}
     return {
         PARTS[parts].bound: CORES / sum(seconds.values())
         for parts, seconds in times.items()
@@ -118,7 +118,7 @@ def print_table(records: list[Record], cell: Cell) -> None:
     print(f"\n{cell.title}, {cell.num_envs} environments")
     bounds = bounds_of(records, cell)
     for parts in PARTS:
-        if seconds := step_times(records, cell, parts, PART_TIMES):
+        if seconds := medians_by_key(records, cell, parts, PART_TIMES):
             print(
                 f"  {parts}, ms per step: emulator {seconds['emulator_s'] * 1e3:.3f}, inference "
                 f"{seconds['inference_s'] * 1e3:.3f}, learning {seconds['learning_s'] * 1e3:.3f}; "
@@ -130,16 +130,20 @@ def print_table(records: list[Record], cell: Cell) -> None:
     others = [statistics.median(s) for name, s in speeds.items() if not name.startswith("hts")]
     header = f"  {'contender':<18}{'steps/s':>10}{'least':>10}{'most':>10}"
     header += "".join(f"{f'of {name}':>22}" for name in bounds)
-    print(header + f"{'of best other':>17}")
+    header += f"{'of best other':>17}"
+    memory = {name: medians_by_key(records, cell, name, ["memory_mib"]) for name in speeds}
+    print(header + (f"{'MiB in all':>13}" if any(memory.values()) else ""))
     for contender, measured in speeds.items():
         median = statistics.median(measured)
         line = f"  {contender:<18}{median:>10,.0f}{min(measured):>10,.0f}{max(measured):>10,.0f}"
         line += "".join(f"{median / bound:>22.0%}" for bound in bounds.values())
         if others:
             line += f"{median / max(others):>17.2f}"
+        if memory[contender]:
+            line = f"{line:<{len(header)}}{memory[contender]['memory_mib']:>13,.0f}"
         print(line)
     for contender in speeds:
-        if used := step_times(records, cell, contender, CPU_TIMES):
+        if used := medians_by_key(records, cell, contender, CPU_TIMES):
             parts = ", ".join(f"{CPU_TIMES[key]} {used[key] * 1e3:.3f}" for key in used)
             print(
                 f"  {contender}, ms of CPU per step: {parts}; in all {sum(used.values()) * 1e3:.3f}"

@@ -28,6 +28,7 @@ from statistics import median
 from typing import NamedTuple
 
 import _recipes  # noqa: F401  so that the package of this checkout is found
+from _processes import descendants
 from matplotlib.figure import Figure
 
 from torchrl_hts.command_line import count
@@ -64,21 +65,6 @@ def run_costless(steps: int, metrics: Path) -> None:
                 rows.writerow([done, round(time.perf_counter() - began, 3)])
                 file.flush()
     runner.close()
-
-
-def descendants(pid: int) -> list[int]:
-    """A process and all that descend from it; empty if it has ended."""
-    found, next_ones = [], [pid]
-    while next_ones:
-        parent = next_ones.pop()
-        try:
-            tasks = list(Path(f"/proc/{parent}/task").iterdir())
-            children = [(task / "children").read_text().split() for task in tasks]
-        except (FileNotFoundError, ProcessLookupError):
-            continue
-        found.append(parent)
-        next_ones += [int(child) for each in children for child in each]
-    return found
 
 
 def sample(pid: int, elapsed_s: float) -> Sample | None:

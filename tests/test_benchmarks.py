@@ -87,6 +87,10 @@ def test_throughput(tmp_path: Path) -> None:
     assert (measured["contender"], measured["num_envs"]) == ("hts", 2)
     assert measured["steps_per_second"] > 0
     assert all(measured[part] > 0 for part in used)
+    assert 50 < measured["memory_mib"] < 5_000
+    two, four = printed.split("4 environments")
+    assert f"{measured['memory_mib']:,.0f}\n" in two.split("MiB in all\n")[1]
+    assert "MiB in all" not in four, "nothing is known of it"
     for picture in ("throughput.svg", "scaling.svg"):
         assert "</svg>" in (tmp_path / picture).read_text()
     with pytest.raises(SystemExit, match="--output-dir of its own"):
