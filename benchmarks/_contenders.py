@@ -94,7 +94,8 @@ class CollectorRunner:
         self._learn = make_learn(agent, training, num_envs, contender.lag, stock=stock)
         self._collector = contender.make(workload, training, num_envs, agent)
         # TorchRL's multi-process collectors set this to 1 and leave it there.
-        torch.set_num_threads(learner_threads or (1 if contender.concurrent else CORES))
+        shares_cores = contender.concurrent and not training.mostly_learns
+        torch.set_num_threads(learner_threads or (1 if shares_cores else CORES))
         self._batches: Iterator[TensorDictBase] = iter(self._collector)
         self._learner_cpu_s, self._frames = 0.0, 0
 
@@ -138,7 +139,7 @@ def make_runner(
         training: what is learned from it.
         num_envs: environments.
         learner_threads: of torch in the learner; by default one for each core, or one where
-            gathering goes on meanwhile.
+            gathering goes on meanwhile and learning isn't most of the work.
 
     Raises:
         ValueError: if it can't do that work.

@@ -141,11 +141,14 @@ class Training:
     Attributes:
         sync_interval: steps per environment and batch (alpha).
         algorithm: None only collects.
+        mostly_learns: whether learning takes longer than all the rest, so that a learner of one
+            thread would leave other cores idle.
     """
 
     description: str
     sync_interval: int
     algorithm: type[A2C] | type[PPO] | None = None
+    mostly_learns: bool = False
 
 
 TRAININGS = {
@@ -154,7 +157,7 @@ TRAININGS = {
     "collect128": Training("collect only, alpha 128", 128),
     "a2c5": Training("A2C, unroll of 5 steps", 5, A2C),
     "a2c20": Training("A2C, unroll of 20 steps", 20, A2C),
-    "ppo": Training("PPO, unroll of 128 steps, 4 epochs of 4 minibatches", 128, PPO),
+    "ppo": Training("PPO, unroll of 128 steps, 4 epochs of 4 minibatches", 128, PPO, True),
 }
 
 

@@ -12,9 +12,9 @@ are made in and leave it there. Starting up and the first batches are not counte
 All contenders run the same network, settings and preprocessing, on batches of the same number of
 steps. The A2C update is that of recipes/a2c_atari.py, which runs the shared trunk once; with the
 suffix -stock (multi-async-stock, hts-stock, ...) it is what TorchRL's A2CLoss and GAE do by
-themselves with a shared trunk. Where contenders gather and learn in turns, the learner has a thread
-for each core; where they do so at the same time, one. TorchRL's multi-process collectors get a
-worker per environment where environments sleep, and elsewhere a worker per core with the
+themselves with a shared trunk. Where contenders gather and learn in turns, or learning is most of
+the work (PPO), the learner has a thread for each core; else one. TorchRL's multi-process collectors
+get a worker per environment where environments sleep, and elsewhere a worker per core with the
 environments shared out among them. hts-barrier is HTSCollector where everybody waits for the
 slowest at the end of each round, as in the paper. sb3 is Stable-Baselines3, loop-envpool EnvPool in
 a plain loop, sample-factory Sample Factory's APPO, with its own loss and optimizer (in what it
