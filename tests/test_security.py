@@ -343,6 +343,7 @@ def test_nothing_else_unpickles_what_comes_from_a_file() -> None:
         "executor.py",  # the factory, from the collector
         "messages.py",  # between a process and its workers
         "passes.py",  # the policy, and examples of its input, from the collector
+        "pickling.py",  # a copy of the policy, made just before
         "playing.py",  # the factory and the policy, from the evaluator
         "probing.py",  # the factory, from the collector
     }
