@@ -234,7 +234,7 @@ def test_theory_goes_on_with_what_is_missing(tmp_path: Path) -> None:
     known |= {"measured": 0.5, "recorded": 0.6, "iid": 0.6, "barrier": 0.7}
     file = tmp_path / "theory.json"
     file.write_text(json.dumps({"env_id": "sleep", "points": [known]}))
-    flags = "--num-envs 2 --alpha 2 --lag 0 1 --mean-ms 1 --seconds 0.01 --rounds 3 --output-dir"
+    flags = "--num-envs 2 --alpha 2 --lag 0 1 --mean-ms 1 --seconds 0.001 --rounds 3 --output-dir"
     printed = run("theory_check.py", *flags.split(), str(tmp_path))
     assert "| 2 | 2 | 0 | 0.500 | 0.600 | 0.600 | 0.700 | 123 |" in printed
     first, second = json.loads(file.read_text())["points"]

@@ -57,7 +57,7 @@ def write_record(folder: Path) -> Path:
 
 def test_theory_of_recorded_times(tmp_path: Path) -> None:
     record = write_record(tmp_path)
-    flags = "--num-envs 2 --alpha 20 --lag 1 --slower 2 --seconds 0.01 --rounds 4 --output-dir"
+    flags = "--num-envs 2 --alpha 20 --lag 1 --slower 2 --seconds 0.001 --rounds 4 --output-dir"
     run("theory_check.py", "--record", str(record), *flags.split(), str(tmp_path / "theory"))
     report = json.loads((tmp_path / "theory" / "theory.json").read_text())
     assert report["env_id"] == "made up, 2 times as long"
@@ -94,7 +94,7 @@ def test_what_giving_up_the_barrier_is_worth(tmp_path: Path) -> None:
 
 def test_one_pool_or_many() -> None:
     need("envpool")
-    flags = "--scenario academy_empty_goal --num-envs 2 --seconds 0.01 --repetitions 1"
+    flags = "--scenario academy_empty_goal --num-envs 2 --seconds 0.001 --repetitions 1"
     printed = run("football_pool.py", *flags.split(), "--trainings", "collect")
     training, games, *figures = printed.splitlines()[-1].strip("| ").split(" | ")
     assert (training, int(games)) == ("collect", 2)
