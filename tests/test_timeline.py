@@ -58,6 +58,7 @@ def test_the_events_tell_what_the_schedule_allows(tmp_path: Path, lag: int) -> N
     timeline = the_events(tmp_path, lag=lag)
     names = ["learner", "actor 0", "actor 1", "executor 0", "executor 1"]
     assert list(timeline.events) == names
+    assert repr(timeline).startswith(f"Timeline(learner: {len(timeline.events['learner'])} events,")
     for name, events in timeline.events.items():
         assert (events["began"] <= events["ended"]).all()
         assert (events["began"][1:] >= events["ended"][:-1]).all(), f"{name} did two things at once"

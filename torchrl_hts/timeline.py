@@ -34,7 +34,7 @@ _NAMES = {
 _OF_A_ROUND = (Activity.STEP, Activity.INFER, Activity.LEARN)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Timeline:
     """Who did what when.
 
@@ -50,6 +50,10 @@ class Timeline:
     events: Mapping[str, Array]
     sync_interval: int
     lag: int
+
+    def __repr__(self) -> str:
+        counts = ", ".join(f"{name}: {len(events)} events" for name, events in self.events.items())
+        return f"{type(self).__name__}({counts})"
 
     def rounds(self, events: Array) -> Array:
         """The round of each event; -1 for those of none (waiting for an action or observations)."""
