@@ -42,7 +42,7 @@ from pathlib import Path
 from typing import Any
 
 from _contenders import DEFAULT_CONTENDERS, NAMES, SAMPLE_FACTORY, make_runner
-from _machine import machine
+from _machine import commit, machine
 from _measuring import measure_parts, measure_runner, run_alone, run_together
 from _recipes import HERE
 from _report import (
@@ -61,10 +61,11 @@ from torchrl_hts import keep_large_blocks
 from torchrl_hts.command_line import count, positive
 
 # What contenders need beyond the requirements of the others, and where it comes from.
+MAKE_CONTENDERS = "`make contenders`, and then .venv-contenders/bin/python"
 PACKAGES = {
-    "sb3": ("stable_baselines3", "make contenders"),
-    "loop-envpool": ("envpool", "make contenders"),
-    SAMPLE_FACTORY: ("sample_factory", "make contenders"),
+    "sb3": ("stable_baselines3", MAKE_CONTENDERS),
+    "loop-envpool": ("envpool", MAKE_CONTENDERS),
+    SAMPLE_FACTORY: ("sample_factory", MAKE_CONTENDERS),
 }
 STARTUP = "startup"
 STARTUP_EXECUTORS = 16
@@ -174,6 +175,7 @@ class Measurements:
 
     def __init__(self, file: Path, conditions: dict[str, Any]) -> None:
         self._file = file
+        self._commit = commit()
         self._report: dict[str, Any] = (
             json.loads(file.read_text())
             if file.exists()
@@ -203,7 +205,7 @@ class Measurements:
     def add(self, key: Record, result: dict[str, Any]) -> None:
         """Keep a measurement, in place of one that failed."""
         self.records[:] = [each for each in self.records if not key.items() <= each.items()]
-        self.records.append({**key, **result})
+        self.records.append({**key, "commit": self._commit, **result})
         self._save()
 
     def add_startup(self, run: dict[str, Any]) -> None:
