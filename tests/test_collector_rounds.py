@@ -290,7 +290,7 @@ class TestWeights:
             next(batches)
             collector.update_policy_weights_(weights_dict={"policy": other})
             assert next(batches)["mark"].unique().item() == 7
-            with pytest.raises(KeyError, match=r"weights_dict=\['policy', 'critic'\]"):
+            with pytest.raises(KeyError, match=r"weights_dict must be .*critic"):
                 collector.update_policy_weights_(weights_dict={"policy": other, "critic": other})
             for name, value in (("weights", {}), ("policy", other), ("model_id", "policy")):
                 with pytest.raises(ValueError, match=f"either weights_dict or {name}, not both"):
@@ -299,6 +299,11 @@ class TestWeights:
                     )
             with pytest.raises(TypeError, match="all actors act with the parameters of the round"):
                 collector.update_policy_weights_(other, worker_ids=0)
+            for weights in ({0: other.state_dict()}, "policy", 3):
+                with pytest.raises(TypeError, match="a dict of tensors by name, the same for all"):
+                    collector.update_policy_weights_(weights)
+            with pytest.raises(TypeError, match="unexpected keyword argument 'weigths'"):
+                collector.update_policy_weights_(weigths={})
 
     def test_unknown_and_misshapen_weights(self) -> None:
         with HTSCollector([echo()], marked(), frames_per_batch=4) as collector:

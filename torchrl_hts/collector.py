@@ -401,17 +401,20 @@ class HTSCollector(BaseCollector):  # type: ignore[misc]  # torchrl has no types
         self,
         policy_or_weights: nn.Module | TensorDictBase | Mapping[str, Any] | None = None,
         *,
+        weights: TensorDictBase | Mapping[str, Any] | None = None,
+        policy: nn.Module | None = None,
         worker_ids: Any = None,
+        model_id: str | None = None,
         weights_dict: Mapping[str, Any] | None = None,
-        **kwargs: Any,
     ) -> None:
         """Stage parameters for the next round that opens, as they are now.
 
         Without arguments those of the policy. Others, by name, stay in force until the next call.
-        Takes the forms that TorchRL's collectors take, with one model, ``"policy"``.
+        Takes the forms that TorchRL's collectors take, for one model, ``"policy"``, and for all
+        actors together.
 
         Raises:
-            TypeError: for ``worker_ids``: all actors use the same parameters, those of the round.
+            TypeError: for ``worker_ids``, and for what is no module, TensorDict or dict by name.
             KeyError: for another model, or a name that the policy doesn't have.
             ValueError: for a tensor of another shape, or for two forms at once.
         """
@@ -421,16 +424,19 @@ class HTSCollector(BaseCollector):  # type: ignore[misc]  # torchrl has no types
                 "round"
             )
         if weights_dict is not None:
-            if [*weights_dict] != ["policy"]:
+            if not isinstance(weights_dict, Mapping) or [*weights_dict] != ["policy"]:
                 raise KeyError(
-                    f"HTSCollector has one model, 'policy'; got weights_dict={[*weights_dict]}"
+                    f"HTSCollector has one model: weights_dict must be {{'policy': weights}}, got "
+                    f"{weights_dict!r}"
                 )
-            others = {"policy_or_weights": policy_or_weights, **kwargs}
+            others = {"policy_or_weights": policy_or_weights, "weights": weights, "policy": policy}
             given = [name for name, value in others.items() if value is not None]
-            if given:
-                raise ValueError(f"give either weights_dict or {given[0]}, not both")
+            if given or model_id is not None:
+                raise ValueError(f"give either weights_dict or {(*given, 'model_id')[0]}, not both")
             policy_or_weights = weights_dict["policy"]
-        super().update_policy_weights_(policy_or_weights, **kwargs)
+        super().update_policy_weights_(
+            policy_or_weights, weights=weights, policy=policy, model_id=model_id
+        )
 
     def _maybe_fallback_update(
         self,

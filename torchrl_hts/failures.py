@@ -54,7 +54,7 @@ class Site:
         if env < 0:
             return cls(envs, " between two steps")
         round_, step = schedule.position(env)
-        doing = "stepped" if schedule.phase[env] == Phase.ANSWERED else "reset or saved"
+        doing = "stepped" if schedule.phase[env] == Phase.ANSWERED else "reset, saved or restored"
         return cls(
             envs,
             f" while environment {env} was {doing} in round {round_}, step {step}",

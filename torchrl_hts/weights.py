@@ -31,7 +31,10 @@ class WeightSource:
         self._keep = False
 
     def _by_first_name(self, given: dict[str, Tensor]) -> dict[str, Tensor]:
-        """The same, without the further names of parameters that a policy uses several times."""
+        """The same, without the further names of parameters that a policy uses several times.
+
+        Where they differ the last one counts, as in `torch.nn.Module.load_state_dict`.
+        """
         names = _aliases(self.policy)
         return {names.get(name, name): tensor for name, tensor in given.items()}
 
@@ -89,6 +92,7 @@ class WeightSource:
                 own.
 
         Raises:
+            TypeError: for weights of another kind.
             KeyError: for a name that the policy doesn't have.
             ValueError: for a tensor of another shape than the policy's.
         """
@@ -128,6 +132,11 @@ def _by_name(weights: nn.Module | TensorDictBase | Mapping[str, Any]) -> dict[st
     if isinstance(weights, nn.Module):
         return dict(policy_tensors(weights))
     if not isinstance(weights, TensorDictBase):
+        if not isinstance(weights, Mapping) or not all(isinstance(name, str) for name in weights):
+            raise TypeError(
+                "weights must be a module, a TensorDict, or a dict of tensors by name, the same "
+                f"for all actors; got {weights!r}"
+            )
         weights = TensorDict(dict(weights), [])
     flat: dict[str, Tensor] = weights.flatten_keys(".").to_dict()
     return {name: torch.as_tensor(tensor) for name, tensor in flat.items()}
