@@ -69,9 +69,10 @@ _REMEDIES = collections.defaultdict(
 )
 
 
-def _refused(name: str, error: OSError) -> ResourceError:
-    remedy = _REMEDIES[error.errno] if error.errno is not None else ""
-    return ResourceError(f"{name} could not be started: {error}. {remedy}")
+def _refused(name: str, why: object, number: int | None) -> ResourceError:
+    """The system has not let a process of that name be started; ``number`` is its errno."""
+    remedy = _REMEDIES[number] if number is not None else ""
+    return ResourceError(f"{name} could not be started: {why}. {remedy}")
 
 
 def _socket_pair(name: str) -> tuple[socket.socket, socket.socket]:
@@ -79,7 +80,7 @@ def _socket_pair(name: str) -> tuple[socket.socket, socket.socket]:
     try:
         return socket.socketpair()
     except OSError as error:
-        raise _refused(name, error) from error
+        raise _refused(name, error, error.errno) from error
 
 
 class ServerEndedError(RuntimeError):
@@ -217,7 +218,7 @@ class WorkerServer:
         except BaseException as error:
             ours.close()
             if isinstance(error, OSError):
-                raise _refused("a server of workers", error) from error
+                raise _refused("a server of workers", error, error.errno) from error
             raise
         self._socket = ours
         # Reentrant: a signal handler may shut down while this thread waits for an answer.
@@ -270,9 +271,7 @@ class WorkerServer:
             raise
         if "refused" in message:
             ours.close()
-            raise ResourceError(
-                f"{name} could not be started: {message['why']}. {_REMEDIES[message['refused']]}"
-            )
+            raise _refused(name, message["why"], message["refused"])
         return WorkerProcess(name, message["pid"], Connection(ours.detach()), self)
 
     def stderr(self, pid: int) -> str:
