@@ -185,7 +185,14 @@ def _sizes(training: Training, num_envs: int) -> dict[str, int]:
     return {"frames_per_batch": num_envs * training.sync_interval, "total_frames": -1}
 
 
-def _hts(workload: Workload, training: Training, num_envs: int, agent: Agent, lag: int) -> Any:
+def _hts(
+    workload: Workload,
+    training: Training,
+    num_envs: int,
+    agent: Agent,
+    lag: int,
+    timeline_events: int = 0,
+) -> Any:
     return HTSCollector(
         workload.factories(num_envs),
         policy_of(agent, training),
@@ -193,6 +200,7 @@ def _hts(workload: Workload, training: Training, num_envs: int, agent: Agent, la
         lag=lag,
         seed=0,
         return_same_td=True,
+        timeline_events=timeline_events,
     )
 
 
@@ -261,6 +269,9 @@ CONTENDERS = {
     "hts": Contender(partial(_hts, lag=1), lag=1, concurrent=True),
     "hts-lag0": Contender(partial(_hts, lag=0), lag=0),
     "hts-lag2": Contender(partial(_hts, lag=2), lag=2, concurrent=True),
+    "hts-timeline": Contender(
+        partial(_hts, lag=1, timeline_events=100_000), lag=1, concurrent=True
+    ),
     "hts-barrier": Contender(_hts_barrier, lag=1, concurrent=True),
     "serial": Contender(_serial),
     "parallel": Contender(_parallel),

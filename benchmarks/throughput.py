@@ -16,9 +16,10 @@ themselves with a shared trunk. Where contenders gather and learn in turns, or l
 the work (PPO), the learner has a thread for each core; else one. TorchRL's multi-process collectors
 get a worker per environment where environments sleep, and elsewhere a worker per core with the
 environments shared out among them. hts-barrier is HTSCollector where everybody waits for the
-slowest at the end of each round, as in the paper. sb3 is Stable-Baselines3, loop-envpool EnvPool in
-a plain loop, sample-factory Sample Factory's APPO, with its own loss and optimizer (in what it
-differs is told in _sample_factory.py): `make contenders` makes an environment that has them.
+slowest at the end of each round, as in the paper; hts-timeline takes down what collector.timeline
+draws. sb3 is Stable-Baselines3, loop-envpool EnvPool in a plain loop, sample-factory Sample
+Factory's APPO, with its own loss and optimizer (in what it differs is told in _sample_factory.py):
+`make contenders` makes an environment that has them.
 
 Writes measurements.json after each measurement, so that a run that was stopped goes on where it
 was; Ctrl-C shows what there is. And draws all that is in it: throughput.svg, and where a line has
