@@ -19,7 +19,7 @@ from torch import distributions as D
 from torchrl.envs.utils import ExplorationType
 from torchrl.modules import distributions as rl_dist
 
-from torchrl_hts.draws import CounterNoise, _uniforms, draw_categorical, draw_index
+from torchrl_hts.draws import CounterNoise, draw_categorical, draw_index, uniforms_of
 from torchrl_hts.sampling import CounterPolicy
 
 RANDOM = ExplorationType.RANDOM
@@ -63,7 +63,7 @@ def test_any_integer_is_a_seed_and_width_may_be_zero() -> None:
 
 
 def test_uniforms_lie_strictly_inside_and_are_symmetric() -> None:
-    low, high = _uniforms(np.array([0, 2**64 - 1], dtype=np.uint64))
+    low, high = uniforms_of(np.array([0, 2**64 - 1], dtype=np.uint64))
     assert 0.0 < low < high < 1.0
     assert low == 1.0 - high
 
@@ -77,7 +77,7 @@ def test_an_index_never_has_probability_zero(weights: list[float], word: int) ->
     weights[len(weights) // 2] = 1.0
     probs = torch.tensor([weights])
     probs = probs / probs.sum()
-    u = torch.from_numpy(_uniforms(np.array([word], dtype=np.uint64)))
+    u = torch.from_numpy(uniforms_of(np.array([word], dtype=np.uint64)))
     index = int(draw_index(probs, u))
     assert 0 <= index < len(weights)
     assert probs[0, index] > 0

@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from torch import distributions as D
 from torchrl.envs.utils import ExplorationType, set_exploration_type
 
-from torchrl_hts.draws import CounterNoise, _uniforms
+from torchrl_hts.draws import CounterNoise, uniforms_of
 from torchrl_hts.errors import PolicyError
 from torchrl_hts.sampling import CounterPolicy
 
@@ -97,7 +97,7 @@ def test_tanh_normal_is_scored_as_torchrl_scores_it() -> None:
     with torch.no_grad():
         dist = policy.policy.get_dist(td)
     preimage = (
-        torch.special.ndtri(torch.from_numpy(_uniforms(words))).float() * dist.scale + dist.loc
+        torch.special.ndtri(torch.from_numpy(uniforms_of(words))).float() * dist.scale + dist.loc
     )
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(dist.base_dist, "rsample", lambda shape: preimage)

@@ -25,7 +25,7 @@ from tensordict.nn import TensorDictModuleBase
 from torch import Tensor, nn
 from torchrl.envs.utils import ExplorationType, set_exploration_type
 
-from torchrl_hts.draws import CounterNoise
+from torchrl_hts.draws import CounterNoise, Words, uniforms_of
 from torchrl_hts.errors import Failure, PolicyError, failure_of
 from torchrl_hts.exchange import STOP, Inbox
 from torchrl_hts.gathering import Gatherer
@@ -239,9 +239,10 @@ class _Actor:
         for policy_of_slot in self.policies:
             policy_of_slot.prepare(self.examples[: self.num_envs].to(self.device))
         self.width = self.policies[0].width
-        self.words: npt.NDArray[np.uint64] = np.zeros((self.num_envs, self.width), np.uint64)
+        # The noise of the rows of a batch, and below of all rows of each slot (see `_noise_for`).
+        self.batch_noise: Words = np.zeros((self.num_envs, self.width), np.uint64)
         self.rounds: list[int | None] = [None] * layout.num_slots
-        self.noise: list[npt.NDArray[np.uint64]] = [self.words] * layout.num_slots
+        self.noise: list[Words] = [self.batch_noise] * layout.num_slots
 
     def start(self, seed: int) -> None:
         """Get ready for a run."""
@@ -254,9 +255,10 @@ class _Actor:
         slot = self.schedule.slot(round_)
         if self.rounds[slot] != round_:
             self.rounds[slot] = round_
-            self.noise[slot] = self.counter_noise.round(round_).reshape(
+            words = self.counter_noise.round(round_).reshape(
                 self.num_envs * self.sync_interval, self.width
             )
+            self.noise[slot] = _noise_for(self.policies[slot], words)
             refresh = self.refreshers[slot]
             if refresh is not None:
                 refresh()
@@ -269,7 +271,7 @@ class _Actor:
                 buffer[at] = source[rows]
             else:
                 source.take(rows, 0, buffer[at], "clip")
-        self.words[at] = self.noise[slot][rows]
+        self.batch_noise[at] = self.noise[slot].take(rows, 0)
         result = self._run(self.policies[slot], size)
         for key, target, shape in self.output_rows[slot]:
             written = result[key]
@@ -327,7 +329,7 @@ class _Actor:
 
     def _run(self, policy: CounterPolicy, size: int) -> Mapping[Any, Tensor] | TensorDictBase:
         """Run a policy on the first ``size`` rows of the buffers."""
-        words = self.words[:size]
+        noise = self.batch_noise[:size]
         views = self.views.get(size)
         if views is None:
             views = self.views[size] = {key: buffer[:size] for key, buffer in self.buffers}
@@ -336,8 +338,8 @@ class _Actor:
         if self.device.type != "cpu":
             inputs = {key: value.to(self.device) for key, value in views.items()}
         if policy.short_cut:
-            return policy.compute(inputs, words)
-        return policy(TensorDict(inputs, [size]), words)
+            return policy.compute(inputs, noise.view(np.float64))
+        return policy(TensorDict(inputs, [size]), noise)
 
     def calibrate(self) -> InvariantSizes:
         """Find the batch sizes that agree bitwise, running just what `infer` runs.
@@ -352,6 +354,7 @@ class _Actor:
         )
         sources = [_as_array(self.examples.get(key)) for key in self.inputs]
         policy = self.policies[0]
+        noise = _noise_for(policy, words)
         inner: list[Tensor] = []
 
         def keep(module: nn.Module, inputs: object, output: object) -> None:
@@ -361,7 +364,7 @@ class _Actor:
             size = len(row_ids)
             for buffer, source in zip(self.buffer_rows, sources, strict=True):
                 buffer[:size] = source[row_ids]
-            self.words[:size] = words[row_ids]
+            self.batch_noise[:size] = noise[row_ids]
             inner.clear()
             result = self._run(policy, size)
             outputs = [result[key] for key in self.outputs]
@@ -392,6 +395,11 @@ class _Actor:
         for refresh in self.refreshers:
             if refresh is not None:
                 refresh()
+
+
+def _noise_for(policy: CounterPolicy, words: Words) -> Words:
+    """Words as the policy takes them; for `CounterPolicy.compute` the bits of their uniforms."""
+    return uniforms_of(words).view(np.uint64) if policy.short_cut else words
 
 
 def _flat(output: object) -> list[Tensor]:

@@ -57,10 +57,11 @@ class Gatherer:
         self.schedule = watcher.schedule
         self.counters = counters
         self.waited_ns = 0
+        self._num_executors = max(owner) + 1
         self._owner = np.array(owner)
         self._phase: npt.NDArray[Any] = np.asarray(self.schedule.phase)
         # Not to be reached where the learner and all executors don't fill so many cores.
-        self._cores = cores if cores is not None and cores <= max(owner) + 2 else None
+        self._cores = cores if cores is not None and cores <= self._num_executors + 1 else None
 
     def take(self, patience_ns: int) -> array[int]:
         """Sleep until there is something; then wait for more while every core is busy.
@@ -92,6 +93,8 @@ class Gatherer:
         if self._cores is None:
             return False
         learning = self.schedule.lent > self.schedule.released
+        if self._num_executors + learning < self._cores:
+            return False
         busy = set(self._owner[self._phase == Phase.ANSWERED].tolist())
         if not busy or len(busy) + learning < self._cores:
             return False

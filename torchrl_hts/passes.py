@@ -16,6 +16,7 @@ from tensordict import TensorDict, TensorDictBase
 from tensordict.nn import TensorDictModuleBase
 from torchrl.envs.utils import ExplorationType, set_exploration_type
 
+from torchrl_hts.draws import uniforms_of
 from torchrl_hts.messages import receive_object, send_object
 from torchrl_hts.sampling import CounterPolicy
 from torchrl_hts.sizing import PassCosts
@@ -91,11 +92,12 @@ def time_passes(
         words = np.random.default_rng(0).integers(
             0, 2**64, (most, runner.width), np.uint64, endpoint=False
         )
+        uniforms = uniforms_of(words)
 
         def run(count: int) -> None:
             inputs = dict(examples[:count].items(include_nested=True, leaves_only=True))
             if runner.short_cut:
-                runner.compute(inputs, words[:count])
+                runner.compute(inputs, uniforms[:count])
             else:
                 runner(TensorDict(inputs, [count]), words[:count])
 

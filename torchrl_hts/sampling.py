@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from torch import distributions as D
 from torchrl.envs.utils import ExplorationType, set_exploration_type
 
-from torchrl_hts.draws import CounterNoise, Words, WordStream, bind
+from torchrl_hts.draws import CounterNoise, Uniforms, Words, WordStream, bind, uniforms_of
 from torchrl_hts.errors import PolicyError
 from torchrl_hts.invariance import check_modules, row_bits, unchanged_buffers
 from torchrl_hts.short_cut import Step, exact_step, flatten, quick_step
@@ -145,7 +145,8 @@ class CounterPolicy:
         """
         if self._steps is not None:
             with torch.inference_mode():
-                values = self.compute({key: td.get(key) for key in self._in_keys}, words)
+                inputs = {key: td.get(key) for key in self._in_keys}
+                values = self.compute(inputs, uniforms_of(words))
             return td.update({key: values[key] for key in self._out_keys})
         noise = WordStream(len(words), words, self._device)
         with (
@@ -163,12 +164,13 @@ class CounterPolicy:
         """Whether `compute` serves, which saves what TensorDicts cost."""
         return self._steps is not None
 
-    def compute(self, values: dict[Any, Tensor], words: Words) -> dict[Any, Tensor]:
+    def compute(self, values: dict[Any, Tensor], uniforms: Uniforms) -> dict[Any, Tensor]:
         """Run the policy on the tensors of its `in_keys`; adds all that it writes, and returns it.
 
-        Only where `short_cut` says so, and in inference mode. The bits are those of calling this.
+        Only where `short_cut` says so, and in inference mode. The bits are those of calling this
+        with the words of which `uniforms_of` made the uniforms.
         """
-        noise = WordStream(len(words), words, self._device)
+        noise = WordStream(len(uniforms), uniforms, self._device)
         for step in self._steps or ():
             step(values, noise)
         return values

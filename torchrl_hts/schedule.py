@@ -58,6 +58,10 @@ class Phase(IntEnum):
     ANSWERED = 3  # its action is in its row; its executor may step it
 
 
+# To look a member of an enum up takes longer than to compare it.
+_IDLE, _READY, _TAKEN, _ANSWERED = Phase
+
+
 class Schedule:
     """State machine of rounds and slots over words that may be shared between processes.
 
@@ -99,7 +103,7 @@ class Schedule:
         self.num_slots = lag + 1
         self.last_round = last_round
         self.steps: Words = [0] * num_envs if steps is None else steps
-        self.phase: Words = [int(Phase.IDLE)] * num_envs if phase is None else phase
+        self.phase: Words = [int(_IDLE)] * num_envs if phase is None else phase
         self.learner: Words = [0, 0] if learner is None else learner
 
     def restart(self, first_round: int = 0, *, lent: bool = False, ahead: int = 0) -> None:
@@ -117,7 +121,7 @@ class Schedule:
             raise ProtocolError(f"{ahead} full rounds don't fit into {self.num_slots} slots")
         for env in range(self.num_envs):
             self.steps[env] = (first_round + ahead) * self.sync_interval
-            self.phase[env] = Phase.IDLE
+            self.phase[env] = _IDLE
         self.learner[0] = first_round
         self.learner[1] = first_round - lent
 
@@ -156,16 +160,16 @@ class Schedule:
 
     def offer(self, env: int) -> None:
         """The observation of ``env`` is in its row: an actor may take it. Needs an open round."""
-        self._expect(env, Phase.IDLE, "offered")
+        self._expect(env, _IDLE, "offered")
         round_ = self.steps[env] // self.sync_interval
         if not self.is_open(round_):  # I4
             raise ProtocolError(f"environment {env} was offered in round {round_}, not open yet")
-        self.phase[env] = Phase.READY
+        self.phase[env] = _READY
 
     def finish_step(self, env: int) -> bool:
         """The transition of ``env`` is written; returns whether that finished its round."""
-        self._expect(env, Phase.ANSWERED, "stepped")
-        self.phase[env] = Phase.IDLE
+        self._expect(env, _ANSWERED, "stepped")
+        self.phase[env] = _IDLE
         self.steps[env] += 1  # I1
         return self.steps[env] % self.sync_interval == 0
 
@@ -173,11 +177,11 @@ class Schedule:
 
     def take(self, envs: Iterable[int]) -> None:
         """An actor starts to compute the actions of ``envs``: all of them, or it raises."""
-        self._pass_on(envs, Phase.READY, Phase.TAKEN, "taken")
+        self._pass_on(envs, _READY, _TAKEN, "taken")
 
     def answer(self, envs: Iterable[int]) -> None:
         """The actions of ``envs`` are in their rows."""
-        self._pass_on(envs, Phase.TAKEN, Phase.ANSWERED, "answered")
+        self._pass_on(envs, _TAKEN, _ANSWERED, "answered")
 
     # The learner.
 
@@ -218,9 +222,9 @@ class Schedule:
         lost = frozenset(lost)
         for env in range(self.num_envs):
             if env in lost:
-                self.phase[env] = Phase.IDLE
-            elif self.phase[env] == Phase.TAKEN:
-                self.phase[env] = Phase.READY
+                self.phase[env] = _IDLE
+            elif self.phase[env] == _TAKEN:
+                self.phase[env] = _READY
 
     def _pass_on(self, envs: Iterable[int], held: Phase, then: Phase, event: str) -> None:
         envs = tuple(envs)
