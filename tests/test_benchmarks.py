@@ -32,7 +32,7 @@ pytest.importorskip("matplotlib")
 import _curves
 import learning
 import throughput
-from _contenders import add_barrier, serial
+from _contenders import CONTENDERS, add_barrier, serial
 from _environments import VARIATIONS, SleepEnv
 from _loops import make_gymnasium_loop
 from _report import draw_variation
@@ -198,6 +198,14 @@ def test_with_a_barrier_everybody_waits_for_the_slowest(tmp_path: Path) -> None:
     for round_ in range(1, 5):  # the first two are open from the start
         ended = steps[rounds == round_]["ended"].max()
         assert ended <= steps[rounds == round_ + 1]["began"].min()
+
+
+def test_the_contender_that_records_a_timeline_does(tmp_path: Path) -> None:
+    work, how = find_workload("cartpole"), TRAININGS["collect"]
+    with CONTENDERS["hts-timeline"].make(work, how, 2, make_agent(work)) as collector:
+        next(iter(collector))
+        timeline = collector.timeline(tmp_path / "all.json")
+    assert len(timeline.of(Activity.STEP)) >= 2 * how.sync_interval
 
 
 @pytest.mark.parametrize("training", ["a2c5", "ppo"])
