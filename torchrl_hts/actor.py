@@ -239,8 +239,10 @@ class _Actor:
         for policy_of_slot in self.policies:
             policy_of_slot.prepare(self.examples[: self.num_envs].to(self.device))
         self.width = self.policies[0].width
-        # The noise of the rows of a batch, and below of all rows of each slot (see `_noise_for`).
-        self.batch_noise: Words = np.zeros((self.num_envs, self.width), np.uint64)
+        # The noise of a batch's rows, padded ones too, and of all rows of each slot; in the form
+        # that `_noise_for` gives it.
+        zeros = np.zeros((self.num_envs, self.width), np.uint64)
+        self.batch_noise = _noise_for(self.policies[0], zeros)
         self.rounds: list[int | None] = [None] * layout.num_slots
         self.noise: list[Words] = [self.batch_noise] * layout.num_slots
 

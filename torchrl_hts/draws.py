@@ -139,7 +139,7 @@ class WordStream:
         return (taken if taken.dtype.kind == "f" else uniforms_of(taken)).reshape(shape)
 
     def uniform(self, shape: tuple[int, ...]) -> Tensor:
-        """The next uniforms as a tensor on the device."""
+        """The next uniforms as a tensor on the device; may be the stream's own memory."""
         return torch.from_numpy(self.uniform_array(shape)).to(self.device)
 
     def seeds(self) -> list[int]:
@@ -201,8 +201,9 @@ def draw_categorical(logits: FloatArray, u: FloatArray) -> tuple[IndexArray, Flo
     return index.reshape(u.shape), score.reshape(u.shape)
 
 
-@functools.cache
+@functools.lru_cache(maxsize=256)
 def _row_starts(rows: int, length: int) -> IndexArray:
+    """Where each row of ``[rows, length]`` begins, in a flat array; not to be written to."""
     return np.arange(0, rows * length, length)
 
 

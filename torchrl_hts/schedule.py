@@ -58,7 +58,7 @@ class Phase(IntEnum):
     ANSWERED = 3  # its action is in its row; its executor may step it
 
 
-# To look a member of an enum up takes longer than to compare it.
+# Looking up a member of an enum costs more than comparing it.
 _IDLE, _READY, _TAKEN, _ANSWERED = Phase
 
 
