@@ -400,7 +400,10 @@ class _Actor:
 
 
 def _noise_for(policy: CounterPolicy, words: Words) -> Words:
-    """Words as the policy takes them; for `CounterPolicy.compute` the bits of their uniforms."""
+    """Words as `_Actor._run` hands them to the policy: for its short cut the bits of uniforms.
+
+    One data type serves both, so that no buffer depends on which of the two a policy takes.
+    """
     return uniforms_of(words).view(np.uint64) if policy.short_cut else words
 
 

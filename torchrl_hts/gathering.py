@@ -93,7 +93,7 @@ class Gatherer:
         if self._cores is None:
             return False
         learning = self.schedule.lent > self.schedule.released
-        if self._num_executors + learning < self._cores:
+        if self._num_executors + learning < self._cores:  # spares the look at every environment
             return False
         busy = set(self._owner[self._phase == Phase.ANSWERED].tolist())
         if not busy or len(busy) + learning < self._cores:
