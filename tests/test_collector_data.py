@@ -33,7 +33,7 @@ from torchrl.envs import (
     StepCounter,
     TransformedEnv,
 )
-from torchrl.envs.utils import ExplorationType, set_exploration_type
+from torchrl.envs.utils import ExplorationType
 from torchrl.modules import (
     Delta,
     GRUModule,
@@ -47,7 +47,6 @@ from torchrl.modules import (
 )
 
 from torchrl_hts import HTSCollector
-from torchrl_hts.actor import _Actor
 from torchrl_hts.draws import CounterNoise
 from torchrl_hts.sampling import CounterPolicy
 
@@ -182,20 +181,6 @@ def test_every_kind_of_policy_is_sampled_deterministically(name: str) -> None:
         with torch.no_grad():
             expected = policy.get_dist(one).log_prob(one["action"])
         torch.testing.assert_close(log_prob, expected, rtol=1e-4, atol=1e-4)
-
-
-def test_an_actor_that_has_not_calibrated_draws_proper_noise_for_padded_rows() -> None:
-    """One that takes the place of another doesn't, and may pad its first batch."""
-    policy, space = POLICIES["normal"]
-    envs = [partial(EchoEnv, (3,), action_space=space)] * 3
-    with HTSCollector(envs, policy(), frames_per_batch=12) as collector:
-        next(iter(collector))
-        job = collector._crew._actor_job
-        assert job is not None
-        assert job.sizes is not None
-        with torch.inference_mode(), set_exploration_type(ExplorationType.RANDOM):
-            actor = _Actor(job, collector._memory)
-            assert actor._run(actor.policies[0], size=3)["action"].isfinite().all()
 
 
 def test_composite_policy_and_dict_action_space() -> None:

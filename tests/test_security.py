@@ -336,7 +336,7 @@ def test_nothing_else_unpickles_what_comes_from_a_file() -> None:
             ):
                 found.add((path.name, ast.unparse(node)))
     assert {name for name, call in found if "weights_only=True" not in call} == {
-        "actor.py",  # the policy, and examples of its input, from the collector
+        "batch_inference.py",  # the policy, and examples of its input, from the collector
         "ale_state.py",  # what a fork of this process says
         "batch_plan.py",  # a copy of the policy, made in the same place
         "evaluation.py",  # likewise

@@ -167,7 +167,7 @@ def draw_index(probs: Tensor, u: Tensor) -> Tensor:
 
 def _first_above(sums: FloatArray, u: FloatArray) -> IndexArray:
     """The first index whose sum exceeds u times the last: int64 of u's shape."""
-    index: IndexArray = np.add.reduce(sums <= u[..., None] * sums[..., -1:], -1)
+    index: IndexArray = (sums > u[..., None] * sums[..., -1:]).argmax(-1)
     return index
 
 
@@ -177,8 +177,8 @@ def draw_categorical(logits: FloatArray, u: FloatArray) -> tuple[IndexArray, Flo
     What `torch.distributions.Categorical` computes, up to rounding, without making one.
 
     Args:
-        logits: float32 or float64 ``[..., A]``; nothing but NaN comes of rows with a NaN, with
-            +inf, or with -inf alone.
+        logits: float32 or float64 ``[..., A]``; of rows with a NaN, with +inf, or with -inf alone
+            comes nothing but NaN, and numpy's warning, unless `numpy.errstate` keeps it quiet.
         u: float64 ``[...]``.
 
     Returns:
@@ -190,14 +190,13 @@ def draw_categorical(logits: FloatArray, u: FloatArray) -> tuple[IndexArray, Flo
         >>> int(index[0]), round(float(log_prob[0]), 4)
         (1, -1.3863)
     """
-    with np.errstate(invalid="ignore"):
-        rows = logits.reshape(-1, logits.shape[-1])
-        shifted = rows - np.maximum.reduce(rows, -1, keepdims=True)
-        sums = np.add.accumulate(np.exp(shifted), -1, np.float64)
-        index = _first_above(sums, u.reshape(-1))
-        # The flat index costs a third of [arange, index].
-        score = shifted.take(index + _row_starts(*rows.shape))
-        score -= np.log(sums[:, -1]).astype(rows.dtype)
+    rows = logits.reshape(-1, logits.shape[-1])
+    shifted = rows - np.maximum.reduce(rows, -1, keepdims=True)
+    sums = np.add.accumulate(np.exp(shifted), -1, np.float64)
+    index = _first_above(sums, u.reshape(-1))
+    # The flat index costs a third of [arange, index].
+    score = shifted.take(index + _row_starts(*rows.shape))
+    score -= np.log(sums[:, -1]).astype(rows.dtype)
     return index.reshape(u.shape), score.reshape(u.shape)
 
 

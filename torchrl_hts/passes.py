@@ -9,16 +9,16 @@ from dataclasses import dataclass
 from functools import partial
 from math import inf
 from multiprocessing.connection import Connection
+from typing import Any
 
 import numpy as np
 import torch
-from tensordict import TensorDict, TensorDictBase
+from tensordict import TensorDictBase
 from tensordict.nn import TensorDictModuleBase
-from torchrl.envs.utils import ExplorationType, set_exploration_type
+from torchrl.envs.utils import ExplorationType
 
-from torchrl_hts.draws import uniforms_of
 from torchrl_hts.messages import receive_object, send_object
-from torchrl_hts.sampling import CounterPolicy
+from torchrl_hts.sampling import CounterPolicy, inference
 from torchrl_hts.sizing import PassCosts
 from torchrl_hts.worker_output import be_silent
 
@@ -83,23 +83,18 @@ def time_passes(
     """
     runner = CounterPolicy(policy, exploration_type)
     most = max(rows)
-    with (
-        torch.inference_mode(),
-        set_exploration_type(exploration_type),
-        np.errstate(over="ignore", invalid="ignore"),  # as in an actor
-    ):
+    with inference(exploration_type):
         runner.prepare(examples[:most])
         words = np.random.default_rng(0).integers(
             0, 2**64, (most, runner.width), np.uint64, endpoint=False
         )
-        uniforms = uniforms_of(words)
+        noise = runner.noise_of(words)
+        inputs: dict[Any, Any] = dict(examples.items(include_nested=True, leaves_only=True))
+        if runner.takes_arrays:
+            inputs = {key: value.numpy() for key, value in inputs.items()}
 
         def run(count: int) -> None:
-            inputs = dict(examples[:count].items(include_nested=True, leaves_only=True))
-            if runner.short_cut:
-                runner.compute(inputs, uniforms[:count])
-            else:
-                runner(TensorDict(inputs, [count]), words[:count])
+            runner.run({key: value[:count] for key, value in inputs.items()}, noise[:count])
 
         share_s = seconds / len(rows)
         times = tuple(median_cpu_time(partial(run, count), share_s, at_most_s) for count in rows)

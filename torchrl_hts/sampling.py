@@ -8,12 +8,13 @@ Axes: m rows of a batch, W words per row.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
+import numpy as np
 import torch
-from tensordict import TensorDictBase
+from tensordict import TensorDict, TensorDictBase
 from tensordict.nn import (
     ProbabilisticTensorDictModule,
     TensorDictModuleBase,
@@ -22,12 +23,24 @@ from torch import Tensor, nn
 from torch import distributions as D
 from torchrl.envs.utils import ExplorationType, set_exploration_type
 
-from torchrl_hts.draws import CounterNoise, Uniforms, Words, WordStream, bind, uniforms_of
+from torchrl_hts.array_policy import Array, ArrayStep, array_steps
+from torchrl_hts.draws import CounterNoise, Words, WordStream, bind, uniforms_of
 from torchrl_hts.errors import PolicyError
 from torchrl_hts.invariance import check_modules, row_bits, unchanged_buffers
 from torchrl_hts.short_cut import Step, exact_step, flatten, quick_step
 
-__all__ = ["CounterPolicy"]
+__all__ = ["CounterPolicy", "inference"]
+
+
+@contextmanager
+def inference(exploration_type: ExplorationType) -> Iterator[None]:
+    """Inside, policies run: without gradients, and NaN is looked for, not warned of."""
+    with (
+        torch.inference_mode(),
+        set_exploration_type(exploration_type),
+        np.errstate(all="ignore"),
+    ):
+        yield
 
 
 class CounterPolicy:
@@ -38,11 +51,13 @@ class CounterPolicy:
     under torch's generator seeded with its word; so is the whole policy if it draws from that
     generator elsewhere (`row_by_row`). Under the other exploration types it runs as it is.
     Policies of plain TensorDictModules and probabilistic modules in sequence skip TensorDict's
-    bookkeeping, if a trial shows that this leaves every bit of the outputs as it was; a Categorical
-    of logits on the CPU is then drawn and scored in numpy, which rounds otherwise.
+    bookkeeping, if a trial shows that this leaves every bit of the outputs as it was. On the CPU a
+    Categorical of logits is then drawn and scored in numpy, and if there are but small dense layers
+    before it, so are these run: numpy rounds otherwise.
 
     Between calls the policy is as it was found; torch's global generators always are. TorchRL
-    turns the validation of distributions' arguments off, so look for NaN in the outputs.
+    turns the validation of distributions' arguments off, so look for NaN in the outputs. Parameters
+    are to be changed in place.
 
     Args:
         policy: the policy, on its device, its lazy modules initialised.
@@ -51,6 +66,7 @@ class CounterPolicy:
     Attributes:
         width: W, the words per row that a call needs; 0 before `prepare`.
         row_by_row: whether each row is run alone.
+        takes_arrays: whether `run` takes and returns arrays rather than tensors.
 
     Example:
         >>> from tensordict import TensorDict
@@ -75,7 +91,9 @@ class CounterPolicy:
         self._out_keys = [key for key in policy.out_keys if key != "_"]
         self._device = torch.device("cpu")
         self._noise = WordStream(0, None, self._device)
-        self._steps: list[Step] | None = None
+        self._modules: list[Any] = []
+        self._steps: list[Step] | list[ArrayStep] | None = None
+        self.takes_arrays = False
         self._unknown: list[ProbabilisticTensorDictModule] = []
         # What is put over a module's own attribute while the policy runs.
         self._hooks: list[tuple[nn.Module, str, Any]] = []
@@ -120,18 +138,26 @@ class CounterPolicy:
                 "numbers from torch's default generator"
             )
         modules = None if self.row_by_row or self._unknown else flatten(self.policy)
-        if modules is not None:
-            steps = self._steps = [exact_step(module, self.exploration_type) for module in modules]
-            try:
-                equal = all(output_bits() == expected for _ in range(2))
-            except Exception:  # whatever the short cut stumbles over, the policy itself ran
-                equal = False
-            # Categorical draws are rounded otherwise in numpy: so they come in after the trial,
-            # on whose bits, and so on the parameters, they are not to depend.
+        if modules is None:
+            return
+        kind = self.exploration_type
+        steps = self._steps = [exact_step(module, kind) for module in modules]
+        try:
+            equal = all(output_bits() == expected for _ in range(2))
+        except Exception:  # whatever the short cut stumbles over, the policy itself ran
+            equal = False
+        if not equal:
             self._steps = None
-            if equal:
-                quick = [quick_step(module, self.exploration_type) for module in modules]
-                self._steps = [a or b for a, b in zip(quick, steps, strict=True)]
+            return
+        # Numpy rounds otherwise: so it comes in after the trial, on whose bits, and so on the
+        # parameters, it is not to depend.
+        self._modules, self._steps = modules, array_steps(modules, kind)
+        self.takes_arrays = self._steps is not None
+        if self.takes_arrays and _sizes(output_bits()) == _sizes(expected):
+            return
+        self.takes_arrays = False
+        quick = [quick_step(module, kind) for module in modules]
+        self._steps = [a or b for a, b in zip(quick, steps, strict=True)]
 
     def __call__(self, td: TensorDictBase, words: Words) -> TensorDictBase:
         """Run the policy on `td`, ``[m]`` with its `in_keys`, and write its `out_keys` there.
@@ -143,37 +169,67 @@ class CounterPolicy:
         Raises:
             PolicyError: if the policy draws more than in its trial run.
         """
-        if self._steps is not None:
-            with torch.inference_mode():
-                inputs = {key: td.get(key) for key in self._in_keys}
-                values = self.compute(inputs, uniforms_of(words))
-            return td.update({key: values[key] for key in self._out_keys})
-        noise = WordStream(len(words), words, self._device)
-        with (
-            torch.inference_mode(),
-            set_exploration_type(self.exploration_type),
-            self._hooked(noise),
-        ):
-            if self.row_by_row:
-                return self._each_row(self.policy, self._out_keys, td, noise.seeds())
-            out = self.policy(td)
-            return td if out is td else td.update(out.select(*self._out_keys, strict=False))
+        with inference(self.exploration_type):
+            if self._steps is not None:
+                values: dict[Any, Any] = {key: td.get(key) for key in self._in_keys}
+                if self.takes_arrays:
+                    values = {key: value.numpy() for key, value in values.items()}
+                values = dict(self.run(values, self.noise_of(words)))
+                return td.update({key: torch.as_tensor(values[key]) for key in self._out_keys})
+            noise = WordStream(len(words), words, self._device)
+            with self._hooked(noise):
+                if self.row_by_row:
+                    return self._each_row(self.policy, self._out_keys, td, noise.seeds())
+                out = self.policy(td)
+                return td if out is td else td.update(out.select(*self._out_keys, strict=False))
 
-    @property
-    def short_cut(self) -> bool:
-        """Whether `compute` serves, which saves what TensorDicts cost."""
-        return self._steps is not None
+    def noise_of(self, words: Words) -> Words:
+        """Words as `run` takes them, of the same shape and type.
 
-    def compute(self, values: dict[Any, Tensor], uniforms: Uniforms) -> dict[Any, Tensor]:
-        """Run the policy on the tensors of its `in_keys`; adds all that it writes, and returns it.
-
-        Only where `short_cut` says so, and in inference mode. The bits are those of calling this
-        with the words of which `uniforms_of` made the uniforms.
+        Their rows may be selected afterwards: it is cheaper for all steps of a round at once.
         """
-        noise = WordStream(len(uniforms), uniforms, self._device)
-        for step in self._steps or ():
-            step(values, noise)
+        return words if self._steps is None else uniforms_of(words).view(np.uint64)
+
+    def run(self, values: dict[Any, Any], noise: Words) -> Mapping[Any, Tensor | Array]:
+        """Run the policy as calling it does, with less around it; only inside `inference`.
+
+        Args:
+            values: its inputs by its `in_keys`, ``[m, ...]``; tensors, or arrays where
+                `takes_arrays` says so. May be added to.
+            noise: ``[m, W]`` of what `noise_of` returns.
+
+        Returns:
+            All that it writes.
+        """
+        if self._steps is None:
+            td: Mapping[Any, Any] = self(TensorDict(values, [len(noise)]), noise)
+            return td
+        stream = WordStream(len(noise), noise.view(np.float64), self._device)
+        for step in self._steps:
+            step(values, stream)
         return values
+
+    @contextmanager
+    def watched(self, keep: Callable[[Tensor], None]) -> Iterator[None]:
+        """Inside, `keep` is called with each tensor that a module within the policy passes on."""
+
+        def keep_all(module: nn.Module, inputs: object, output: object) -> None:
+            for tensor in _flat(output):
+                keep(tensor)
+
+        steps = self._steps
+        if self.takes_arrays:
+            self._steps = array_steps(
+                self._modules, self.exploration_type, lambda value: keep(torch.from_numpy(value))
+            )
+        leaves = [m for m in self.policy.modules() if not list(m.children())]
+        hooks = [] if self.takes_arrays else [m.register_forward_hook(keep_all) for m in leaves]
+        try:
+            yield
+        finally:
+            self._steps = steps
+            for hook in hooks:
+                hook.remove()
 
     @contextmanager
     def _hooked(self, noise: WordStream) -> Iterator[None]:
@@ -247,6 +303,20 @@ class CounterPolicy:
                     torch.cuda.default_generators[self._device.index].manual_seed(seed)
                 rows.append(call(td[i : i + 1]).select(*keys, strict=False))
         return td.update(torch.cat(rows))
+
+
+def _sizes(outputs: dict[Any, bytes]) -> dict[Any, int]:
+    """In bytes: they tell shapes and data types that differ."""
+    return {key: len(value) for key, value in outputs.items()}
+
+
+def _flat(output: object) -> list[Tensor]:
+    """The tensors in what a module returns."""
+    if isinstance(output, Tensor):
+        return [output]
+    if isinstance(output, tuple | list):
+        return [tensor for part in output for tensor in _flat(part)]
+    return []
 
 
 def _generator_state(device: torch.device) -> Tensor:

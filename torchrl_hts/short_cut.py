@@ -28,7 +28,14 @@ from torchrl.modules.distributions.utils import sample_and_log_prob
 
 from torchrl_hts.draws import WordStream, bind, draw_categorical
 
-__all__ = ["Step", "exact_step", "flatten", "quick_step"]
+__all__ = [
+    "Step",
+    "draws_categorical",
+    "exact_step",
+    "flatten",
+    "plain_layers",
+    "quick_step",
+]
 
 Step = Callable[[dict[Any, Any], WordStream], None]
 _LOC_SCALE = {"loc", "scale"}
@@ -55,7 +62,7 @@ def flatten(module: Any) -> list[Any] | None:
     return [module] if forward in sampling and len(module.dist_sample_keys) == 1 else None
 
 
-def _layers(net: nn.Module) -> list[nn.Module] | None:
+def plain_layers(net: nn.Module) -> list[nn.Module] | None:
     """The layers of nested plain sequences in order; None if calling them isn't all that is done.
 
     A small layer costs less than what `nn.Module` does to call it.
@@ -65,7 +72,7 @@ def _layers(net: nn.Module) -> list[nn.Module] | None:
         return None
     forward = type(net).forward
     if forward is nn.Sequential.forward or (forward is MLP.forward and not net._reshape_out):
-        parts = [_layers(part) for part in net._modules.values() if part is not None]
+        parts = [plain_layers(part) for part in net._modules.values() if part is not None]
         flat = [layer for part in parts for layer in part or ()]
         return flat if all(parts) else None
     return [net]
@@ -83,7 +90,7 @@ def exact_step(module: Any, kind: ExplorationType) -> Step:
     """The step of a module that `flatten` returned: the same operations, so the same bits."""
     if isinstance(module, TensorDictModule):
         net, in_keys, out_keys = module.module, module.in_keys, module.out_keys_source
-        layers = _layers(net) if len(in_keys) == len(out_keys) == 1 else None
+        layers = plain_layers(net) if len(in_keys) == len(out_keys) == 1 else None
         if layers:
             (in_key,), (out_key,) = in_keys, out_keys
             calls = [_call(layer) for layer in layers]
@@ -141,17 +148,22 @@ def exact_step(module: Any, kind: ExplorationType) -> Step:
     return sample
 
 
+def draws_categorical(module: Any, kind: ExplorationType) -> bool:
+    """Whether all that a module does is to draw from ``Categorical(logits=...)``."""
+    return (
+        kind is ExplorationType.RANDOM
+        and not isinstance(module, TensorDictModule)
+        and not any(_is_overridden(module, name) for name in ("get_dist", "_dist_sample"))
+        and module.distribution_class is D.Categorical
+        and [*module.dist_keys] == ["logits"]
+        and not module.distribution_kwargs
+        and module.num_samples is None
+    )
+
+
 def quick_step(module: Any, kind: ExplorationType) -> Step | None:
     """The step of a module that does nothing but draw from ``Categorical(logits=...)``, or None."""
-    if (
-        kind is not ExplorationType.RANDOM
-        or isinstance(module, TensorDictModule)
-        or any(_is_overridden(module, name) for name in ("get_dist", "_dist_sample"))
-        or module.distribution_class is not D.Categorical
-        or [*module.dist_keys] != ["logits"]
-        or module.distribution_kwargs
-        or module.num_samples is not None
-    ):
+    if not draws_categorical(module, kind):
         return None
     general = exact_step(module, kind)
     (logits_key,) = module.in_keys

@@ -1,0 +1,156 @@
+"""Small dense policies in numpy: which they are, and that they compute what torch does."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from sampled_policies import OBS, RANDOM, M, make_actor, make_batch
+from tensordict import TensorDict
+from tensordict.nn import TensorDictModule, TensorDictSequential
+from torch import Tensor, nn
+from torch import distributions as D
+from torchrl.envs.utils import ExplorationType
+from torchrl.modules import MLP, ValueOperator
+
+from torchrl_hts.draws import CounterNoise
+from torchrl_hts.sampling import CounterPolicy, inference
+
+pytestmark = pytest.mark.usefixtures("seeded_thread")
+
+
+def prepare(net: nn.Module, kind: ExplorationType = RANDOM) -> tuple[CounterPolicy, TensorDict]:
+    policy = CounterPolicy(make_actor(D.Categorical, ["logits"], net), kind)
+    td = make_batch(policy.policy)
+    policy.prepare(td)
+    return policy, td
+
+
+def words_of(policy: CounterPolicy, round_: int = 0) -> Any:
+    return CounterNoise(1, M, 1, policy.width).round(round_)[:, 0]
+
+
+DENSE = {
+    "one layer": lambda: nn.Linear(OBS, 4),
+    "tanh": lambda: nn.Sequential(nn.Linear(OBS, 64), nn.Tanh(), nn.Linear(64, 4)),
+    "relu": lambda: nn.Sequential(nn.ReLU(), nn.Linear(OBS, 64), nn.ReLU(), nn.Linear(64, 4)),
+    "no bias": lambda: nn.Sequential(nn.Linear(OBS, 4, bias=False), nn.Tanh()),
+    "nested": lambda: nn.Sequential(nn.Sequential(nn.Linear(OBS, OBS), nn.Tanh()), MLP(OBS, 4)),
+}
+
+
+@pytest.mark.parametrize("name", DENSE)
+def test_dense_layers_compute_what_torch_does(name: str) -> None:
+    net = DENSE[name]()
+    policy, td = prepare(net)
+    assert policy.takes_arrays
+    observation = td["observation"].clone()
+    out = policy(td, words_of(policy))
+    with torch.inference_mode():
+        torch.testing.assert_close(out["logits"], net(observation))
+        expected = D.Categorical(logits=net(observation)).log_prob(out["action"])
+    torch.testing.assert_close(out["action_log_prob"], expected)
+    assert torch.equal(td["observation"], observation), "layers leave their input alone"
+
+
+def test_parameters_are_read_where_they_lie() -> None:
+    """An actor's lie in a slot, which is written to between rounds."""
+    net = DENSE["tanh"]()
+    policy, td = prepare(net)
+    with torch.no_grad():
+        for parameter in net.parameters():
+            parameter.mul_(1.5)
+        expected = net(td["observation"])
+    torch.testing.assert_close(policy(td, words_of(policy))["logits"], expected)
+
+
+def test_a_critic_beside_the_actor_is_run_as_well() -> None:
+    trunk = TensorDictModule(nn.Sequential(nn.Linear(OBS, 16), nn.Tanh()), ["observation"], ["h"])
+    actor = make_actor(D.Categorical, ["logits"], nn.Linear(OBS, 3))
+    critic = ValueOperator(nn.Linear(16, 1), ["h"])
+    policy = CounterPolicy(TensorDictSequential(trunk, actor, critic), RANDOM)
+    td = make_batch(policy.policy)
+    policy.prepare(td)
+    assert policy.takes_arrays
+    out = policy(td.copy(), words_of(policy))
+    with torch.inference_mode():
+        expected = critic(trunk(td.copy()))["state_value"]
+    torch.testing.assert_close(out["state_value"], expected)
+
+
+class Doubled(nn.Linear):
+    def forward(self, x: Tensor) -> Tensor:
+        return 2 * super().forward(x)
+
+
+def _hooked() -> nn.Module:
+    net = nn.Sequential(nn.Linear(OBS, 4))
+    net[0].register_forward_hook(lambda module, inputs, output: 2 * output)
+    return net
+
+
+OTHERS = {
+    "another activation": lambda: nn.Sequential(nn.Linear(OBS, 4), nn.SiLU()),
+    "a layer of its own": lambda: Doubled(OBS, 4),
+    "a parametrized layer": lambda: nn.utils.parametrizations.weight_norm(nn.Linear(OBS, 4)),
+    "a hook": _hooked,
+    "many weights": lambda: nn.Sequential(nn.Linear(OBS, 11_000), nn.Linear(11_000, 4)),
+    "convolutions": lambda: nn.Sequential(
+        nn.Unflatten(-1, (1, OBS)), nn.Conv1d(1, 2, 3), nn.Flatten(), nn.Linear(2 * OBS - 4, 4)
+    ),
+}
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_other_networks_are_torchs(name: str) -> None:
+    net = OTHERS[name]()
+    policy, td = prepare(net)
+    assert not policy.takes_arrays
+    with torch.inference_mode():
+        expected = net(td["observation"])
+    assert torch.equal(policy(td, words_of(policy))["logits"], expected)
+
+
+def test_a_network_that_numpy_would_give_another_data_type_is_torchs() -> None:
+    net = TensorDictModule(nn.Tanh(), ["observation"], ["action"])  # of integers: float32 in torch
+    policy = CounterPolicy(net, RANDOM)
+    td = TensorDict({"observation": torch.arange(M)[:, None]}, [M])
+    policy.prepare(td)
+    assert not policy.takes_arrays
+    assert policy(td, np.zeros((M, 0), np.uint64))["action"].dtype == torch.float32
+
+
+@pytest.mark.parametrize("name", ["tanh", "another activation"])
+def test_what_each_layer_passes_on_can_be_watched(name: str) -> None:
+    """The calibration compares it; watching changes no bit."""
+    net = (DENSE | OTHERS)[name]()
+    policy, td = prepare(net)
+    before = policy(td.copy(), words_of(policy))
+    seen: list[Tensor] = []
+    with policy.watched(lambda tensor: seen.append(tensor.clone())):
+        during = policy(td.copy(), words_of(policy))
+    layers = list(net)
+    assert len(seen) == len(layers)
+    value = td["observation"]
+    with torch.inference_mode():
+        for layer, passed_on in zip(layers, seen, strict=True):
+            value = layer(value)
+            torch.testing.assert_close(passed_on, value)
+    after = policy(td.copy(), words_of(policy))
+    assert len(seen) == len(layers)
+    for out in (during, after):
+        assert all(torch.equal(out[key], value) for key, value in before.items())
+
+
+def test_run_takes_and_returns_arrays() -> None:
+    policy, td = prepare(DENSE["tanh"]())
+    words = words_of(policy)
+    expected = policy(td.copy(), words)
+    with inference(RANDOM):
+        got = policy.run({"observation": td["observation"].numpy()}, policy.noise_of(words))
+    for key in ("action", "action_log_prob"):
+        value = got[key]
+        assert isinstance(value, np.ndarray)
+        assert torch.equal(torch.from_numpy(value), expected[key])

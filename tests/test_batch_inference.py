@@ -1,0 +1,113 @@
+"""What an actor does with a batch."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import torch
+from environments import EchoEnv
+from tensordict.nn import NormalParamExtractor, TensorDictModule, TensorDictSequential
+from torch import distributions as D
+from torch import nn
+from torchrl.envs.utils import ExplorationType
+from torchrl.modules import ProbabilisticActor, ValueOperator
+
+from torchrl_hts import HTSCollector
+from torchrl_hts.batch_inference import BatchInference
+from torchrl_hts.draws import CounterNoise
+from torchrl_hts.sampling import CounterPolicy, inference
+
+BOX = gym.spaces.Box(-np.inf, np.inf, (2,), np.float32)
+
+
+def dense() -> TensorDictSequential:
+    """An actor and a critic of small dense layers, which are run in numpy."""
+    torch.manual_seed(0)
+    trunk = nn.Sequential(nn.Linear(4, 32), nn.Tanh(), nn.Linear(32, 32), nn.ReLU())
+    actor = ProbabilisticActor(
+        TensorDictModule(nn.Linear(32, 3), ["hidden"], ["logits"]),
+        in_keys=["logits"],
+        distribution_class=D.Categorical,
+        return_log_prob=True,
+    )
+    return TensorDictSequential(
+        TensorDictModule(trunk, ["observation"], ["hidden"]),
+        actor,
+        ValueOperator(nn.Linear(32, 1), ["hidden"]),
+    )
+
+
+class Three(gym.ActionWrapper):  # type: ignore[type-arg]
+    """Two actions by three."""
+
+    def __init__(self, make: Any) -> None:
+        super().__init__(make())
+        self.action_space = gym.spaces.Discrete(3)
+
+    def action(self, action: Any) -> Any:
+        return min(int(action), 1)
+
+
+def test_a_policy_in_numpy_gives_the_same_bits_whoever_runs_it() -> None:
+    """I6: with other workers batches are others; an update between rounds is seen by all."""
+    results = []
+    for workers in ({"num_executors": 1}, {"num_executors": 5, "num_actors": 2}):
+        policy = dense()
+        torch.manual_seed(1)
+        envs = [partial(Three, partial(gym.make, "CartPole-v1"))] * 5
+        with HTSCollector(envs, policy, frames_per_batch=20, lag=1, **workers) as collector:
+            batches = []
+            for batch in collector:
+                batches.append(batch)
+                if len(batches) == 6:
+                    break
+                with torch.no_grad():
+                    for parameter in policy.parameters():
+                        parameter.add_(0.1 * torch.randn_like(parameter))
+                collector.update_policy_weights_()
+        results.append(torch.cat(batches, 1))
+    assert (results[0] == results[1]).all()
+
+
+def test_a_policy_in_numpy_is_the_policy_with_its_noise() -> None:
+    envs = [partial(Three, partial(gym.make, "CartPole-v1"))] * 5
+    with HTSCollector(envs, dense(), frames_per_batch=20, total_frames=120, seed=0) as collector:
+        data = torch.cat(list(collector), 1)
+    policy = CounterPolicy(dense(), ExplorationType.RANDOM)
+    policy.prepare(data[:, 0].select("observation"))
+    assert policy.takes_arrays
+    noise = CounterNoise(0, num_envs=5, sync_interval=4, width=policy.width)
+    with torch.inference_mode():
+        torch.testing.assert_close(dense()(data.clone())["state_value"], data["state_value"])
+        log_prob = dense()[1].get_dist(data.clone()).log_prob(data["action"])
+    torch.testing.assert_close(log_prob, data["action_log_prob"])
+    for step in range(data.shape[1]):
+        rows, words = data[:, step].select("observation"), noise.round(step // 4)[:, step % 4]
+        assert torch.equal(policy(rows, words)["action"], data["action"][:, step])
+
+
+def test_before_the_calibration_padded_rows_have_proper_noise() -> None:
+    """An actor that takes the place of another doesn't calibrate, and may pad its first batch."""
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(4, 4), NormalParamExtractor()).double()
+    policy = ProbabilisticActor(
+        TensorDictModule(net, ["observation"], ["loc", "scale"]),
+        in_keys=["loc", "scale"],
+        distribution_class=D.Normal,
+        return_log_prob=True,
+    )
+    envs = [partial(EchoEnv, (4,), action_space=BOX)] * 3
+    with HTSCollector(envs, policy, frames_per_batch=12) as collector:
+        next(iter(collector))
+        job = collector._crew._actor_job
+        assert job is not None
+        with inference(ExplorationType.RANDOM):
+            actor = BatchInference(
+                collector._memory, job.policy, job.examples, job.outputs,
+                exploration_type=job.exploration_type, device=job.device, last_round=None,
+            )  # fmt: skip
+            written: Any = actor._run(actor.policies[0], size=3)["action"]
+    assert written.isfinite().all()

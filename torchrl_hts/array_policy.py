@@ -1,0 +1,121 @@
+"""A small policy in numpy: dense layers and a categorical draw.
+
+On the few rows of an actor's batch, torch takes two to four times as long as numpy to get to a
+layer of some thousand weights, and what it runs on the way drives everything else from the core's
+caches. The arithmetic is the same; how it is rounded is not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from tensordict.nn import TensorDictModule
+from torch import nn
+from torchrl.envs.utils import ExplorationType
+
+from torchrl_hts.draws import WordStream, draw_categorical
+from torchrl_hts.short_cut import draws_categorical, plain_layers
+
+__all__ = ["Array", "ArrayStep", "array_steps"]
+
+Array = npt.NDArray[Any]
+ArrayStep = Callable[[dict[Any, Any], WordStream], None]
+_Function = Callable[[Array], Array]
+
+# Of a layer. Above, the product costs more than what surrounds it, and torch's is as fast.
+_MOST_WEIGHTS = 1 << 16
+_DTYPES = (torch.float32, torch.float64)
+
+
+def array_steps(
+    modules: Sequence[Any], kind: ExplorationType, keep: Callable[[Array], None] | None = None
+) -> list[ArrayStep] | None:
+    """The steps of a policy, functions over a dict of arrays ``[m, ...]``; None if it isn't such.
+
+    All of it or nothing: the rows of a batch in which bits agree (I6) are fewer for a head of few
+    outputs in numpy, which a network of convolutions before it would pay for.
+
+    Args:
+        modules: as `flatten` returns them. Their parameters are read where they lie now, and are
+            to be changed in place.
+        kind: the exploration type.
+        keep: is called with what each layer passes on.
+    """
+    steps = [
+        _dense_step(module, keep)
+        if isinstance(module, TensorDictModule)
+        else _categorical_step(module, kind)
+        for module in modules
+    ]
+    return [step for step in steps if step is not None] if all(steps) else None
+
+
+def _dense_step(module: TensorDictModule, keep: Callable[[Array], None] | None) -> ArrayStep | None:
+    if len(module.in_keys) != 1 or len(module.out_keys_source) != 1:
+        return None
+    (in_key,), (out_key,) = module.in_keys, module.out_keys_source
+    layers = plain_layers(module.module) or []
+    functions = [function for layer in layers if (function := _function(layer)) is not None]
+    if not layers or len(functions) < len(layers):
+        return None
+
+    def compute(env: dict[Any, Any], noise: WordStream) -> None:
+        value = env[in_key]
+        for function in functions:
+            value = function(value)
+            if keep is not None:
+                keep(value)
+        env[out_key] = value
+
+    return compute
+
+
+def _function(layer: nn.Module) -> _Function | None:
+    """What a layer computes, of an array ``[..., in]``; never in place."""
+    if type(layer) is nn.Linear:
+        return _linear(layer)
+    if type(layer) is nn.Tanh:
+        return np.tanh
+    return _relu if type(layer) is nn.ReLU else None
+
+
+def _linear(layer: nn.Linear) -> _Function | None:
+    weight: Any = layer.weight.detach()
+    if weight.device.type != "cpu" or weight.dtype not in _DTYPES or weight.numel() > _MOST_WEIGHTS:
+        return None
+    matrix = weight.numpy().T
+    if "bias" not in dict(layer.named_parameters()):
+        return lambda x: x.dot(matrix)
+    bias = layer.bias.detach().numpy()
+
+    def linear(x: Array) -> Array:
+        y: Array = x.dot(matrix)
+        y += bias
+        return y
+
+    return linear
+
+
+def _relu(x: Array) -> Array:
+    y: Array = np.maximum(x, 0)
+    return y
+
+
+def _categorical_step(module: Any, kind: ExplorationType) -> ArrayStep | None:
+    if not draws_categorical(module, kind):
+        return None
+    (logits_key,) = module.in_keys
+    (key,) = module.dist_sample_keys
+    score = module.log_prob_key if module.return_log_prob else None
+
+    def draw(env: dict[Any, Any], noise: WordStream) -> None:
+        logits = env[logits_key]
+        env[key], log_prob = draw_categorical(logits, noise.uniform_array(logits.shape[:-1]))
+        if score:
+            env[score] = log_prob
+
+    return draw
