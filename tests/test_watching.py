@@ -23,10 +23,14 @@ class Waits:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now_ns = self.cpu_ns = 0
         self.next_ns = self.used_ns = 0
+        self.ready = False
         clock = SimpleNamespace(
             perf_counter_ns=lambda: self.now_ns, process_time_ns=lambda: self.cpu_ns
         )
         monkeypatch.setattr(watching, "time", clock)
+
+    def is_ready(self) -> bool:
+        return self.ready
 
     def take(self, look_ns: int = 0) -> array[int]:
         self.now_ns += self.next_ns
@@ -162,3 +166,14 @@ def test_looking_is_no_work(waits: Waits) -> None:
     for _ in range(3):
         watcher.take()
     assert watcher.looking_ns == 3 * 7
+
+
+def test_what_is_there_already_is_taken_at_once(waits: Waits) -> None:
+    """There was no wait, so the next one is expected to be short as well."""
+    watcher = watcher_of(waits)
+    waits.ready, waits.used_ns = True, 7
+    watcher.take()
+    assert (waits.look_ns, watcher.looking_ns) == (0, 0)
+    waits.ready = False
+    watcher.take()
+    assert waits.look_ns > 0

@@ -130,6 +130,7 @@ def _serve(
     """Answer observations until told to stop."""
     clock = time.perf_counter_ns
     schedule = actor.schedule
+    steps, interval = schedule.steps, schedule.sync_interval
     served_ns = 0
     used_before = time.process_time_ns() - source.watcher.looking_ns - counters[Counter.CPU_NS]
     while True:
@@ -146,10 +147,9 @@ def _serve(
                 source.inbox.post([STOP] * (stops - 1))
             return
         rounds: dict[int, list[int]] = {}
-        for env in words:
-            rounds.setdefault(schedule.position(env)[0], []).append(env)
-        for round_ in sorted(rounds):  # one forward pass never mixes two versions (I2)
-            envs = sorted(rounds[round_])
+        for env in sorted(words):
+            rounds.setdefault(steps[env] // interval, []).append(env)
+        for round_, envs in sorted(rounds.items()):  # a pass never mixes two versions (I2)
             schedule.take(envs)
             counters[Counter.AT] = round_ + 1
             for batch in actor.sizes.split(envs):

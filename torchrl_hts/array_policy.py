@@ -17,13 +17,13 @@ from tensordict.nn import TensorDictModule
 from torch import nn
 from torchrl.envs.utils import ExplorationType
 
-from torchrl_hts.draws import WordStream, draw_categorical
+from torchrl_hts.draws import Uniforms, draw_categorical
 from torchrl_hts.short_cut import draws_categorical, plain_layers
 
 __all__ = ["Array", "ArrayStep", "array_steps"]
 
 Array = npt.NDArray[Any]
-ArrayStep = Callable[[dict[Any, Any], WordStream], None]
+ArrayStep = Callable[[dict[Any, Any], Uniforms], None]
 _Function = Callable[[Array], Array]
 
 # Of a layer. Above, the product costs more than what surrounds it, and torch's is as fast.
@@ -34,7 +34,10 @@ _DTYPES = (torch.float32, torch.float64)
 def array_steps(
     modules: Sequence[Any], kind: ExplorationType, keep: Callable[[Array], None] | None = None
 ) -> list[ArrayStep] | None:
-    """The steps of a policy, functions over a dict of arrays ``[m, ...]``; None if it isn't such.
+    """The steps of a policy, or None if it isn't such a one.
+
+    A step is a function of a dict of arrays ``[m, ...]``, to which it adds, and of the uniforms
+    ``[m, W]`` of the one draw that there may be.
 
     All of it or nothing: the rows of a batch in which bits agree (I6) are fewer for a head of few
     outputs in numpy, which a network of convolutions before it would pay for.
@@ -45,6 +48,8 @@ def array_steps(
         kind: the exploration type.
         keep: is called with what each layer passes on.
     """
+    if sum(not isinstance(module, TensorDictModule) for module in modules) > 1:
+        return None
     steps = [
         _dense_step(module, keep)
         if isinstance(module, TensorDictModule)
@@ -63,7 +68,7 @@ def _dense_step(module: TensorDictModule, keep: Callable[[Array], None] | None) 
     if not layers or len(functions) < len(layers):
         return None
 
-    def compute(env: dict[Any, Any], noise: WordStream) -> None:
+    def compute(env: dict[Any, Any], uniforms: Uniforms) -> None:
         value = env[in_key]
         for function in functions:
             value = function(value)
@@ -112,9 +117,9 @@ def _categorical_step(module: Any, kind: ExplorationType) -> ArrayStep | None:
     (key,) = module.dist_sample_keys
     score = module.log_prob_key if module.return_log_prob else None
 
-    def draw(env: dict[Any, Any], noise: WordStream) -> None:
+    def draw(env: dict[Any, Any], uniforms: Uniforms) -> None:
         logits = env[logits_key]
-        env[key], log_prob = draw_categorical(logits, noise.uniform_array(logits.shape[:-1]))
+        env[key], log_prob = draw_categorical(logits, uniforms.reshape(logits.shape[:-1]))
         if score:
             env[score] = log_prob
 

@@ -160,14 +160,14 @@ def draw_index(probs: Tensor, u: Tensor) -> Tensor:
     if probs.device.type == "cpu" and probs.dtype != torch.bfloat16:
         # numpy's calls cost a fifth of torch's on arrays as small as these.
         sums = np.cumsum(probs.detach().numpy(), -1, dtype=np.float64)
-        return torch.from_numpy(np.asarray(_first_above(sums, u.numpy())))
+        return torch.from_numpy(np.asarray(_first_above(sums, u.numpy() * sums[..., -1])))
     cumulated = probs.cumsum(-1, dtype=torch.float64)
     return (cumulated <= u.unsqueeze(-1) * cumulated[..., -1:]).sum(-1)
 
 
-def _first_above(sums: FloatArray, u: FloatArray) -> IndexArray:
-    """The first index whose sum exceeds u times the last: int64 of u's shape."""
-    index: IndexArray = (sums > u[..., None] * sums[..., -1:]).argmax(-1)
+def _first_above(sums: FloatArray, limit: FloatArray) -> IndexArray:
+    """The first index whose sum exceeds the limit: int64 of the limit's shape."""
+    index: IndexArray = (sums > limit[..., None]).argmax(-1)
     return index
 
 
@@ -193,10 +193,11 @@ def draw_categorical(logits: FloatArray, u: FloatArray) -> tuple[IndexArray, Flo
     rows = logits.reshape(-1, logits.shape[-1])
     shifted = rows - np.maximum.reduce(rows, -1, keepdims=True)
     sums = np.add.accumulate(np.exp(shifted), -1, np.float64)
-    index = _first_above(sums, u.reshape(-1))
+    total = sums[:, -1]
+    index = _first_above(sums, u.reshape(-1) * total)
     # The flat index costs a third of [arange, index].
     score = shifted.take(index + _row_starts(*rows.shape))
-    score -= np.log(sums[:, -1]).astype(rows.dtype)
+    score -= np.log(total).astype(rows.dtype)
     return index.reshape(u.shape), score.reshape(u.shape)
 
 

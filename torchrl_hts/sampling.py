@@ -204,7 +204,10 @@ class CounterPolicy:
         if self._steps is None:
             td: Mapping[Any, Any] = self(TensorDict(values, [len(noise)]), noise)
             return td
-        stream = WordStream(len(noise), noise.view(np.float64), self._device)
+        uniforms = noise.view(np.float64)
+        stream: Any = uniforms
+        if not self.takes_arrays:
+            stream = WordStream(len(noise), uniforms, self._device)
         for step in self._steps:
             step(values, stream)
         return values

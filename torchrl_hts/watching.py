@@ -44,6 +44,9 @@ class Watcher:
         """See `Inbox.take`."""
         if not self._a_core_each:
             return self.inbox.take()
+        if self.inbox.is_ready():
+            self._waits_are_short = True
+            return self.inbox.take()
         began, used = time.perf_counter_ns(), time.process_time_ns()
         words = self.inbox.take(_LOOK_NS if self.may_look() else 0)
         self.looking_ns += time.process_time_ns() - used
