@@ -92,6 +92,7 @@ def _hooked() -> nn.Module:
 
 
 OTHERS = {
+    "no weights": lambda: nn.Tanh(),
     "another activation": lambda: nn.Sequential(nn.Linear(OBS, 4), nn.SiLU()),
     "a layer of its own": lambda: Doubled(OBS, 4),
     "a parametrized layer": lambda: nn.utils.parametrizations.weight_norm(nn.Linear(OBS, 4)),
@@ -114,8 +115,8 @@ def test_other_networks_are_torchs(name: str) -> None:
 
 
 def test_a_network_that_numpy_would_give_another_data_type_is_torchs() -> None:
-    net = TensorDictModule(nn.Tanh(), ["observation"], ["action"])  # of integers: float32 in torch
-    policy = CounterPolicy(net, RANDOM)
+    net = nn.Sequential(nn.Tanh(), nn.Linear(1, 1))  # of integers: float32 in torch
+    policy = CounterPolicy(TensorDictModule(net, ["observation"], ["action"]), RANDOM)
     td = TensorDict({"observation": torch.arange(M)[:, None]}, [M])
     policy.prepare(td)
     assert not policy.takes_arrays

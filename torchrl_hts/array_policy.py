@@ -65,7 +65,7 @@ def _dense_step(module: TensorDictModule, keep: Callable[[Array], None] | None) 
     (in_key,), (out_key,) = module.in_keys, module.out_keys_source
     layers = plain_layers(module.module) or []
     functions = [function for layer in layers if (function := _function(layer)) is not None]
-    if not layers or len(functions) < len(layers):
+    if len(functions) < len(layers) or nn.Linear not in map(type, layers):
         return None
 
     def compute(env: dict[Any, Any], uniforms: Uniforms) -> None:
