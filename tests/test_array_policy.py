@@ -35,7 +35,8 @@ def words_of(policy: CounterPolicy, round_: int = 0) -> Any:
 DENSE = {
     "one layer": lambda: nn.Linear(OBS, 4),
     "tanh": lambda: nn.Sequential(nn.Linear(OBS, 64), nn.Tanh(), nn.Linear(64, 4)),
-    "relu": lambda: nn.Sequential(nn.ReLU(), nn.Linear(OBS, 64), nn.ReLU(), nn.Linear(64, 4)),
+    "relu": lambda: nn.Sequential(nn.Linear(OBS, 64), nn.ReLU(inplace=True), nn.Linear(64, 4)),
+    "a layer twice": lambda: nn.Sequential(*[nn.Linear(OBS, OBS)] * 2, nn.Linear(OBS, 4)),
     "no bias": lambda: nn.Sequential(nn.Linear(OBS, 4, bias=False), nn.Tanh()),
     "nested": lambda: nn.Sequential(nn.Sequential(nn.Linear(OBS, OBS), nn.Tanh()), MLP(OBS, 4)),
 }
@@ -93,11 +94,14 @@ def _hooked() -> nn.Module:
 
 OTHERS = {
     "no weights": lambda: nn.Tanh(),
+    "an activation first, which may overwrite what others read": lambda: nn.Sequential(
+        nn.ReLU(inplace=True), nn.Linear(OBS, 4)
+    ),
     "another activation": lambda: nn.Sequential(nn.Linear(OBS, 4), nn.SiLU()),
     "a layer of its own": lambda: Doubled(OBS, 4),
     "a parametrized layer": lambda: nn.utils.parametrizations.weight_norm(nn.Linear(OBS, 4)),
     "a hook": _hooked,
-    "many weights": lambda: nn.Sequential(nn.Linear(OBS, 11_000), nn.Linear(11_000, 4)),
+    "many weights": lambda: nn.Sequential(nn.Linear(OBS, 40_000), nn.Linear(40_000, 4)),
     "convolutions": lambda: nn.Sequential(
         nn.Unflatten(-1, (1, OBS)), nn.Conv1d(1, 2, 3), nn.Flatten(), nn.Linear(2 * OBS - 4, 4)
     ),
@@ -110,17 +114,41 @@ def test_other_networks_are_torchs(name: str) -> None:
     policy, td = prepare(net)
     assert not policy.takes_arrays
     with torch.inference_mode():
-        expected = net(td["observation"])
+        expected = net(td["observation"].clone())
     assert torch.equal(policy(td, words_of(policy))["logits"], expected)
 
 
-def test_a_network_that_numpy_would_give_another_data_type_is_torchs() -> None:
-    net = nn.Sequential(nn.Tanh(), nn.Linear(1, 1))  # of integers: float32 in torch
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.int64])
+def test_integers_that_numpy_would_give_another_data_type_are_torchs(dtype: torch.dtype) -> None:
+    net = nn.Sequential(nn.Tanh(), nn.Linear(1, 1))  # in torch float32, in numpy float16 and 64
     policy = CounterPolicy(TensorDictModule(net, ["observation"], ["action"]), RANDOM)
-    td = TensorDict({"observation": torch.arange(M)[:, None]}, [M])
+    td = TensorDict({"observation": torch.arange(M, dtype=dtype)[:, None]}, [M])
     policy.prepare(td)
     assert not policy.takes_arrays
-    assert policy(td, np.zeros((M, 0), np.uint64))["action"].dtype == torch.float32
+    with torch.inference_mode():
+        expected = net(td["observation"])
+    assert torch.equal(policy(td, np.zeros((M, 0), np.uint64))["action"], expected)
+
+
+def test_observations_of_more_dimensions_are_torchs() -> None:
+    """Numpy has no matrix product of them, but one product for each number."""
+    policy = CounterPolicy(make_actor(D.Categorical, ["logits"], DENSE["tanh"]()), RANDOM)
+    td = TensorDict({"observation": torch.randn(M, 3, OBS)}, [M])
+    policy.prepare(td)
+    assert not policy.takes_arrays
+    assert policy(td, words_of(policy))["action"].shape == (M, 3)
+
+
+def test_numbers_of_64_bits_stay_so() -> None:
+    net = DENSE["tanh"]().double()
+    policy = CounterPolicy(make_actor(D.Categorical, ["logits"], net), RANDOM)
+    td = TensorDict({"observation": torch.randn(M, OBS, dtype=torch.float64)}, [M])
+    policy.prepare(td)
+    assert policy.takes_arrays
+    out = policy(td, words_of(policy))
+    with torch.inference_mode():
+        torch.testing.assert_close(out["logits"], net(td["observation"]))
+    assert out["action_log_prob"].dtype == torch.float64
 
 
 @pytest.mark.parametrize("name", ["tanh", "another activation"])

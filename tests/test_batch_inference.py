@@ -7,6 +7,7 @@ from typing import Any
 
 import gymnasium as gym
 import numpy as np
+import pytest
 import torch
 from environments import EchoEnv
 from tensordict.nn import NormalParamExtractor, TensorDictModule, TensorDictSequential
@@ -15,7 +16,7 @@ from torch import nn
 from torchrl.envs.utils import ExplorationType
 from torchrl.modules import ProbabilisticActor, ValueOperator
 
-from torchrl_hts import HTSCollector
+from torchrl_hts import HTSCollector, WorkerError
 from torchrl_hts.batch_inference import BatchInference
 from torchrl_hts.draws import CounterNoise
 from torchrl_hts.sampling import CounterPolicy, inference
@@ -38,6 +39,16 @@ def dense() -> TensorDictSequential:
         actor,
         ValueOperator(nn.Linear(32, 1), ["hidden"]),
     )
+
+
+def inference_of(collector: HTSCollector) -> BatchInference:
+    """What the collector's actors have, but for the calibration."""
+    job = collector._crew._actor_job
+    assert job is not None
+    return BatchInference(
+        collector._memory, job.policy, job.examples, job.outputs,
+        exploration_type=job.exploration_type, device=job.device, last_round=None,
+    )  # fmt: skip
 
 
 class Three(gym.ActionWrapper):  # type: ignore[type-arg]
@@ -68,6 +79,8 @@ def test_a_policy_in_numpy_gives_the_same_bits_whoever_runs_it() -> None:
                     for parameter in policy.parameters():
                         parameter.add_(0.1 * torch.randn_like(parameter))
                 collector.update_policy_weights_()
+            with inference(ExplorationType.RANDOM):
+                assert inference_of(collector).policies[0].takes_arrays
         results.append(torch.cat(batches, 1))
     assert (results[0] == results[1]).all()
 
@@ -102,12 +115,22 @@ def test_before_the_calibration_padded_rows_have_proper_noise() -> None:
     envs = [partial(EchoEnv, (4,), action_space=BOX)] * 3
     with HTSCollector(envs, policy, frames_per_batch=12) as collector:
         next(iter(collector))
-        job = collector._crew._actor_job
-        assert job is not None
         with inference(ExplorationType.RANDOM):
-            actor = BatchInference(
-                collector._memory, job.policy, job.examples, job.outputs,
-                exploration_type=job.exploration_type, device=job.device, last_round=None,
-            )  # fmt: skip
+            actor = inference_of(collector)
             written: Any = actor._run(actor.policies[0], size=3)["action"]
     assert written.isfinite().all()
+
+
+def test_a_policy_in_numpy_that_returns_nan_is_told_of() -> None:
+    policy = dense()
+    envs = [partial(Three, partial(gym.make, "CartPole-v1"))] * 2
+    with HTSCollector(envs, policy, frames_per_batch=8) as collector:
+        batches = iter(collector)
+        next(batches)
+        with torch.no_grad():
+            policy[0].module[2].bias[1] = torch.nan
+        collector.update_policy_weights_()
+        error = r"NaN in 'hidden'.*module\.0\.module\.2\.bias"
+        with pytest.raises(WorkerError, match=error):  # noqa: PT012
+            for _ in range(4):
+                next(batches)

@@ -26,18 +26,22 @@ Array = npt.NDArray[Any]
 ArrayStep = Callable[[dict[Any, Any], Uniforms], None]
 _Function = Callable[[Array], Array]
 
-# Of a layer. Above, the product costs more than what surrounds it, and torch's is as fast.
-_MOST_WEIGHTS = 1 << 16
+# Of a layer, rows times weights. Above, the product costs more than what surrounds it, and torch's
+# is as fast; it may also use several threads (`actor_threads`).
+_MOST_PRODUCTS = 1 << 20
 _DTYPES = (torch.float32, torch.float64)
 
 
 def array_steps(
-    modules: Sequence[Any], kind: ExplorationType, keep: Callable[[Array], None] | None = None
+    modules: Sequence[Any],
+    kind: ExplorationType,
+    rows: int,
+    keep: Callable[[Array], None] | None = None,
 ) -> list[ArrayStep] | None:
     """The steps of a policy, or None if it isn't such a one.
 
-    A step is a function of a dict of arrays ``[m, ...]``, to which it adds, and of the uniforms
-    ``[m, W]`` of the one draw that there may be.
+    A step is a function of a dict of arrays ``[m, n]``, to which it adds, and of the uniforms
+    ``[m, 1]`` of the one draw that there may be.
 
     All of it or nothing: the rows of a batch in which bits agree (I6) are fewer for a head of few
     outputs in numpy, which a network of convolutions before it would pay for.
@@ -46,12 +50,13 @@ def array_steps(
         modules: as `flatten` returns them. Their parameters are read where they lie now, and are
             to be changed in place.
         kind: the exploration type.
+        rows: the largest m.
         keep: is called with what each layer passes on.
     """
     if sum(not isinstance(module, TensorDictModule) for module in modules) > 1:
         return None
     steps = [
-        _dense_step(module, keep)
+        _dense_step(module, rows, keep)
         if isinstance(module, TensorDictModule)
         else _categorical_step(module, kind)
         for module in modules
@@ -59,13 +64,20 @@ def array_steps(
     return [step for step in steps if step is not None] if all(steps) else None
 
 
-def _dense_step(module: TensorDictModule, keep: Callable[[Array], None] | None) -> ArrayStep | None:
+def _dense_step(
+    module: TensorDictModule, rows: int, keep: Callable[[Array], None] | None
+) -> ArrayStep | None:
+    """A linear layer and whatever follows it.
+
+    What begins with a linear layer has, as torch sees to, an input of the weights' data type, which
+    no layer overwrites.
+    """
     if len(module.in_keys) != 1 or len(module.out_keys_source) != 1:
         return None
     (in_key,), (out_key,) = module.in_keys, module.out_keys_source
     layers = plain_layers(module.module) or []
-    functions = [function for layer in layers if (function := _function(layer)) is not None]
-    if len(functions) < len(layers) or nn.Linear not in map(type, layers):
+    functions = [function for layer in layers if (function := _function(layer, rows)) is not None]
+    if len(functions) < len(layers) or [type(layer) for layer in layers[:1]] != [nn.Linear]:
         return None
 
     def compute(env: dict[Any, Any], uniforms: Uniforms) -> None:
@@ -79,27 +91,33 @@ def _dense_step(module: TensorDictModule, keep: Callable[[Array], None] | None) 
     return compute
 
 
-def _function(layer: nn.Module) -> _Function | None:
-    """What a layer computes, of an array ``[..., in]``; never in place."""
+def _function(layer: nn.Module, rows: int) -> _Function | None:
+    """What a layer computes, of an array ``[m, in]``; never in place."""
     if type(layer) is nn.Linear:
-        return _linear(layer)
+        return _linear(layer, rows)
     if type(layer) is nn.Tanh:
         return np.tanh
     return _relu if type(layer) is nn.ReLU else None
 
 
-def _linear(layer: nn.Linear) -> _Function | None:
-    weight: Any = layer.weight.detach()
-    if weight.device.type != "cpu" or weight.dtype not in _DTYPES or weight.numel() > _MOST_WEIGHTS:
+def _linear(layer: nn.Linear, rows: int) -> _Function | None:
+    weight: Any = layer._parameters.get("weight")
+    bias: Any = layer._parameters.get("bias")
+    if (
+        weight is None
+        or weight.device.type != "cpu"
+        or weight.dtype not in _DTYPES
+        or rows * weight.numel() > _MOST_PRODUCTS
+    ):
         return None
-    matrix = weight.numpy().T
-    if "bias" not in dict(layer.named_parameters()):
-        return lambda x: x.dot(matrix)
-    bias = layer.bias.detach().numpy()
+    matrix = weight.detach().numpy().T
+    if bias is None:
+        return (lambda x: x.dot(matrix)) if layer.bias is None else None
+    offset = bias.detach().numpy()
 
     def linear(x: Array) -> Array:
         y: Array = x.dot(matrix)
-        y += bias
+        y += offset
         return y
 
     return linear

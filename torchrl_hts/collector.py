@@ -112,7 +112,7 @@ class HTSCollector(BaseCollector):  # type: ignore[misc]  # torchrl has no types
         return_same_td: hand out the slot itself instead of a copy; valid until the iterator is
             resumed.
         track_policy_version: accepted for compatibility; batches always carry the version.
-        actor_threads: torch's intra-op threads in each actor.
+        actor_threads: torch's intra-op threads in each actor; a small policy is run by one.
         on_executor_failure: what is done about an executor that dies, hangs, or whose environment
             raises: ``"raise"`` a WorkerError; or ``"restart"``, which replaces it and resets its
             environments, with a warning (docs/reliability.md). Actors that die or hang are then
@@ -573,7 +573,7 @@ class HTSCollector(BaseCollector):  # type: ignore[misc]  # torchrl has no types
         if sizes.fixed_rows != saved["fixed_rows"] or not set(sizes.sizes) & set(saved["sizes"]):
             warnings.warn(
                 f"the run goes on, but not bit for bit: {sizes} here, and other ones, "
-                f"{saved['sizes']}, where the state was taken (another machine or torch)",
+                f"{saved['sizes']}, where the state was taken (another machine, torch or numpy)",
                 stacklevel=2,
             )
         self.policy.load_state_dict(state_dict["policy_state_dict"])  # refuses another policy's

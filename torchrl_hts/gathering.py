@@ -78,12 +78,14 @@ class Gatherer:
             return words
         began = time.perf_counter_ns()
         deadline = began + patience_ns
-        while STOP not in words and self.every_core_is_busy():
+        while STOP not in words:
             left_ms = (deadline - time.perf_counter_ns()) / 1e6
             if left_ms <= 0:
                 break
             if self.inbox.is_ready(min(_LOOK_AGAIN_MS, ceil(left_ms))):
                 words.extend(self.inbox.take())
+            if not self.every_core_is_busy():
+                break
         self.waited_ns = time.perf_counter_ns() - began
         return words
 

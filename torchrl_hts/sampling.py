@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -53,7 +54,7 @@ class CounterPolicy:
     Policies of plain TensorDictModules and probabilistic modules in sequence skip TensorDict's
     bookkeeping, if a trial shows that this leaves every bit of the outputs as it was. On the CPU a
     Categorical of logits is then drawn and scored in numpy, and if there are but small dense layers
-    before it, so are these run: numpy rounds otherwise.
+    beside it, over inputs ``[m, n]``, so are these run: numpy rounds otherwise.
 
     Between calls the policy is as it was found; torch's global generators always are. TorchRL
     turns the validation of distributions' arguments off, so look for NaN in the outputs. Parameters
@@ -91,7 +92,6 @@ class CounterPolicy:
         self._out_keys = [key for key in policy.out_keys if key != "_"]
         self._device = torch.device("cpu")
         self._noise = WordStream(0, None, self._device)
-        self._modules: list[Any] = []
         self._steps: list[Step] | list[ArrayStep] | None = None
         self.takes_arrays = False
         self._unknown: list[ProbabilisticTensorDictModule] = []
@@ -151,13 +151,13 @@ class CounterPolicy:
             return
         # Numpy rounds otherwise: so it comes in after the trial, on whose bits, and so on the
         # parameters, it is not to depend.
-        self._modules, self._steps = modules, array_steps(modules, kind)
-        self.takes_arrays = self._steps is not None
-        if self.takes_arrays and _sizes(output_bits()) == _sizes(expected):
-            return
-        self.takes_arrays = False
-        quick = [quick_step(module, kind) for module in modules]
-        self._steps = [a or b for a, b in zip(quick, steps, strict=True)]
+        if all(x is not None and x.ndim == 2 for x in inputs):
+            self._array_steps = partial(array_steps, modules, kind, example.batch_size[0])
+            self._steps = self._array_steps()
+            self.takes_arrays = self._steps is not None
+        if not self.takes_arrays:
+            quick = [quick_step(module, kind) for module in modules]
+            self._steps = [a or b for a, b in zip(quick, steps, strict=True)]
 
     def __call__(self, td: TensorDictBase, words: Words) -> TensorDictBase:
         """Run the policy on `td`, ``[m]`` with its `in_keys`, and write its `out_keys` there.
@@ -214,7 +214,7 @@ class CounterPolicy:
 
     @contextmanager
     def watched(self, keep: Callable[[Tensor], None]) -> Iterator[None]:
-        """Inside, `keep` is called with each tensor that a module within the policy passes on."""
+        """Inside, `keep` is called with each tensor that a layer of the policy passes on."""
 
         def keep_all(module: nn.Module, inputs: object, output: object) -> None:
             for tensor in _flat(output):
@@ -222,9 +222,7 @@ class CounterPolicy:
 
         steps = self._steps
         if self.takes_arrays:
-            self._steps = array_steps(
-                self._modules, self.exploration_type, lambda value: keep(torch.from_numpy(value))
-            )
+            self._steps = self._array_steps(lambda value: keep(torch.from_numpy(value)))
         leaves = [m for m in self.policy.modules() if not list(m.children())]
         hooks = [] if self.takes_arrays else [m.register_forward_hook(keep_all) for m in leaves]
         try:
@@ -306,11 +304,6 @@ class CounterPolicy:
                     torch.cuda.default_generators[self._device.index].manual_seed(seed)
                 rows.append(call(td[i : i + 1]).select(*keys, strict=False))
         return td.update(torch.cat(rows))
-
-
-def _sizes(outputs: dict[Any, bytes]) -> dict[Any, int]:
-    """In bytes: they tell shapes and data types that differ."""
-    return {key: len(value) for key, value in outputs.items()}
 
 
 def _flat(output: object) -> list[Tensor]:
