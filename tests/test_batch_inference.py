@@ -121,8 +121,16 @@ def test_before_the_calibration_padded_rows_have_proper_noise() -> None:
     assert written.isfinite().all()
 
 
-def test_a_policy_in_numpy_that_returns_nan_is_told_of() -> None:
-    policy = dense()
+@pytest.mark.parametrize(
+    ("make", "error"),
+    [
+        (dense, r"NaN in 'hidden'.*module\.0\.module\.2\.bias"),
+        (lambda: dense().select_out_keys("action"), r"NaN in module\.0\.module\.2\.bias, and"),
+    ],
+)
+def test_a_policy_that_has_become_nan_is_told_of(make: Any, error: str) -> None:
+    """Also where it writes nothing but actions, which are numbers in any case."""
+    policy = make()
     envs = [partial(Three, partial(gym.make, "CartPole-v1"))] * 2
     with HTSCollector(envs, policy, frames_per_batch=8) as collector:
         batches = iter(collector)
@@ -130,7 +138,6 @@ def test_a_policy_in_numpy_that_returns_nan_is_told_of() -> None:
         with torch.no_grad():
             policy[0].module[2].bias[1] = torch.nan
         collector.update_policy_weights_()
-        error = r"NaN in 'hidden'.*module\.0\.module\.2\.bias"
         with pytest.raises(WorkerError, match=error):  # noqa: PT012
             for _ in range(4):
                 next(batches)

@@ -97,6 +97,8 @@ class BatchInference:
         self.output_rows = [
             [(_nested(key), slot[key], slot[key].shape[1:]) for key in outputs] for slot in flat
         ]
+        dtypes = {field.key: field.dtype for field in layout.fields}
+        self.outputs_tell_nan = any("float" in dtypes[key] for key in outputs)
         buffers = [
             torch.zeros(
                 (self.num_envs, *value.shape[1:]),
@@ -131,7 +133,8 @@ class BatchInference:
         """Compute and write the actions of ``envs``, all in one round; returns the rows run.
 
         Raises:
-            PolicyError: if an output is NaN, or not of its shape at start-up.
+            PolicyError: if an output is NaN, or not of its shape at start-up; if no output can be
+                NaN, and a parameter is.
         """
         slot = self.schedule.slot(round_)
         if self.rounds[slot] != round_:
@@ -178,6 +181,16 @@ class BatchInference:
         refresh = self.refreshers[slot]
         if refresh is not None:
             refresh()
+        if not self.outputs_tell_nan and (names := self._parameters_with(torch.isnan, slot)):
+            raise PolicyError(
+                f"the policy's parameters are NaN in {names}, and it returns nothing that would "
+                "show what comes of it: check the learning rate"
+            )
+
+    def _parameters_with(self, is_bad: Callable[[Tensor], Tensor], slot: int) -> str:
+        """Names of the first parameters in which some number is bad; empty if there is none."""
+        parameters = self.policies[slot].policy.named_parameters()
+        return ", ".join([name for name, tensor in parameters if is_bad(tensor).any()][:3])
 
     def _check_numbers(
         self,
@@ -195,11 +208,7 @@ class BatchInference:
         bad = value.isnan().reshape(len(envs), -1).any(1).cpu().numpy()
         if not bad.any():
             return
-        parameters = [
-            name
-            for name, tensor in self.policies[slot].policy.named_parameters()
-            if not tensor.isfinite().all()
-        ]
+        parameters = self._parameters_with(lambda tensor: ~tensor.isfinite(), slot)
         inputs = [
             ".".join(name)
             for name, source in zip(self.inputs, self.input_rows[slot], strict=True)
@@ -207,7 +216,7 @@ class BatchInference:
         ]
         cause = "its parameters and inputs are finite: check the learning rate and the policy"
         if parameters:
-            cause = f"not finite are {', '.join(parameters[:3])}: check the learning rate"
+            cause = f"not finite are {parameters}: check the learning rate"
         elif inputs:
             cause = f"not finite are its inputs {', '.join(inputs[:3])}: check the environment"
         found = [env for env, is_bad in zip(envs, bad, strict=True) if is_bad]
