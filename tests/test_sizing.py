@@ -37,6 +37,10 @@ MLP = PassCosts((1, 64), (60e-6, 120e-6))
         (20e-6, 0.0, 16, 8, 2),  # ... what a coarse clock says of it doesn't matter
         (6e-6, 1.0, 64, 8, 5),
         (1e-6, 1.0, 1, 8, 1),
+        (20e-6, 1.0, 16, 2, 1),  # cheap: a core is left to the actor, and nobody has to sleep
+        (20e-6, 1.0, 64, 4, 3),
+        (80e-6, 1.0, 16, 2, 2),  # ... which doesn't pay any more
+        (20e-6, 1.0, 16, 1, 1),
     ],
 )
 def test_as_many_as_pay(

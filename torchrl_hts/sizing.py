@@ -22,6 +22,9 @@ _MOST_PER_CORE = 32  # processes cost memory, whatever they wait for
 # environments before more executors pay: about what an actor takes for a batch.
 _OWN_S = 10e-6
 _TURN_S = 200e-6
+# A step, with the executor's own part, that costs more than it does to go to sleep before it and to
+# be woken: only then may there be so many executors that actors have no core to themselves.
+_WORTH_WAKING_S = 70e-6
 # A pass of an actor's share of the environments may take so much of the time in which they all make
 # a step; if none can be so short, it is not to be much longer than the shortest.
 _PASS_SHARE = 0.5
@@ -112,7 +115,7 @@ def executors_for(costs: StepCosts, num_envs: int, cores: int, inference_s: floa
     environment. If they compute, one per core, but for the share of the cores that inference takes
     when it keeps up: an executor too many takes turns with actors and learner on their cores.
     Fewer if steps take microseconds: one that keeps up with an actor's batches is enough, and where
-    everybody has a core nobody needs to sleep (see ``watching.py``).
+    everybody has a core nobody needs to sleep (see ``watching.py``), so a core is left to the actor.
 
     Args:
         costs: of a step.
@@ -135,7 +138,8 @@ def executors_for(costs: StepCosts, num_envs: int, cores: int, inference_s: floa
     else:
         own_s = costs.step_s + _OWN_S
         share = cores * own_s / (own_s + inference_s)
-        wanted = max(1, round(min(share, num_envs * own_s / _TURN_S)))
+        most = cores if own_s > _WORTH_WAKING_S else max(1, cores - 1)
+        wanted = max(1, min(most, round(min(share, num_envs * own_s / _TURN_S))))
     return min(num_envs, wanted)
 
 
