@@ -114,8 +114,9 @@ def executors_for(costs: StepCosts, num_envs: int, cores: int, inference_s: floa
     As many as keep all cores busy. If steps wait, more than there are cores, up to one per
     environment. If they compute, one per core, but for the share of the cores that inference takes
     when it keeps up: an executor too many takes turns with actors and learner on their cores.
-    Fewer if steps take microseconds: one that keeps up with an actor's batches is enough, and where
-    everybody has a core nobody needs to sleep (see ``watching.py``), so a core is left to the actor.
+    Fewer if steps take microseconds: one that keeps up with an actor's batches is enough, and
+    where everybody has a core nobody needs to sleep (see ``watching.py``), so a core is left to the
+    actor.
 
     Args:
         costs: of a step.
