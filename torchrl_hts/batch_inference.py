@@ -113,13 +113,8 @@ class BatchInference:
         zeros = np.zeros((self.num_envs, self.width), np.uint64)
         self.batch_noise = self.policies[0].noise_of(zeros)
         # What the policy is given of the buffers, which are its own to read alone.
-        self.batch: dict[Any, Any] = dict(
-            zip(
-                [_nested(key) for key in self.inputs],
-                self.buffer_rows if self.policies[0].takes_arrays else buffers,
-                strict=True,
-            )
-        )
+        keys = [_nested(key) for key in self.inputs]
+        self.batch = self.policies[0].inputs_of(dict(zip(keys, buffers, strict=True)))
         self.views: dict[int, tuple[dict[Any, Any], Words]] = {}  # first rows, by how many
         self.rounds: list[int | None] = [None] * self.num_slots
         self.noise: list[Words] = [self.batch_noise] * self.num_slots

@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from functools import partial
 from math import inf
 from multiprocessing.connection import Connection
-from typing import Any
 
 import numpy as np
 import torch
@@ -89,9 +88,7 @@ def time_passes(
             0, 2**64, (most, runner.width), np.uint64, endpoint=False
         )
         noise = runner.noise_of(words)
-        inputs: dict[Any, Any] = dict(examples.items(include_nested=True, leaves_only=True))
-        if runner.takes_arrays:
-            inputs = {key: value.numpy() for key, value in inputs.items()}
+        inputs = runner.inputs_of(dict(examples.items(include_nested=True, leaves_only=True)))
 
         def run(count: int) -> None:
             runner.run({key: value[:count] for key, value in inputs.items()}, noise[:count])

@@ -107,7 +107,7 @@ class CounterPolicy:
     def prepare(self, example: TensorDictBase) -> None:
         """Run the policy on `example` ``[m]``, with its `in_keys`, to learn how it draws.
 
-        Sets `width` and `row_by_row`. To be called once, before the first call.
+        Sets `width`, `row_by_row` and `takes_arrays`. To be called once, before the first call.
 
         Raises:
             PolicyError: if the policy has lazy or dropout modules, changes a buffer, does not
@@ -171,10 +171,8 @@ class CounterPolicy:
         """
         with inference(self.exploration_type):
             if self._steps is not None:
-                values: dict[Any, Any] = {key: td.get(key) for key in self._in_keys}
-                if self.takes_arrays:
-                    values = {key: value.numpy() for key, value in values.items()}
-                values = dict(self.run(values, self.noise_of(words)))
+                inputs = self.inputs_of({key: td.get(key) for key in self._in_keys})
+                values = self.run(inputs, self.noise_of(words))
                 return td.update({key: torch.as_tensor(values[key]) for key in self._out_keys})
             noise = WordStream(len(words), words, self._device)
             with self._hooked(noise):
@@ -182,6 +180,12 @@ class CounterPolicy:
                     return self._each_row(self.policy, self._out_keys, td, noise.seeds())
                 out = self.policy(td)
                 return td if out is td else td.update(out.select(*self._out_keys, strict=False))
+
+    def inputs_of(self, tensors: dict[Any, Tensor]) -> dict[Any, Any]:
+        """Tensors as `run` takes them, or arrays over their memory."""
+        if not self.takes_arrays:
+            return tensors
+        return {key: tensor.numpy() for key, tensor in tensors.items()}
 
     def noise_of(self, words: Words) -> Words:
         """Words as `run` takes them, of the same shape and type.
@@ -194,8 +198,8 @@ class CounterPolicy:
         """Run the policy as calling it does, with less around it; only inside `inference`.
 
         Args:
-            values: its inputs by its `in_keys`, ``[m, ...]``; tensors, or arrays where
-                `takes_arrays` says so. May be added to.
+            values: its inputs ``[m, ...]`` by its `in_keys`, of what `inputs_of` returns. May be
+                added to.
             noise: ``[m, W]`` of what `noise_of` returns.
 
         Returns:
