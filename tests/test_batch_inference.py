@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -19,7 +20,9 @@ from torchrl.modules import ProbabilisticActor, ValueOperator
 from torchrl_hts import HTSCollector, WorkerError
 from torchrl_hts.batch_inference import BatchInference
 from torchrl_hts.draws import CounterNoise
+from torchrl_hts.invariance import InvariantSizes
 from torchrl_hts.sampling import CounterPolicy, inference
+from torchrl_hts.transposed import TransposedLinear
 
 BOX = gym.spaces.Box(-np.inf, np.inf, (2,), np.float32)
 
@@ -141,3 +144,52 @@ def test_a_policy_that_has_become_nan_is_told_of(make: Any, error: str) -> None:
         with pytest.raises(WorkerError, match=error):  # noqa: PT012
             for _ in range(4):
                 next(batches)
+
+
+def convolutional() -> TensorDictSequential:
+    """A policy that torch runs, of which the linear layers are to be turned."""
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Unflatten(-1, (1, 2, 2)), nn.Conv2d(1, 8, 1), nn.Flatten())
+    trunk = nn.Sequential(net, nn.Linear(32, 64), nn.ReLU())
+    actor = ProbabilisticActor(
+        TensorDictModule(nn.Linear(64, 3), ["hidden"], ["logits"]),
+        in_keys=["logits"],
+        distribution_class=D.Categorical,
+        return_log_prob=True,
+    )
+    return TensorDictSequential(TensorDictModule(trunk, ["observation"], ["hidden"]), actor)
+
+
+def test_linear_layers_are_turned_where_batches_would_be_cut(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """I6; the sizes tell it, and whoever takes an actor's place does the same."""
+    envs = [partial(Three, partial(gym.make, "CartPole-v1"))] * 5
+    whole = InvariantSizes((2, 3, 4, 5), 5, fixed_rows=False)
+    measured = {"plain": InvariantSizes((2, 3), 3, fixed_rows=False), "turned": whole}
+    with (
+        HTSCollector(envs, convolutional(), frames_per_batch=20, seed=0) as collector,
+        inference(ExplorationType.RANDOM),
+    ):
+        next(iter(collector))
+        actor, successor = inference_of(collector), inference_of(collector)
+
+        def measure(self: BatchInference) -> InvariantSizes:
+            is_turned = any(type(m) is TransposedLinear for m in self.policies[0].policy.modules())
+            return measured["turned" if is_turned else "plain"]
+
+        monkeypatch.setattr(BatchInference, "_measure", measure)
+        sizes = actor.calibrate()
+        assert sizes == replace(whole, transposed=True)
+        assert str(sizes) == "batches of 2-5 rows agree bit for bit, linear layers transposed"
+        actor.use(sizes)
+        successor.use(sizes)
+        outputs = [each._run(each.policies[1], size=5)["hidden"] for each in (actor, successor)]
+        assert torch.equal(*outputs)
+        measured["turned"] = measured["plain"]
+        sizes = actor.calibrate()
+        assert sizes == measured["plain"]
+        actor.use(sizes)
+        plain = inference_of(collector)
+        outputs = [each._run(each.policies[1], size=5)["hidden"] for each in (actor, plain)]
+        assert torch.equal(*outputs)

@@ -94,7 +94,7 @@ def run_actor(control: Connection, fds: list[int]) -> None:
         except PolicyError as error:
             send_object(control, ("policy", str(error), None))
             return
-        actor.sizes = receive_object(control)
+        actor.use(receive_object(control))
         watcher = Watcher(inbox, actor.schedule, a_core_each=job.a_core_each)
         source = Gatherer(watcher, job.owner, memory.counters, job.cores)
         counters = memory.counters[job.worker].data

@@ -12,6 +12,7 @@ from __future__ import annotations
 import pickle
 from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
+from dataclasses import replace
 from math import isnan
 from typing import Any
 
@@ -29,6 +30,7 @@ from torchrl_hts.invariance import InvariantSizes, choose_sizes, mixing_modules
 from torchrl_hts.sampling import CounterPolicy
 from torchrl_hts.slots import Slots, bind_parameters
 from torchrl_hts.storage import Array, Key, SharedMemory
+from torchrl_hts.transposed import transpose_layers
 
 __all__ = ["BatchInference"]
 
@@ -78,15 +80,9 @@ class BatchInference:
         self.examples: TensorDictBase = pickle.loads(examples)
         self.device = torch.device(device)
         self.slots = Slots(memory)
-        module: TensorDictModuleBase = pickle.loads(policy).to(self.device)
-        self.policies: list[CounterPolicy] = []
-        self.refreshers: list[Callable[[], None] | None] = []
-        for parameters in self.slots.parameters:
-            own = deepcopy(module)
-            self.refreshers.append(bind_parameters(own, parameters, self.device))
-            self.policies.append(CounterPolicy(own, exploration_type))
-        for policy_of_slot in self.policies:
-            policy_of_slot.prepare(self.examples[: self.num_envs].to(self.device))
+        self.module: TensorDictModuleBase = pickle.loads(policy).to(self.device)
+        self.exploration_type = exploration_type
+        self._make_policies(self.module)
         # The rows of a slot, environment-major: row i * T + t of a flat array.
         flat = [
             {key: array.reshape(-1, *array.shape[2:]) for key, array in memory.fields(s).items()}
@@ -118,6 +114,26 @@ class BatchInference:
         self.views: dict[int, tuple[dict[Any, Any], Words]] = {}  # first rows, by how many
         self.rounds: list[int | None] = [None] * self.num_slots
         self.noise: list[Words] = [self.batch_noise] * self.num_slots
+
+    def _make_policies(self, module: TensorDictModuleBase) -> None:
+        """A copy of the policy for each slot, over its parameters."""
+        self.policies: list[CounterPolicy] = []
+        self.refreshers: list[Callable[[], None] | None] = []
+        for parameters in self.slots.parameters:
+            own = deepcopy(module)
+            self.refreshers.append(bind_parameters(own, parameters, self.device))
+            self.policies.append(CounterPolicy(own, self.exploration_type))
+        for policy_of_slot in self.policies:
+            policy_of_slot.prepare(self.examples[: self.num_envs].to(self.device))
+
+    def use(self, sizes: InvariantSizes) -> None:
+        """Run batches of these sizes from now on, as they were measured."""
+        if sizes.transposed != self.sizes.transposed:
+            module = deepcopy(self.module)
+            if sizes.transposed:
+                transpose_layers(module)
+            self._make_policies(module)
+        self.sizes = sizes
 
     def start(self, seed: int) -> None:
         """Get ready for a run."""
@@ -232,6 +248,27 @@ class BatchInference:
 
     def calibrate(self) -> InvariantSizes:
         """Find the batch sizes that agree bitwise, running just what `infer` runs.
+
+        If the rows of all environments would have to be cut into several batches, linear layers are
+        tried the other way round.
+
+        Raises:
+            PolicyError: if rows aren't independent of each other.
+        """
+        plain = self._measure()
+        cut = plain.full_size < self.num_envs
+        if not cut or self.device.type != "cpu" or self.policies[0].takes_arrays:
+            return plain
+        full = (self.num_envs,)
+        try:
+            self.use(InvariantSizes(full, self.num_envs, fixed_rows=True, transposed=True))
+            turned = replace(self._measure(), transposed=True)
+        except Exception:  # whatever it stumbles over, the policy itself ran
+            turned = plain
+        return plain if turned.full_size < self.num_envs or turned.fixed_rows else turned
+
+    def _measure(self) -> InvariantSizes:
+        """The batch sizes that agree, with the layers as they are.
 
         Compared are the outputs and what every module inside passes on: two sizes that round
         differently in some layer often agree in a few outputs, so as many numbers as it takes.

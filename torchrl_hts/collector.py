@@ -570,7 +570,10 @@ class HTSCollector(BaseCollector):  # type: ignore[misc]  # torchrl has no types
         """
         check_state(state_dict, self.policy, self._memory.layout)
         saved, sizes = state_dict["invariant_sizes"], self._invariant_sizes
-        if sizes.fixed_rows != saved["fixed_rows"] or not set(sizes.sizes) & set(saved["sizes"]):
+        alike = all(
+            getattr(sizes, name) == saved.get(name, False) for name in ("fixed_rows", "transposed")
+        )
+        if not alike or not set(sizes.sizes) & set(saved["sizes"]):
             warnings.warn(
                 f"the run goes on, but not bit for bit: {sizes} here, and other ones, "
                 f"{saved['sizes']}, where the state was taken (another machine, torch or numpy)",

@@ -13,7 +13,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import groupby, pairwise
 
 import numpy as np
@@ -50,6 +50,7 @@ class InvariantSizes:
         full_size: rows of the largest batch.
         fixed_rows: a row's position matters even at the full size. Then the only batch to run is
             the full one with environment i in row i, and ``sizes == (full_size,)``.
+        transposed: linear layers have to multiply the other way round for it (`transposed.py`).
 
     Raises:
         ValueError: if the sizes are not as said above.
@@ -65,6 +66,7 @@ class InvariantSizes:
     sizes: tuple[int, ...]
     full_size: int
     fixed_rows: bool
+    transposed: bool = False
 
     def __post_init__(self) -> None:
         ascending = all(a < b for a, b in zip((0, *self.sizes), self.sizes, strict=False))
@@ -92,16 +94,18 @@ class InvariantSizes:
         """The sizes that serve two actors; rows are fixed if either needs that.
 
         Raises:
-            ValueError: if the two were measured against different full sizes.
+            ValueError: if the two were measured against different full sizes, or with linear layers
+                that multiply differently.
         """
+        if self.transposed != other.transposed:
+            raise ValueError("sizes measured with linear layers transposed and not don't compare")
         if self.full_size != other.full_size:
             raise ValueError(
                 f"sizes measured for {self.full_size} and for {other.full_size} rows don't compare"
             )
         if self.fixed_rows or other.fixed_rows:
-            return InvariantSizes((self.full_size,), self.full_size, fixed_rows=True)
-        common = tuple(size for size in self.sizes if size in other.sizes)
-        return InvariantSizes(common, self.full_size, fixed_rows=False)
+            return replace(self, sizes=(self.full_size,), fixed_rows=True)
+        return replace(self, sizes=tuple(size for size in self.sizes if size in other.sizes))
 
     def __str__(self) -> str:
         if self.fixed_rows:
@@ -109,7 +113,8 @@ class InvariantSizes:
         runs = groupby(enumerate(self.sizes), lambda pair: pair[1] - pair[0])
         spans = [[size for _, size in run] for _, run in runs]
         text = ", ".join(f"{s[0]}-{s[-1]}" if len(s) > 1 else str(s[0]) for s in spans)
-        return f"batches of {text} rows agree bit for bit"
+        how = ", linear layers transposed" if self.transposed else ""
+        return f"batches of {text} rows agree bit for bit{how}"
 
 
 def candidate_sizes(full_size: int) -> tuple[int, ...]:
