@@ -19,11 +19,11 @@ class TransposedLinear(nn.Linear):
     def forward(self, input: Tensor) -> Tensor:
         if input.ndim < 2:
             return super().forward(input)
-        columns = input.flatten(0, -2).T
-        if self.bias is None:
+        columns, bias = input.flatten(0, -2).T, self._parameters["bias"]
+        if bias is None:
             output = self.weight @ columns
         else:
-            output = torch.addmm(self.bias[:, None], self.weight, columns)
+            output = torch.addmm(bias[:, None], self.weight, columns)
         # In the order of nn.Linear's output, since what comes next may ask for a view.
         return output.T.contiguous().view(*input.shape[:-1], self.out_features)
 
