@@ -19,6 +19,7 @@ from torchrl.modules import ProbabilisticActor, ValueOperator
 
 from torchrl_hts import HTSCollector, WorkerError
 from torchrl_hts.batch_inference import BatchInference
+from torchrl_hts.crew import Crew
 from torchrl_hts.draws import CounterNoise
 from torchrl_hts.invariance import InvariantSizes
 from torchrl_hts.sampling import CounterPolicy, inference
@@ -146,11 +147,23 @@ def test_a_policy_that_has_become_nan_is_told_of(make: Any, error: str) -> None:
                 next(batches)
 
 
-def convolutional() -> TensorDictSequential:
+class Strict(nn.Linear):
+    """Insists on what is inside."""
+
+    def __init__(self) -> None:
+        super().__init__(64, 64)
+        self.inner = nn.Linear(64, 64)
+
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        assert type(self.inner) is nn.Linear
+        return self.inner(super().forward(input))  # type: ignore[no-any-return]
+
+
+def convolutional(last: nn.Module) -> TensorDictSequential:
     """A policy that torch runs, of which the linear layers are to be turned."""
     torch.manual_seed(0)
     net = nn.Sequential(nn.Unflatten(-1, (1, 2, 2)), nn.Conv2d(1, 8, 1), nn.Flatten())
-    trunk = nn.Sequential(net, nn.Linear(32, 64), nn.ReLU())
+    trunk = nn.Sequential(net, nn.Linear(32, 64), nn.ReLU(), last)
     actor = ProbabilisticActor(
         TensorDictModule(nn.Linear(64, 3), ["hidden"], ["logits"]),
         in_keys=["logits"],
@@ -160,36 +173,58 @@ def convolutional() -> TensorDictSequential:
     return TensorDictSequential(TensorDictModule(trunk, ["observation"], ["hidden"]), actor)
 
 
-def test_linear_layers_are_turned_where_batches_would_be_cut(
-    monkeypatch: pytest.MonkeyPatch,
+PLAIN, WHOLE = (InvariantSizes(sizes, sizes[-1], fixed_rows=False) for sizes in [(2, 3), (3, 5)])
+TURNED = replace(WHOLE, transposed=True)
+
+
+@pytest.mark.parametrize(
+    ("last", "found", "chosen"),
+    [(nn.Tanh, WHOLE, TURNED), (nn.Tanh, PLAIN, PLAIN), (Strict, WHOLE, PLAIN)],
+    ids=["all rows in one batch", "no gain", "a policy that fails with it"],
+)
+def test_linear_layers_are_turned_where_batches_would_be_cut_otherwise(
+    last: Any, found: InvariantSizes, chosen: InvariantSizes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """I6; the sizes tell it, and whoever takes an actor's place does the same."""
     envs = [partial(Three, partial(gym.make, "CartPole-v1"))] * 5
-    whole = InvariantSizes((2, 3, 4, 5), 5, fixed_rows=False)
-    measured = {"plain": InvariantSizes((2, 3), 3, fixed_rows=False), "turned": whole}
+
+    def is_turned(actor: BatchInference) -> bool:
+        return any(type(m) is TransposedLinear for m in actor.policies[1].policy.modules())
+
     with (
-        HTSCollector(envs, convolutional(), frames_per_batch=20, seed=0) as collector,
+        HTSCollector(envs, convolutional(last()), frames_per_batch=20, seed=0) as collector,
         inference(ExplorationType.RANDOM),
     ):
         next(iter(collector))
         actor, successor = inference_of(collector), inference_of(collector)
+        measure = {False: PLAIN, True: found}
+        monkeypatch.setattr(BatchInference, "_measure", lambda self: measure[is_turned(self)])
+        assert actor.calibrate() == chosen
+        for each in (actor, successor):
+            each.use(chosen)
+            assert is_turned(each) == chosen.transposed
+        first, second = (each._run(each.policies[1], 5)["hidden"] for each in (actor, successor))
+        assert torch.equal(first, second)
 
-        def measure(self: BatchInference) -> InvariantSizes:
-            is_turned = any(type(m) is TransposedLinear for m in self.policies[0].policy.modules())
-            return measured["turned" if is_turned else "plain"]
 
-        monkeypatch.setattr(BatchInference, "_measure", measure)
-        sizes = actor.calibrate()
-        assert sizes == replace(whole, transposed=True)
-        assert str(sizes) == "batches of 2-5 rows agree bit for bit, linear layers transposed"
-        actor.use(sizes)
-        successor.use(sizes)
-        outputs = [each._run(each.policies[1], size=5)["hidden"] for each in (actor, successor)]
-        assert torch.equal(*outputs)
-        measured["turned"] = measured["plain"]
-        sizes = actor.calibrate()
-        assert sizes == measured["plain"]
-        actor.use(sizes)
-        plain = inference_of(collector)
-        outputs = [each._run(each.policies[1], size=5)["hidden"] for each in (actor, plain)]
-        assert torch.equal(*outputs)
+def test_turned_layers_give_the_same_bits_whoever_runs_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """I6, and what they compute is the policy."""
+    start, sizes = Crew.start_actors, InvariantSizes((5,), 5, fixed_rows=True, transposed=True)
+    monkeypatch.setattr(
+        Crew, "start_actors", lambda self, job: start(self, replace(job, sizes=sizes))
+    )
+    envs = [partial(Three, partial(gym.make, "CartPole-v1"))] * 5
+    batches = []
+    for workers in ({"num_executors": 1}, {"num_executors": 5, "num_actors": 2}):
+        policy = convolutional(nn.Tanh())
+        with HTSCollector(
+            envs, policy, frames_per_batch=20, total_frames=60, seed=0, **workers
+        ) as collector:
+            batches.append(torch.cat(list(collector), 1))
+            assert collector.statistics().invariant_sizes == sizes
+    assert (batches[0] == batches[1]).all()
+    with torch.inference_mode():
+        expected = policy[0](batches[0].select("observation"))["hidden"]
+    torch.testing.assert_close(batches[0]["hidden"], expected)

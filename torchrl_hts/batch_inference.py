@@ -117,14 +117,15 @@ class BatchInference:
 
     def _make_policies(self, module: TensorDictModuleBase) -> None:
         """A copy of the policy for each slot, over its parameters."""
-        self.policies: list[CounterPolicy] = []
-        self.refreshers: list[Callable[[], None] | None] = []
+        policies: list[CounterPolicy] = []
+        refreshers: list[Callable[[], None] | None] = []
         for parameters in self.slots.parameters:
             own = deepcopy(module)
-            self.refreshers.append(bind_parameters(own, parameters, self.device))
-            self.policies.append(CounterPolicy(own, self.exploration_type))
-        for policy_of_slot in self.policies:
+            refreshers.append(bind_parameters(own, parameters, self.device))
+            policies.append(CounterPolicy(own, self.exploration_type))
+        for policy_of_slot in policies:
             policy_of_slot.prepare(self.examples[: self.num_envs].to(self.device))
+        self.policies, self.refreshers = policies, refreshers
 
     def use(self, sizes: InvariantSizes) -> None:
         """Run batches of these sizes from now on, as they were measured."""
