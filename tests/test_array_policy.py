@@ -173,6 +173,26 @@ def test_what_each_layer_passes_on_can_be_watched(name: str) -> None:
         assert all(torch.equal(out[key], value) for key, value in before.items())
 
 
+def test_layers_inside_vmap_are_not_watched() -> None:
+    """Their tensors must not get out of it."""
+
+    class Heads(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.net = nn.Linear(4, 3)
+
+        def forward(self, value: Tensor) -> Tensor:
+            return torch.vmap(self.net)(value.unflatten(-1, (2, -1))).flatten(-2)
+
+    policy, td = prepare(nn.Sequential(nn.Linear(6, 8), Heads()))
+    before = policy(td.copy(), words_of(policy))
+    seen: list[Tensor] = []
+    with policy.watched(lambda tensor: seen.append(tensor.clone())):
+        during = policy(td.copy(), words_of(policy))
+    assert [value.shape for value in seen] == [(len(td), 8)]
+    assert torch.equal(during["logits"], before["logits"])
+
+
 def test_run_takes_and_returns_arrays() -> None:
     policy, td = prepare(DENSE["tanh"]())
     words = words_of(policy)

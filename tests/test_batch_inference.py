@@ -23,7 +23,7 @@ from torchrl_hts.crew import Crew
 from torchrl_hts.draws import CounterNoise
 from torchrl_hts.invariance import InvariantSizes
 from torchrl_hts.sampling import CounterPolicy, inference
-from torchrl_hts.transposed import TransposedLinear
+from torchrl_hts.transposed import is_transposed
 
 BOX = gym.spaces.Box(-np.inf, np.inf, (2,), np.float32)
 
@@ -155,12 +155,12 @@ class Strict(nn.Linear):
         self.inner = nn.Linear(64, 64)
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
-        assert type(self.inner) is nn.Linear
+        assert "forward" not in vars(self.inner)
         return self.inner(super().forward(input))  # type: ignore[no-any-return]
 
 
 def convolutional(last: nn.Module) -> TensorDictSequential:
-    """A policy that torch runs, of which the linear layers are to be turned."""
+    """A policy that torch runs, of which the linear layers are to be transposed."""
     torch.manual_seed(0)
     net = nn.Sequential(nn.Unflatten(-1, (1, 2, 2)), nn.Conv2d(1, 8, 1), nn.Flatten())
     trunk = nn.Sequential(net, nn.Linear(32, 64), nn.ReLU(), last)
@@ -174,22 +174,22 @@ def convolutional(last: nn.Module) -> TensorDictSequential:
 
 
 PLAIN, WHOLE = (InvariantSizes(sizes, sizes[-1], fixed_rows=False) for sizes in [(2, 3), (3, 5)])
-TURNED = replace(WHOLE, transposed=True)
+TRANSPOSED = replace(WHOLE, transposed=True)
 
 
 @pytest.mark.parametrize(
     ("last", "found", "chosen"),
-    [(nn.Tanh, WHOLE, TURNED), (nn.Tanh, PLAIN, PLAIN), (Strict, WHOLE, PLAIN)],
+    [(nn.Tanh, WHOLE, TRANSPOSED), (nn.Tanh, PLAIN, PLAIN), (Strict, WHOLE, PLAIN)],
     ids=["all rows in one batch", "no gain", "a policy that fails with it"],
 )
-def test_linear_layers_are_turned_where_batches_would_be_cut_otherwise(
+def test_linear_layers_are_transposed_where_batches_would_be_cut_otherwise(
     last: Any, found: InvariantSizes, chosen: InvariantSizes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """I6; the sizes tell it, and whoever takes an actor's place does the same."""
     envs = [partial(Three, partial(gym.make, "CartPole-v1"))] * 5
 
-    def is_turned(actor: BatchInference) -> bool:
-        return any(type(m) is TransposedLinear for m in actor.policies[1].policy.modules())
+    def transposes(actor: BatchInference) -> bool:
+        return any(is_transposed(module) for module in actor.policies[1].policy.modules())
 
     with (
         HTSCollector(envs, convolutional(last()), frames_per_batch=20, seed=0) as collector,
@@ -198,16 +198,17 @@ def test_linear_layers_are_turned_where_batches_would_be_cut_otherwise(
         next(iter(collector))
         actor, successor = inference_of(collector), inference_of(collector)
         measure = {False: PLAIN, True: found}
-        monkeypatch.setattr(BatchInference, "_measure", lambda self: measure[is_turned(self)])
+        monkeypatch.setattr(BatchInference, "_measure", lambda self: measure[transposes(self)])
         assert actor.calibrate() == chosen
+        assert transposes(actor) == chosen.transposed
         for each in (actor, successor):
             each.use(chosen)
-            assert is_turned(each) == chosen.transposed
+            assert transposes(each) == each.transposed == chosen.transposed
         first, second = (each._run(each.policies[1], 5)["hidden"] for each in (actor, successor))
         assert torch.equal(first, second)
 
 
-def test_turned_layers_give_the_same_bits_whoever_runs_them(
+def test_transposed_layers_give_the_same_bits_whoever_runs_them(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """I6, and what they compute is the policy."""

@@ -233,3 +233,42 @@ def test_a_run_that_had_ended_can_be_made_longer() -> None:
     resumed = Training(lag=1)
     with resumed.collector, pytest.warns(UserWarning, match="had been shut down"):
         resumed.load(short.state())
+
+
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        ({"transposed": True}, "batches of .* rows, linear layers transposed"),
+        ({"sizes": (100,)}, r"batches of 100 rows \(another machine"),
+        ({"fixed_rows": 1}, None),
+        ({"transposed": "yes"}, None),
+    ],
+    ids=lambda value: str(value),
+)
+def test_a_state_from_where_batches_round_otherwise_says_so(
+    changed: dict[str, Any], said: str | None
+) -> None:
+    training = Training(lag=1)
+    with training.collector as collector:
+        next(iter(collector))
+        state = collector.state_dict()
+        state["invariant_sizes"] = state["invariant_sizes"] | changed
+        if said is None:
+            (name,) = changed
+            with pytest.raises(TypeError, match=f"'invariant_sizes'.*{name}.*can't be"):
+                collector.load_state_dict(state)
+            return
+        with pytest.warns(UserWarning, match=f"not bit for bit: .* here; .*{said}"):
+            collector.load_state_dict(state)
+
+
+def test_a_state_from_before_layers_could_be_transposed_goes_on_silently(
+    recwarn: pytest.WarningsRecorder,
+) -> None:
+    training = Training(lag=1)
+    with training.collector as collector:
+        next(iter(collector))
+        state = collector.state_dict()
+        assert not state["invariant_sizes"].pop("transposed")
+        collector.load_state_dict(state)
+    assert not [warning for warning in recwarn if "bit for bit" in str(warning.message)]

@@ -55,7 +55,7 @@ class BatchInference:
 
     Attributes:
         schedule: the schedule, over shared words.
-        sizes: the batch sizes that agree. Until it is set only the full batch serves.
+        sizes: the batch sizes that agree, see `use`. Before, only the full batch serves.
 
     Raises:
         PolicyError: see `CounterPolicy.prepare`.
@@ -80,9 +80,15 @@ class BatchInference:
         self.examples: TensorDictBase = pickle.loads(examples)
         self.device = torch.device(device)
         self.slots = Slots(memory)
-        self.module: TensorDictModuleBase = pickle.loads(policy).to(self.device)
+        module: TensorDictModuleBase = pickle.loads(policy).to(self.device)
         self.exploration_type = exploration_type
-        self._make_policies(self.module)
+        self.transposed = False
+        modules: list[TensorDictModuleBase] = []
+        self.refreshers: list[Callable[[], None] | None] = []
+        for parameters in self.slots.parameters:
+            modules.append(deepcopy(module))
+            self.refreshers.append(bind_parameters(modules[-1], parameters, self.device))
+        self._prepare(modules)
         # The rows of a slot, environment-major: row i * T + t of a flat array.
         flat = [
             {key: array.reshape(-1, *array.shape[2:]) for key, array in memory.fields(s).items()}
@@ -115,25 +121,24 @@ class BatchInference:
         self.rounds: list[int | None] = [None] * self.num_slots
         self.noise: list[Words] = [self.batch_noise] * self.num_slots
 
-    def _make_policies(self, module: TensorDictModuleBase) -> None:
-        """A copy of the policy for each slot, over its parameters."""
-        policies: list[CounterPolicy] = []
-        refreshers: list[Callable[[], None] | None] = []
-        for parameters in self.slots.parameters:
-            own = deepcopy(module)
-            refreshers.append(bind_parameters(own, parameters, self.device))
-            policies.append(CounterPolicy(own, self.exploration_type))
-        for policy_of_slot in policies:
-            policy_of_slot.prepare(self.examples[: self.num_envs].to(self.device))
-        self.policies, self.refreshers = policies, refreshers
+    def _prepare(self, modules: Sequence[TensorDictModuleBase]) -> None:
+        """Get the policy of each slot ready to run."""
+        self.policies = [CounterPolicy(module, self.exploration_type) for module in modules]
+        for policy in self.policies:
+            policy.prepare(self.examples[: self.num_envs].to(self.device))
+
+    def _transpose(self, transposed: bool) -> None:
+        """Have linear layers multiply the other way round from now on, or not."""
+        if transposed != self.transposed:
+            self.transposed = transposed
+            modules = [policy.policy for policy in self.policies]
+            for module in modules:
+                transpose_layers(module, transposed)
+            self._prepare(modules)
 
     def use(self, sizes: InvariantSizes) -> None:
         """Run batches of these sizes from now on, as they were measured."""
-        if sizes.transposed != self.sizes.transposed:
-            module = deepcopy(self.module)
-            if sizes.transposed:
-                transpose_layers(module)
-            self._make_policies(module)
+        self._transpose(sizes.transposed)
         self.sizes = sizes
 
     def start(self, seed: int) -> None:
@@ -250,23 +255,23 @@ class BatchInference:
     def calibrate(self) -> InvariantSizes:
         """Find the batch sizes that agree bitwise, running just what `infer` runs.
 
-        If the rows of all environments would have to be cut into several batches, linear layers are
-        tried the other way round.
+        If all environments' rows would have to be cut into several batches, linear layers are tried
+        the other way round.
 
         Raises:
             PolicyError: if rows aren't independent of each other.
         """
-        plain = self._measure()
-        cut = plain.full_size < self.num_envs
-        if not cut or self.device.type != "cpu" or self.policies[0].takes_arrays:
-            return plain
-        full = (self.num_envs,)
-        try:
-            self.use(InvariantSizes(full, self.num_envs, fixed_rows=True, transposed=True))
-            turned = replace(self._measure(), transposed=True)
-        except Exception:  # whatever it stumbles over, the policy itself ran
-            turned = plain
-        return plain if turned.full_size < self.num_envs or turned.fixed_rows else turned
+        found = self._measure()
+        cut = found.full_size < self.num_envs
+        if cut and self.device.type == "cpu" and not self.policies[0].takes_arrays:
+            try:
+                self._transpose(True)
+                other = replace(self._measure(), transposed=True)
+                found = min(found, other, key=lambda sizes: sizes.cost(self.num_envs))
+            except Exception:  # whatever it stumbles over, the policy itself ran
+                pass
+            self._transpose(found.transposed)
+        return found
 
     def _measure(self) -> InvariantSizes:
         """The batch sizes that agree, with the layers as they are.

@@ -570,13 +570,14 @@ class HTSCollector(BaseCollector):  # type: ignore[misc]  # torchrl has no types
         """
         check_state(state_dict, self.policy, self._memory.layout)
         saved, sizes = state_dict["invariant_sizes"], self._invariant_sizes
-        alike = all(
-            getattr(sizes, name) == saved.get(name, False) for name in ("fixed_rows", "transposed")
-        )
+        transposed = saved.get("transposed", False)
+        alike = sizes.fixed_rows == saved["fixed_rows"] and sizes.transposed == transposed
         if not alike or not set(sizes.sizes) & set(saved["sizes"]):
             warnings.warn(
-                f"the run goes on, but not bit for bit: {sizes} here, and other ones, "
-                f"{saved['sizes']}, where the state was taken (another machine, torch or numpy)",
+                f"the run goes on, but not bit for bit: {sizes} here; where the state was taken, "
+                f"batches of {', '.join(map(str, saved['sizes']))} rows"
+                f"{', linear layers transposed' if transposed else ''} "
+                "(another machine, or another version of torch, numpy or torchrl_hts)",
                 stacklevel=2,
             )
         self.policy.load_state_dict(state_dict["policy_state_dict"])  # refuses another policy's

@@ -90,6 +90,14 @@ class InvariantSizes:
         ends = [len(rows) * part // parts for part in range(parts + 1)]
         return [rows[start:end] for start, end in pairwise(ends)]
 
+    def cost(self, num_envs: int) -> int:
+        """Rows run, and what batches cost beside, over all numbers of rows that may be ready."""
+        return sum(
+            self.pad(len(batch)) + _ROWS_PER_BATCH
+            for ready in range(1, num_envs + 1)
+            for batch in self.split(range(ready))
+        )
+
     def intersect(self, other: InvariantSizes) -> InvariantSizes:
         """The sizes that serve two actors; rows are fixed if either needs that.
 
@@ -98,7 +106,10 @@ class InvariantSizes:
                 that multiply differently.
         """
         if self.transposed != other.transposed:
-            raise ValueError("sizes measured with linear layers transposed and not don't compare")
+            raise ValueError(
+                "one actor found that linear layers had better be transposed, and another not, as "
+                "may be on CPUs of different kinds: give the actors one kind, or set num_actors=1"
+            )
         if self.full_size != other.full_size:
             raise ValueError(
                 f"sizes measured for {self.full_size} and for {other.full_size} rows don't compare"
@@ -108,12 +119,12 @@ class InvariantSizes:
         return replace(self, sizes=tuple(size for size in self.sizes if size in other.sizes))
 
     def __str__(self) -> str:
+        how = ", linear layers transposed" if self.transposed else ""
         if self.fixed_rows:
-            return f"only the full batch of {self.full_size}, each environment in its own row"
+            return f"only the full batch of {self.full_size}, each environment in its own row{how}"
         runs = groupby(enumerate(self.sizes), lambda pair: pair[1] - pair[0])
         spans = [[size for _, size in run] for _, run in runs]
         text = ", ".join(f"{s[0]}-{s[-1]}" if len(s) > 1 else str(s[0]) for s in spans)
-        how = ", linear layers transposed" if self.transposed else ""
         return f"batches of {text} rows agree bit for bit{how}"
 
 
@@ -313,13 +324,6 @@ def choose_sizes(
     def measure(size: int) -> InvariantSizes:
         return calibrate(run, size, draws=max(2, num_rows // size), suspects=suspects)
 
-    def cost(sizes: InvariantSizes) -> int:
-        return sum(
-            sizes.pad(len(batch)) + _ROWS_PER_BATCH
-            for ready in range(1, num_envs + 1)
-            for batch in sizes.split(range(ready))
-        )
-
     classes = [measure(num_envs)]
     for size in reversed(candidate_sizes(num_envs)):
         if 4 * size < num_envs:
@@ -328,7 +332,7 @@ def choose_sizes(
             found = measure(size)
             if not found.fixed_rows:  # the smaller batch has no row for each environment
                 classes.append(found)
-    return min(classes, key=lambda sizes: (cost(sizes), sizes.fixed_rows))
+    return min(classes, key=lambda sizes: (sizes.cost(num_envs), sizes.fixed_rows))
 
 
 def _dependence(suspects: Sequence[str]) -> str:

@@ -22,6 +22,7 @@ from tensordict.nn import (
 )
 from torch import Tensor, nn
 from torch import distributions as D
+from torch._C._functorch import is_functorch_wrapped_tensor
 from torchrl.envs.utils import ExplorationType, set_exploration_type
 
 from torchrl_hts.array_policy import Array, ArrayStep, array_steps
@@ -312,8 +313,8 @@ class CounterPolicy:
 
 def _flat(output: object) -> list[Tensor]:
     """The tensors in what a module returns."""
-    if isinstance(output, Tensor):
-        return [output]
+    if isinstance(output, Tensor):  # but for those inside torch.vmap, which must not get out
+        return [] if is_functorch_wrapped_tensor(output) else [output]
     if isinstance(output, tuple | list):
         return [tensor for part in output for tensor in _flat(part)]
     return []

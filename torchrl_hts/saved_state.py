@@ -51,6 +51,8 @@ def check_state(state: Any, policy: nn.Module, layout: Layout) -> None:
     _entry(sizes, "sizes", (list, tuple), "['invariant_sizes']")
     if not all(isinstance(size, int) for size in sizes["sizes"]):
         raise TypeError("state_dict['invariant_sizes']['sizes'] must be integers")
+    for name in {"fixed_rows", "transposed"} & sizes.keys():
+        _entry(sizes, name, bool, "['invariant_sizes']")
     _check_tensors(
         _entry(state, "policy_state_dict", Mapping),
         {n: value for n, value in policy.state_dict().items() if isinstance(value, Tensor)},

@@ -7,38 +7,51 @@ alike for 2 to 32 rows, which else change at 16 (I6): all rows go in one pass in
 
 from __future__ import annotations
 
+from types import MethodType
+
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
-__all__ = ["TransposedLinear", "transpose_layers"]
-
-
-class TransposedLinear(nn.Linear):
-    """A linear layer that computes ``(W @ x.T + b).T``, for an input ``[..., in]``."""
-
-    def forward(self, input: Tensor) -> Tensor:
-        if input.ndim < 2:
-            return super().forward(input)
-        columns, bias = input.flatten(0, -2).T, self._parameters["bias"]
-        if bias is None:
-            output = self.weight @ columns
-        else:
-            output = torch.addmm(bias[:, None], self.weight, columns)
-        # In the order of nn.Linear's output, since what comes next may ask for a view.
-        return output.T.contiguous().view(*input.shape[:-1], self.out_features)
+__all__ = ["transpose_layers"]
 
 
-def transpose_layers(module: nn.Module) -> bool:
-    """Make every `nn.Linear` inside a `TransposedLinear`; returns whether there was one.
+def transpose_layers(module: nn.Module, transposed: bool) -> None:
+    """Make every `nn.Linear` inside compute ``(W @ x.T + b).T``, or again what it does itself.
 
-    In place, with the same parameters. Layers of derived classes stay what they are.
+    It stays the layer that it is, with its parameters and hooks. Layers of derived classes, with a
+    `forward` of their own, or with weights of a special kind are left alone.
 
     Example:
         >>> net = nn.Sequential(nn.Linear(3, 2), nn.Tanh())
-        >>> transpose_layers(net), transpose_layers(net), net(torch.zeros(4, 3)).shape
-        (True, False, torch.Size([4, 2]))
+        >>> transpose_layers(net, True)
+        >>> net(torch.zeros(4, 3)).shape
+        torch.Size([4, 2])
     """
-    layers = [layer for layer in module.modules() if type(layer) is nn.Linear]
-    for layer in layers:
-        layer.__class__ = TransposedLinear
-    return bool(layers)
+    for layer in module.modules():
+        if type(layer) is not nn.Linear or type(layer.weight) not in (nn.Parameter, Tensor):
+            continue
+        own = layer.__dict__.get("forward")
+        if own is None and transposed:
+            layer.__dict__["forward"] = MethodType(_forward, layer)
+        elif is_transposed(layer) and not transposed:
+            del layer.__dict__["forward"]
+
+
+def is_transposed(layer: nn.Module) -> bool:
+    """Whether `transpose_layers` has been there."""
+    return getattr(layer.__dict__.get("forward"), "__func__", None) is _forward
+
+
+def _forward(layer: nn.Linear, input: Tensor) -> Tensor:
+    """For an input ``[..., in]``."""
+    if input.ndim < 2 or input.layout is not torch.strided or input.is_nested:
+        return F.linear(input, layer.weight, layer.bias)
+    columns = input.flatten(0, -2).T
+    bias: Tensor | None = getattr(layer, "bias", None)
+    if bias is None:
+        output = layer.weight @ columns
+    else:
+        output = torch.addmm(bias[:, None], layer.weight, columns)
+    # In the order of nn.Linear's output, since what comes next may ask for a view.
+    return output.T.contiguous().view(*input.shape[:-1], layer.out_features)
