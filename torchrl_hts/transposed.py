@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-__all__ = ["transpose_layers"]
+__all__ = ["is_transposed", "transpose_layers"]
 
 
 def transpose_layers(module: nn.Module, transposed: bool) -> None:
