@@ -90,7 +90,10 @@ def run_actor(control: Connection, fds: list[int]) -> None:
                 device=job.device,
                 last_round=job.last_round,
             )
-            send_object(control, ("calibrated", job.sizes or actor.calibrate(), None))
+            # Until this is sent, nobody writes to the parameters that a policy is tried with.
+            sizes = job.sizes or actor.calibrate()
+            actor.use(sizes)
+            send_object(control, ("calibrated", sizes, None))
         except PolicyError as error:
             send_object(control, ("policy", str(error), None))
             return

@@ -56,6 +56,7 @@ class BatchInference:
     Attributes:
         schedule: the schedule, over shared words.
         sizes: the batch sizes that agree, see `use`. Before, only the full batch serves.
+        transposed: whether linear layers multiply the other way round now.
 
     Raises:
         PolicyError: see `CounterPolicy.prepare`.

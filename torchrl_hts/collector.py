@@ -47,7 +47,7 @@ from torchrl_hts.learner import LearnerSide
 from torchrl_hts.limits import available_cores
 from torchrl_hts.pickling import pickle_factories, pickle_policy
 from torchrl_hts.recording import recorder
-from torchrl_hts.saved_state import check_state
+from torchrl_hts.saved_state import check_state, saved_sizes
 from torchrl_hts.slots import Slots, field_of, policy_tensors
 from torchrl_hts.statistics import Statistics, summarise
 from torchrl_hts.storage import Layout
@@ -569,15 +569,12 @@ class HTSCollector(BaseCollector):  # type: ignore[misc]  # torchrl has no types
                 shape or policy; the message says which. Nothing has been changed then.
         """
         check_state(state_dict, self.policy, self._memory.layout)
-        saved, sizes = state_dict["invariant_sizes"], self._invariant_sizes
-        transposed = saved.get("transposed", False)
-        alike = sizes.fixed_rows == saved["fixed_rows"] and sizes.transposed == transposed
-        if not alike or not set(sizes.sizes) & set(saved["sizes"]):
+        saved, sizes = saved_sizes(state_dict), self._invariant_sizes
+        alike = (saved.fixed_rows, saved.transposed) == (sizes.fixed_rows, sizes.transposed)
+        if not alike or not set(sizes.sizes) & set(saved.sizes):
             warnings.warn(
-                f"the run goes on, but not bit for bit: {sizes} here; where the state was taken, "
-                f"batches of {', '.join(map(str, saved['sizes']))} rows"
-                f"{', linear layers transposed' if transposed else ''} "
-                "(another machine, or another version of torch, numpy or torchrl_hts)",
+                f"the run goes on, but not bit for bit: {sizes} here, {saved} where the state was "
+                "taken (another machine, or another version of torch, numpy or torchrl_hts)",
                 stacklevel=2,
             )
         self.policy.load_state_dict(state_dict["policy_state_dict"])  # refuses another policy's

@@ -10,10 +10,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from torchrl_hts.invariance import InvariantSizes
 from torchrl_hts.slots import policy_tensors
 from torchrl_hts.storage import Layout
 
-__all__ = ["check_state"]
+__all__ = ["check_state", "saved_sizes"]
 
 # The entries of a state dict.
 _ENTRIES = frozenset(
@@ -45,14 +46,7 @@ def check_state(state: Any, policy: nn.Module, layout: Layout) -> None:
                 f"{name}={getattr(layout, name)}"
             )
     _check_counts(state, layout)
-    sizes = _entry(state, "invariant_sizes", Mapping)
-    if not {"sizes", "fixed_rows"} <= sizes.keys():
-        raise ValueError("state_dict['invariant_sizes'] lacks 'sizes' or 'fixed_rows'")
-    _entry(sizes, "sizes", (list, tuple), "['invariant_sizes']")
-    if not all(isinstance(size, int) for size in sizes["sizes"]):
-        raise TypeError("state_dict['invariant_sizes']['sizes'] must be integers")
-    for name in {"fixed_rows", "transposed"} & sizes.keys():
-        _entry(sizes, name, bool, "['invariant_sizes']")
+    saved_sizes(state)
     _check_tensors(
         _entry(state, "policy_state_dict", Mapping),
         {n: value for n, value in policy.state_dict().items() if isinstance(value, Tensor)},
@@ -159,6 +153,25 @@ def _integer(state: Mapping[str, Any], name: str) -> int:
     if isinstance(value, bool):
         raise TypeError(f"state_dict[{name!r}] must be an int, got {value!r}")
     return int(value)
+
+
+def saved_sizes(state: Mapping[str, Any]) -> InvariantSizes:
+    """The batch sizes that agreed where a state was taken.
+
+    Raises:
+        TypeError, ValueError: the message says which entry is wrong.
+    """
+    sizes = _entry(state, "invariant_sizes", Mapping)
+    if not {"sizes", "fixed_rows"} <= sizes.keys():
+        raise ValueError("state_dict['invariant_sizes'] lacks 'sizes' or 'fixed_rows'")
+    _entry(sizes, "sizes", (list, tuple), "['invariant_sizes']")
+    if not all(isinstance(size, int) for size in sizes["sizes"]):
+        raise TypeError("state_dict['invariant_sizes']['sizes'] must be integers")
+    for name in {"fixed_rows", "transposed"} & sizes.keys():
+        _entry(sizes, name, bool, "['invariant_sizes']")
+    transposed = sizes.get("transposed", False)  # of before layers could be
+    values = tuple(sizes["sizes"])
+    return InvariantSizes(values, max(values, default=0), sizes["fixed_rows"], transposed)
 
 
 def _entry(

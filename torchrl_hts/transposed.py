@@ -11,7 +11,6 @@ from types import MethodType
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 __all__ = ["is_transposed", "transpose_layers"]
 
@@ -31,10 +30,9 @@ def transpose_layers(module: nn.Module, transposed: bool) -> None:
     for layer in module.modules():
         if type(layer) is not nn.Linear or type(layer.weight) not in (nn.Parameter, Tensor):
             continue
-        own = layer.__dict__.get("forward")
-        if own is None and transposed:
-            layer.__dict__["forward"] = MethodType(_forward, layer)
-        elif is_transposed(layer) and not transposed:
+        if transposed:
+            layer.__dict__.setdefault("forward", MethodType(_forward, layer))
+        elif is_transposed(layer):
             del layer.__dict__["forward"]
 
 
@@ -46,7 +44,7 @@ def is_transposed(layer: nn.Module) -> bool:
 def _forward(layer: nn.Linear, input: Tensor) -> Tensor:
     """For an input ``[..., in]``."""
     if input.ndim < 2 or input.layout is not torch.strided or input.is_nested:
-        return F.linear(input, layer.weight, layer.bias)
+        return nn.Linear.forward(layer, input)
     columns = input.flatten(0, -2).T
     bias: Tensor | None = getattr(layer, "bias", None)
     if bias is None:
