@@ -171,7 +171,10 @@ def saved_sizes(state: Mapping[str, Any]) -> InvariantSizes:
         _entry(sizes, name, bool, "['invariant_sizes']")
     transposed = sizes.get("transposed", False)  # of before layers could be
     values = tuple(sizes["sizes"])
-    return InvariantSizes(values, max(values, default=0), sizes["fixed_rows"], transposed)
+    try:
+        return InvariantSizes(values, max(values, default=0), sizes["fixed_rows"], transposed)
+    except ValueError as error:
+        raise ValueError(f"state_dict['invariant_sizes'] can't be: {error}") from error
 
 
 def _entry(
