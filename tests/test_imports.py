@@ -15,12 +15,12 @@ PACKAGE = ROOT / "torchrl_hts"
 # From the bottom up: a module may import only from those before it.
 ORDER = [
     "command_line", "system", "theory", "errors", "schedule", "exchange", "watching", "storage",
-    "recording", "messages",
+    "gathering", "recording", "messages",
     "worker_output", "worker_server", "undivided", "workers", "servers",
     "ale_state", "state_names", "state_pickle",
     "env_state", "gym_env", "sizing", "probing", "forecast", "executor",
     "slots", "torchrl_env", "invariance", "draws", "short_cut", "array_policy", "sampling",
-    "passes", "transposed", "batch_inference", "gathering", "actor", "timeline_picture",
+    "passes", "transposed", "batch_inference", "actor", "timeline_picture",
     "saved_state", "timeline", "statistics", "weights",
     "restarts", "pickling", "limits", "arguments", "batch_plan", "progress", "failures", "roster",
     "choosing", "staff", "crew", "learner", "collector", "delayed_gradient", "episodes", "video",

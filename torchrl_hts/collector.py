@@ -330,8 +330,9 @@ class HTSCollector(BaseCollector):  # type: ignore[misc]  # torchrl has no types
             timeline_events,
         )
         a_core_each = self.num_executors + self.num_actors * actor_threads <= cores
+        cores_to_fill = ceil(cores) if self.num_actors == 1 else None
         self._memory, schedule = self._crew.share(
-            layout, self._last_round, plan.options, a_core_each, plan.truncated_keys
+            layout, self._last_round, plan.options, cores_to_fill, a_core_each, plan.truncated_keys
         )
         slots = Slots(self._memory)
         generic = self._weights.generic()  # to calibrate with
@@ -351,7 +352,7 @@ class HTSCollector(BaseCollector):  # type: ignore[misc]  # torchrl has no types
                 device=policy_device,
                 num_threads=actor_threads,
                 owner=self._crew.owner,
-                cores=ceil(cores) if self.num_actors == 1 else None,
+                cores=cores_to_fill,
                 a_core_each=a_core_each,
             )
         )

@@ -21,6 +21,7 @@ import gymnasium as gym
 
 from torchrl_hts.errors import CannotSaveError, Failure, failure_of
 from torchrl_hts.exchange import SAVE, WAKE, ExecutorPort, Inbox
+from torchrl_hts.gathering import would_wait
 from torchrl_hts.gym_env import GymEnvironment, RowOptions
 from torchrl_hts.messages import receive_object, send_object
 from torchrl_hts.recording import Activity, Record, recorder
@@ -34,7 +35,8 @@ if TYPE_CHECKING:
 __all__ = ["ExecutorJob", "ExecutorPlan", "run_executor"]
 
 # Environments that step faster than this are announced together: it is the number of wake-ups
-# that costs. A slower one is announced at once, so that its inference overlaps with the others.
+# that costs. A slower one is announced at once, so that its inference overlaps with the others,
+# where there is a core for that.
 _FLUSH_NS = 200_000
 
 # Plain integers: to look a member of an enum up takes longer than to count.
@@ -70,6 +72,7 @@ class ExecutorPlan:
         last_round: the round at which the run ends; None for an endless one.
         worker: its row of counters.
         options: how rows are written.
+        cores: the number of cores to keep busy; None where there are several actors.
         a_core_each: whether there are cores enough for all threads of executors and actors.
     """
 
@@ -77,6 +80,7 @@ class ExecutorPlan:
     last_round: int | None
     worker: int
     options: RowOptions
+    cores: int | None
     a_core_each: bool
 
 
@@ -119,7 +123,9 @@ def run_executor(control: Connection, fds: list[int]) -> None:
             record = recorder(memory, plan.worker)
             try:
                 watcher = Watcher(inbox, port.schedule, a_core_each=plan.a_core_each)
-                run = _Run(environments, port, watcher, counters, histogram, record, control)
+                run = _Run(
+                    environments, port, watcher, plan.cores, counters, histogram, record, control
+                )
                 run.start(starts)
                 run.serve()
             except _EnvironmentError as error:
@@ -175,6 +181,7 @@ class _Run:
         environments: dict[int, GymEnvironment | TorchRLEnvironment],
         port: ExecutorPort,
         watcher: Watcher,
+        cores: int | None,
         counters: memoryview[int],
         histogram: memoryview[int],
         record: Record | None,
@@ -184,6 +191,7 @@ class _Run:
         self.port = port
         self.schedule = port.schedule
         self.watcher = watcher
+        self.cores = cores
         self.counters = counters
         self.histogram = histogram
         self.record = record
@@ -259,7 +267,9 @@ class _Run:
                         continue
                     self._step(word, before)
                     before = clock()
-                    if before - flushed > _FLUSH_NS:
+                    if before - flushed > _FLUSH_NS and not would_wait(
+                        self.schedule, counters, self.cores
+                    ):
                         self.port.flush()
                         flushed = before
                 elif word == WAKE:

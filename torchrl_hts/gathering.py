@@ -2,10 +2,11 @@
 
 A forward pass of few rows costs nearly as much as one of many. As long as executors and the learner
 keep every core busy, a pass started now would only take a core from one of them: nothing is lost by
-waiting until one of them has nothing left to do, and then there are more rows. With a core to spare
-an actor takes at once whatever is ready. And it never waits for long: what looks like work may be
-an environment or a learner that waits for something else. What the policy computes for a row does
-not depend on the rows beside it, so none of this changes a bit (I6).
+waiting until one of them has nothing left to do, and then there are more rows. An executor that can
+tell so (`would_wait`) announces nothing meanwhile, which would wake the actor in vain. With a core
+to spare an actor takes at once whatever is ready. And it never waits for long: what looks like work
+may be an environment or a learner that waits for something else. What the policy computes for a row
+does not depend on the rows beside it, so none of this changes a bit (I6).
 """
 
 from __future__ import annotations
@@ -19,16 +20,34 @@ import numpy as np
 import numpy.typing as npt
 
 from torchrl_hts.exchange import STOP
-from torchrl_hts.schedule import Phase
+from torchrl_hts.schedule import Phase, Schedule
 from torchrl_hts.storage import Counter
 from torchrl_hts.watching import Watcher
 
-__all__ = ["Gatherer"]
+__all__ = ["Gatherer", "would_wait"]
 
 # An executor whose environments use less of a core than this sleeps rather than computes.
 _COMPUTES = 0.25
+# Plain integers: to look a member of an enum up takes longer than to count.
+_CPU_NS, _BUSY_NS = int(Counter.CPU_NS), int(Counter.BUSY_NS)
 # Not every change is announced (a last environment is parked): look again after so long.
 _LOOK_AGAIN_MS = 2
+
+
+def would_wait(schedule: Schedule, counters: memoryview[int], cores: int | None) -> bool:
+    """Whether a lone actor would wait for more than what an executor that is stepping offers now.
+
+    That is where this executor and the learner fill all cores: to wake the actor would only cost
+    time, so the executor may as well announce all that it has at once.
+
+    Args:
+        schedule: the schedule, over shared words.
+        counters: those of the executor.
+        cores: as many as are to be kept busy; None if there are several actors.
+    """
+    if cores is None or 1 + schedule.learning < cores:
+        return False
+    return counters[_CPU_NS] > _COMPUTES * counters[_BUSY_NS]
 
 
 class Gatherer:
@@ -97,12 +116,12 @@ class Gatherer:
         """
         if self._cores is None:
             return False
-        learning = self.schedule.lent > self.schedule.released
+        learning = self.schedule.learning
         if self._num_executors + learning < self._cores:  # spares the look at every environment
             return False
         busy = set(self._owner[self._phase == Phase.ANSWERED].tolist())
         if not busy or len(busy) + learning < self._cores:
             return False
         rows = self.counters[sorted(busy)]
-        computing = rows[:, Counter.CPU_NS] > _COMPUTES * rows[:, Counter.BUSY_NS]
+        computing = rows[:, _CPU_NS] > _COMPUTES * rows[:, _BUSY_NS]
         return bool(computing.sum() + learning >= self._cores)

@@ -156,6 +156,11 @@ class Schedule:
         """The number of updates that are done."""
         return self.learner[1]
 
+    @property
+    def learning(self) -> bool:
+        """Whether the learner holds a batch whose update isn't done."""
+        return self.learner[0] > self.learner[1]
+
     # The executor that owns the environment.
 
     def offer(self, env: int) -> None:

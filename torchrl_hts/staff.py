@@ -214,13 +214,14 @@ class Staff:
         layout: Layout,
         last_round: int | None,
         options: RowOptions,
+        cores: int | None,
         a_core_each: bool,
         truncated_keys: tuple[Key, ...] = (),
     ) -> tuple[SharedMemory, Schedule]:
         """Allocate the shared memory and let the executors map it.
 
         Args:
-            layout, last_round, options, a_core_each: see `ExecutorPlan`.
+            layout, last_round, options, cores, a_core_each: see `ExecutorPlan`.
             truncated_keys: of the flags that tell of an episode that was cut off.
         """
         self._truncated_keys = truncated_keys
@@ -231,7 +232,7 @@ class Staff:
         self.port = LearnerPort(
             self.schedule, self.learner_inbox, self.executor_inboxes, self.owner
         )
-        self._plan = ExecutorPlan(layout, last_round, 0, options, a_core_each)
+        self._plan = ExecutorPlan(layout, last_round, 0, options, cores, a_core_each)
         for index, executor in enumerate(self.executors):
             self._roster.send(executor, replace(self._plan, worker=index))
         return self.memory, self.schedule

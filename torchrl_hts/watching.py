@@ -55,5 +55,4 @@ class Watcher:
 
     def may_look(self) -> bool:
         """Whether something is expected soon, and the learner waits; with a core each."""
-        learning = self.schedule.lent > self.schedule.released
-        return self._waits_are_short and not learning
+        return self._waits_are_short and not self.schedule.learning

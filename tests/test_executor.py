@@ -1,0 +1,112 @@
+"""When an executor announces what it has stepped, with the learner's state made by hand."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+from torchrl_hts import executor
+from torchrl_hts.exchange import STOP, ExecutorPort, Inbox
+from torchrl_hts.schedule import Phase, Schedule
+from torchrl_hts.storage import Counter
+from torchrl_hts.watching import Watcher
+
+
+class Announced:
+    """In place of the actors' inbox: keeps each message apart."""
+
+    def __init__(self) -> None:
+        self.messages: list[list[int]] = []
+
+    def post(self, words: list[int]) -> None:
+        self.messages.append([*words])
+
+
+class Environment:
+    """Does nothing; what is to happen during its step may be given."""
+
+    def __init__(self, during_step: Callable[[], None] = lambda: None) -> None:
+        self.during_step = during_step
+
+    def write_observation(self, slot: int, t: int) -> None:
+        pass
+
+    def step(self, slot: int, t: int) -> bool:
+        self.during_step()
+        return False
+
+
+class World:
+    """One executor with four answered environments, whose steps take long and use the processor."""
+
+    def __init__(self, inbox: Inbox) -> None:
+        self.inbox = inbox
+        self.schedule = Schedule(4, 5, 1, phase=[int(Phase.ANSWERED)] * 4)
+        self.environments: dict[int, Any] = {env: Environment() for env in range(4)}
+        self.counters = np.zeros(len(Counter), np.int64)
+        self.counters[[Counter.BUSY_NS, Counter.CPU_NS]] = 1_000_000, 600_000
+        self.announced = Announced()
+
+    def learn(self, learning: bool) -> None:
+        """The learner has a batch, or has finished with it."""
+        self.schedule.learner[0] = self.schedule.learner[1] + learning
+
+    def serve(self, cores: int | None) -> list[list[int]]:
+        """Step each environment once; returns what was announced, message by message."""
+        actors: Any = self.announced
+        run = executor._Run(
+            self.environments,
+            ExecutorPort(self.schedule, actors, self.inbox),
+            Watcher(self.inbox, self.schedule, a_core_each=False),
+            cores,
+            self.counters.data,
+            np.zeros(64, np.int64).data,
+            None,
+            None,  # type: ignore[arg-type]  # nothing is saved
+        )
+        self.inbox.post([0, 1, 2, 3, STOP])
+        run.serve()
+        return self.announced.messages
+
+
+@pytest.fixture
+def world(monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
+    monkeypatch.setattr(executor, "_FLUSH_NS", 0)  # every step takes long
+    inbox = Inbox.create()
+    yield World(inbox)
+    inbox.close()
+
+
+EACH, TOGETHER = [[0], [1], [2], [3]], [[0, 1, 2, 3]]
+
+
+@pytest.mark.parametrize(
+    ("cores", "learning", "expected"),
+    [
+        (2, False, EACH),  # the actor has a core
+        (2, True, TOGETHER),
+        (3, True, EACH),
+        (1, False, TOGETHER),
+        (None, True, EACH),  # there are other actors
+    ],
+)
+def test_the_actor_is_woken_for_each_step_where_it_has_a_core(
+    cores: int | None, learning: bool, expected: list[list[int]], world: World
+) -> None:
+    world.learn(learning)
+    assert world.serve(cores) == expected
+
+
+def test_environments_that_sleep_are_announced_at_once(world: World) -> None:
+    world.learn(True)
+    world.counters[Counter.CPU_NS] = 10_000
+    assert world.serve(2) == EACH
+
+
+def test_what_was_held_back_is_announced_when_the_learner_is_done(world: World) -> None:
+    world.learn(True)
+    world.environments[1].during_step = lambda: world.learn(False)
+    assert world.serve(2) == [[0, 1], [2], [3]]
