@@ -274,6 +274,15 @@ class TestProgress:
             f"{kind} {i}" for i in (0, 1) for kind in ("actor", "executor")
         }
 
+    def test_an_actor_owes_nothing_that_may_not_have_been_announced(self) -> None:
+        schedule = Schedule(2, 5, 1, phase=[int(Phase.READY), int(Phase.ANSWERED)])
+        counters = np.zeros((2, len(Counter)), np.int64)
+        counters[0, Counter.AT] = 2  # in the midst of a step of environment 1
+        assert set(at_work(schedule, counters, (0, 0))) == {"executor 0"}
+        schedule.phase[1] = Phase.READY
+        counters[0, Counter.AT] = 0
+        assert set(at_work(schedule, counters, (0, 0))) == {"actor 0"}
+
     def test_nobody_owes_anything_in_a_round_that_is_not_open(self) -> None:
         schedule = Schedule(1, 1, 0)
         schedule.offer(0)

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from math import ceil
 from typing import Any
 
 import numpy as np
 import pytest
+from environments import EchoEnv
+from policies import categorical
 
-from torchrl_hts import executor
+from torchrl_hts import HTSCollector, executor
 from torchrl_hts.exchange import STOP, ExecutorPort, Inbox
+from torchrl_hts.limits import available_cores
 from torchrl_hts.schedule import Phase, Schedule
 from torchrl_hts.storage import Counter
 from torchrl_hts.watching import Watcher
@@ -98,6 +102,14 @@ def test_the_actor_is_woken_for_each_step_where_it_has_a_core(
 ) -> None:
     world.learn(learning)
     assert world.serve(cores) == expected
+
+
+@pytest.mark.parametrize("num_actors", [1, 2])
+def test_an_executor_knows_how_many_cores_there_are(num_actors: int) -> None:
+    options: dict[str, Any] = {"num_executors": 1, "num_actors": num_actors}
+    with HTSCollector([EchoEnv] * 2, categorical(), frames_per_batch=4, **options) as collector:
+        cores = ceil(available_cores()) if num_actors == 1 else None
+        assert collector._crew._plan.cores == cores
 
 
 def test_environments_that_sleep_are_announced_at_once(world: World) -> None:

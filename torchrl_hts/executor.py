@@ -21,7 +21,7 @@ import gymnasium as gym
 
 from torchrl_hts.errors import CannotSaveError, Failure, failure_of
 from torchrl_hts.exchange import SAVE, WAKE, ExecutorPort, Inbox
-from torchrl_hts.gathering import would_wait
+from torchrl_hts.gathering import fills_cores
 from torchrl_hts.gym_env import GymEnvironment, RowOptions
 from torchrl_hts.messages import receive_object, send_object
 from torchrl_hts.recording import Activity, Record, recorder
@@ -72,7 +72,8 @@ class ExecutorPlan:
         last_round: the round at which the run ends; None for an endless one.
         worker: its row of counters.
         options: how rows are written.
-        cores: the number of cores to keep busy; None where there are several actors.
+        cores: the number of cores to keep busy; None where there are several actors: then nothing
+            that took long is kept back.
         a_core_each: whether there are cores enough for all threads of executors and actors.
     """
 
@@ -267,7 +268,7 @@ class _Run:
                         continue
                     self._step(word, before)
                     before = clock()
-                    if before - flushed > _FLUSH_NS and not would_wait(
+                    if before - flushed > _FLUSH_NS and not fills_cores(
                         self.schedule, counters, self.cores
                     ):
                         self.port.flush()

@@ -3,10 +3,11 @@
 A forward pass of few rows costs nearly as much as one of many. As long as executors and the learner
 keep every core busy, a pass started now would only take a core from one of them: nothing is lost by
 waiting until one of them has nothing left to do, and then there are more rows. An executor that can
-tell so (`would_wait`) announces nothing meanwhile, which would wake the actor in vain. With a core
-to spare an actor takes at once whatever is ready. And it never waits for long: what looks like work
-may be an environment or a learner that waits for something else. What the policy computes for a row
-does not depend on the rows beside it, so none of this changes a bit (I6).
+tell so (`fills_cores`) announces nothing meanwhile, which would wake the actor in vain, until it
+has nothing left to step. With a core to spare an actor takes at once whatever is ready. And it
+never waits for long: what looks like work may be an environment or a learner that waits for
+something else. What the policy computes for a row does not depend on the rows beside it, so none of
+this changes a bit (I6).
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from torchrl_hts.schedule import Phase, Schedule
 from torchrl_hts.storage import Counter
 from torchrl_hts.watching import Watcher
 
-__all__ = ["Gatherer", "would_wait"]
+__all__ = ["Gatherer", "fills_cores"]
 
 # An executor whose environments use less of a core than this sleeps rather than computes.
 _COMPUTES = 0.25
@@ -34,11 +35,10 @@ _CPU_NS, _BUSY_NS = int(Counter.CPU_NS), int(Counter.BUSY_NS)
 _LOOK_AGAIN_MS = 2
 
 
-def would_wait(schedule: Schedule, counters: memoryview[int], cores: int | None) -> bool:
-    """Whether a lone actor would wait for more than what an executor that is stepping offers now.
+def fills_cores(schedule: Schedule, counters: memoryview[int], cores: int | None) -> bool:
+    """Whether an executor that is stepping fills all cores, with the learner if that learns.
 
-    That is where this executor and the learner fill all cores: to wake the actor would only cost
-    time, so the executor may as well announce all that it has at once.
+    Then a lone actor would wait for more than what is offered now.
 
     Args:
         schedule: the schedule, over shared words.
@@ -47,7 +47,12 @@ def would_wait(schedule: Schedule, counters: memoryview[int], cores: int | None)
     """
     if cores is None or 1 + schedule.learning < cores:
         return False
-    return counters[_CPU_NS] > _COMPUTES * counters[_BUSY_NS]
+    return bool(_computes(counters[_CPU_NS], counters[_BUSY_NS]))
+
+
+def _computes(cpu_ns: Any, busy_ns: Any) -> Any:
+    """Whether executors that used so much of a core while busy compute rather than sleep."""
+    return cpu_ns > _COMPUTES * busy_ns
 
 
 class Gatherer:
@@ -123,5 +128,5 @@ class Gatherer:
         if not busy or len(busy) + learning < self._cores:
             return False
         rows = self.counters[sorted(busy)]
-        computing = rows[:, _CPU_NS] > _COMPUTES * rows[:, _BUSY_NS]
+        computing = _computes(rows[:, _CPU_NS], rows[:, _BUSY_NS])
         return bool(computing.sum() + learning >= self._cores)

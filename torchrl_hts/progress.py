@@ -74,8 +74,9 @@ def at_work(
     """What each worker owes while a run is on, by name, with what shows its progress.
 
     An executor owes a step where there is an action, and an observation where its round is open.
-    Actors owe an action to every observation. One that has none in hand owes nothing as long as
-    another has: that one will take what is left, or is the one that hangs.
+    Actors owe an action to every observation that its executor has announced for sure: in the midst
+    of a step it may have kept some back (`gathering.py`). An actor that has none in hand owes
+    nothing as long as another has: that one will take what is left, or is the one that hangs.
 
     Args:
         schedule: the schedule, over shared words.
@@ -89,7 +90,8 @@ def at_work(
     for env, executor in enumerate(owner):
         own.setdefault(executor, []).append(steps[env])
         if phases[env] == Phase.READY:
-            waiting.append((env, steps[env]))
+            if not counters[executor, Counter.AT]:
+                waiting.append((env, steps[env]))
         elif phases[env] != Phase.TAKEN and (
             phases[env] == Phase.ANSWERED or schedule.is_open(schedule.position(env)[0])
         ):
