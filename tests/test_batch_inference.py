@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from copy import deepcopy
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -11,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 from environments import EchoEnv
+from tensordict import TensorDictBase
 from tensordict.nn import NormalParamExtractor, TensorDictModule, TensorDictSequential
 from torch import distributions as D
 from torch import nn
@@ -162,7 +164,7 @@ class Strict(nn.Linear):
 def convolutional(last: nn.Module) -> TensorDictSequential:
     """A policy that torch runs, of which the linear layers are to be transposed."""
     torch.manual_seed(0)
-    net = nn.Sequential(nn.Unflatten(-1, (1, 2, 2)), nn.Conv2d(1, 8, 1), nn.Flatten())
+    net = nn.Sequential(nn.Unflatten(-1, (1, 4)), nn.Conv1d(1, 8, 1), nn.Flatten())
     trunk = nn.Sequential(net, nn.Linear(32, 64), nn.ReLU(), last)
     actor = ProbabilisticActor(
         TensorDictModule(nn.Linear(64, 3), ["hidden"], ["logits"]),
@@ -197,7 +199,7 @@ def test_linear_layers_are_transposed_where_batches_would_be_cut_otherwise(
     ):
         next(iter(collector))
         actor, successor = inference_of(collector), inference_of(collector)
-        measure = {False: PLAIN, True: found}
+        measure = {False: PLAIN, True: replace(found, transposed=True)}
         monkeypatch.setattr(BatchInference, "_measure", lambda self: measure[transposes(self)])
         assert actor.calibrate() == chosen
         assert transposes(actor) == chosen.transposed
@@ -230,3 +232,72 @@ def test_transposed_layers_give_the_same_bits_whoever_runs_them(
         rows = batches[0].reshape(-1)
         expected = policy[0](rows.select("observation"))["hidden"]
     torch.testing.assert_close(rows["hidden"], expected)
+
+
+class Pixels(nn.Module):
+    """A small observation made an image of 16 x 16."""
+
+    def forward(self, observation: torch.Tensor) -> torch.Tensor:
+        angles = torch.arange(1, 65.0) * observation[..., None]
+        return angles.sin().reshape(*observation.shape[:-1], 1, 16, 16)
+
+
+class View(nn.Module):
+    """Takes for granted that channels come first in memory."""
+
+    def forward(self, maps: torch.Tensor) -> torch.Tensor:
+        return maps.view(len(maps), -1)
+
+
+def large(flatten: nn.Module) -> TensorDictSequential:
+    """A policy with layers that are to be packed, and others."""
+    torch.manual_seed(0)
+    net = nn.Sequential(Pixels(), nn.Conv2d(1, 8, 5), nn.ReLU(), flatten, nn.Linear(1152, 512))
+    actor = ProbabilisticActor(
+        TensorDictModule(nn.Linear(512, 3), ["hidden"], ["logits"]),
+        in_keys=["logits"],
+        distribution_class=D.Categorical,
+        return_log_prob=True,
+    )
+    return TensorDictSequential(TensorDictModule(net, ["observation"], ["hidden"]), actor)
+
+
+def collect_and_change(policy: TensorDictSequential, **options: Any) -> list[TensorDictBase]:
+    """Batches of rounds before each of which the parameters change; they are put back at last."""
+    envs = [partial(Three, partial(gym.make, "CartPole-v1"))] * 5
+    first = deepcopy(policy.state_dict())
+    with HTSCollector(envs, policy, frames_per_batch=20, seed=0, lag=0, **options) as collector:
+        batches = []
+        for batch in collector:
+            rows = batch.reshape(-1)
+            with torch.inference_mode():
+                hidden = policy[0](rows.select("observation"))["hidden"]
+            torch.testing.assert_close(rows["hidden"], hidden)
+            batches.append(batch)
+            with torch.no_grad():
+                for parameter in policy.parameters():
+                    parameter *= 0.9
+        assert collector.statistics().invariant_sizes.packed
+    policy.load_state_dict(first)
+    return batches
+
+
+def test_packed_layers_follow_the_parameters_and_give_the_same_bits_whoever_runs_them() -> None:
+    """I2 and I6, through several turns of each slot."""
+    policy = large(nn.Flatten())
+    few, many = (
+        torch.cat(collect_and_change(policy, total_frames=140, **workers), 1)
+        for workers in ({"num_executors": 1}, {"num_executors": 5, "num_actors": 2})
+    )
+    assert (few == many).all()
+
+
+def test_a_policy_that_fails_with_packed_layers_runs_as_it_is() -> None:
+    envs = [partial(Three, partial(gym.make, "CartPole-v1"))] * 5
+    policy = large(View())
+    with HTSCollector(envs, policy, frames_per_batch=20, total_frames=40) as collector:
+        data = torch.cat(list(collector), 1)
+        assert not collector.statistics().invariant_sizes.packed
+    with torch.inference_mode():
+        expected = policy[0](data.reshape(-1).select("observation"))["hidden"]
+    torch.testing.assert_close(data.reshape(-1)["hidden"], expected)

@@ -20,7 +20,7 @@ ORDER = [
     "ale_state", "state_names", "state_pickle",
     "env_state", "gym_env", "sizing", "probing", "forecast", "executor",
     "slots", "torchrl_env", "invariance", "draws", "short_cut", "array_policy", "sampling",
-    "passes", "transposed", "batch_inference", "actor", "timeline_picture",
+    "packed", "passes", "transposed", "batch_inference", "actor", "timeline_picture",
     "saved_state", "timeline", "statistics", "weights",
     "restarts", "pickling", "limits", "arguments", "batch_plan", "progress", "failures", "roster",
     "choosing", "staff", "crew", "learner", "collector", "delayed_gradient", "episodes", "video",

@@ -72,12 +72,14 @@ def test_intersect_needs_the_same_full_size() -> None:
         InvariantSizes((4,), 4, False).intersect(InvariantSizes((8,), 8, False))
 
 
-def test_intersect_needs_layers_that_multiply_alike() -> None:
-    transposed = InvariantSizes((4, 8), 8, False, transposed=True)
-    with pytest.raises(ValueError, match="transposed, and another not"):
-        transposed.intersect(InvariantSizes((4, 8), 8, False))
-    both = transposed.intersect(InvariantSizes((2, 8), 8, False, transposed=True))
-    assert both == InvariantSizes((8,), 8, False, transposed=True)
+@pytest.mark.parametrize("how", [{"transposed": True}, {"packed": True}])
+def test_intersect_needs_layers_that_run_alike(how: dict[str, bool]) -> None:
+    (said,) = how
+    changed = InvariantSizes((4, 8), 8, False, **how)
+    with pytest.raises(ValueError, match=f"{said}, and another batches of 4, 8 rows agree bit"):
+        changed.intersect(InvariantSizes((4, 8), 8, False))
+    both = changed.intersect(InvariantSizes((2, 8), 8, False, **how))
+    assert both == InvariantSizes((8,), 8, False, **how)
 
 
 @given(st.integers(1, 3000))
@@ -106,8 +108,9 @@ def test_sizes_print_as_a_report() -> None:
         "batches of 1, 4-6, 16 rows agree bit for bit"
     )
     assert "each environment in its own row" in str(InvariantSizes((16,), 16, True))
-    transposed = InvariantSizes((2, 3), 3, False, transposed=True)
-    assert str(transposed) == "batches of 2-3 rows agree bit for bit, linear layers transposed"
+    assert str(InvariantSizes((2, 3), 3, False, packed=True, transposed=True)) == (
+        "batches of 2-3 rows agree bit for bit, large layers packed, linear layers transposed"
+    )
 
 
 def test_row_bits_tell_zeros_apart_and_nan_equal() -> None:

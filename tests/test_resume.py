@@ -238,9 +238,11 @@ def test_a_run_that_had_ended_can_be_made_longer() -> None:
 @pytest.mark.parametrize(
     ("changed", "said"),
     [
+        ({"packed": True}, "large layers packed where the state was taken"),
         ({"transposed": True}, "linear layers transposed where the state was taken"),
         ({"sizes": (100,)}, "batches of 100 rows agree .* where the state was taken"),
         ({"fixed_rows": 1}, None),
+        ({"packed": 0}, None),
         ({"transposed": "yes"}, None),
         ({"sizes": ()}, None),
         ({"sizes": (5, 3)}, None),
@@ -267,13 +269,14 @@ def test_a_state_from_where_batches_round_otherwise_says_so(
             collector.load_state_dict(state)
 
 
-def test_a_state_from_before_layers_could_be_transposed_goes_on_silently(
+def test_a_state_from_before_layers_could_be_changed_goes_on_silently(
     recwarn: pytest.WarningsRecorder,
 ) -> None:
     training = Training(lag=1)
     with training.collector as collector:
         next(iter(collector))
         state = collector.state_dict()
+        assert not state["invariant_sizes"].pop("packed")
         assert not state["invariant_sizes"].pop("transposed")
         collector.load_state_dict(state)
     assert not [warning for warning in recwarn if "bit for bit" in str(warning.message)]

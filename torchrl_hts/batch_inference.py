@@ -27,6 +27,7 @@ from torchrl.envs.utils import ExplorationType
 from torchrl_hts.draws import CounterNoise, Words
 from torchrl_hts.errors import PolicyError
 from torchrl_hts.invariance import InvariantSizes, choose_sizes, mixing_modules
+from torchrl_hts.packed import PackedLayers
 from torchrl_hts.sampling import CounterPolicy
 from torchrl_hts.slots import Slots, bind_parameters
 from torchrl_hts.storage import Array, Key, SharedMemory
@@ -56,7 +57,8 @@ class BatchInference:
     Attributes:
         schedule: the schedule, over shared words.
         sizes: the batch sizes that agree, see `use`. Before, only the full batch serves.
-        transposed: whether linear layers multiply the other way round now.
+        packed: whether large layers run with weights that are put in order once a round.
+        transposed: whether the other linear layers multiply the other way round.
 
     Raises:
         PolicyError: see `CounterPolicy.prepare`.
@@ -83,13 +85,14 @@ class BatchInference:
         self.slots = Slots(memory)
         module: TensorDictModuleBase = pickle.loads(policy).to(self.device)
         self.exploration_type = exploration_type
-        self.transposed = False
+        self.packed = self.transposed = False
         modules: list[TensorDictModuleBase] = []
         self.refreshers: list[Callable[[], None] | None] = []
         for parameters in self.slots.parameters:
             modules.append(deepcopy(module))
             self.refreshers.append(bind_parameters(modules[-1], parameters, self.device))
         self._prepare(modules)
+        self.packable = [PackedLayers(module) for module in modules]
         # The rows of a slot, environment-major: row i * T + t of a flat array.
         flat = [
             {key: array.reshape(-1, *array.shape[2:]) for key, array in memory.fields(s).items()}
@@ -128,18 +131,22 @@ class BatchInference:
         for policy in self.policies:
             policy.prepare(self.examples[: self.num_envs].to(self.device))
 
-    def _transpose(self, transposed: bool) -> None:
-        """Have linear layers multiply the other way round from now on, or not."""
-        if transposed != self.transposed:
-            self.transposed = transposed
+    def _arrange(self, *, packed: bool, transposed: bool) -> None:
+        """Have large layers packed from now on, and the others transposed, or not."""
+        if (packed, transposed) != (self.packed, self.transposed):
+            self.packed, self.transposed = packed, transposed
             modules = [policy.policy for policy in self.policies]
-            for module in modules:
+            for module, layers in zip(modules, self.packable, strict=True):
+                if packed:
+                    layers.pack()
+                else:
+                    layers.unpack()
                 transpose_layers(module, transposed)
             self._prepare(modules)
 
     def use(self, sizes: InvariantSizes) -> None:
         """Run batches of these sizes from now on, as they were measured."""
-        self._transpose(sizes.transposed)
+        self._arrange(packed=sizes.packed, transposed=sizes.transposed)
         self.sizes = sizes
 
     def start(self, seed: int) -> None:
@@ -191,14 +198,12 @@ class BatchInference:
         return size
 
     def _begin(self, slot: int, round_: int) -> None:
-        """A slot has a new round: its noise, and on another device than the CPU its parameters."""
+        """A slot has a new round: its noise, and its parameters where they aren't run in place."""
         self.rounds[slot] = round_
         words = self.counter_noise.round(round_)
         rows = self.num_envs * self.sync_interval
         self.noise[slot] = self.policies[slot].noise_of(words.reshape(rows, self.width))
-        refresh = self.refreshers[slot]
-        if refresh is not None:
-            refresh()
+        self._refresh(slot)
         if not self.outputs_tell_nan and (names := self._parameters_with(torch.isnan, slot)):
             raise PolicyError(
                 f"the policy's parameters are NaN in {names}, and it returns nothing that would "
@@ -256,23 +261,34 @@ class BatchInference:
     def calibrate(self) -> InvariantSizes:
         """Find the batch sizes that agree bitwise, running just what `infer` runs.
 
-        If all environments' rows would have to be cut into several batches, linear layers are tried
-        the other way round.
+        Large layers are packed, if that works. If all environments' rows would have to be cut into
+        several batches, linear layers are tried the other way round.
 
         Raises:
             PolicyError: if rows aren't independent of each other.
         """
-        found = self._measure()
-        cut = found.full_size < self.num_envs
-        if cut and self.device.type == "cpu" and not self.policies[0].takes_arrays:
-            try:
-                self._transpose(True)
-                other = replace(self._measure(), transposed=True)
+        if self.device.type != "cpu" or self.policies[0].takes_arrays:
+            return self._measure()
+        found = None
+        if len(self.packable[0]):
+            found = self._try(packed=True, transposed=False)
+        if found is None or found.fixed_rows:
+            self._arrange(packed=False, transposed=False)
+            found = self._measure()
+        if found.full_size < self.num_envs:
+            other = self._try(packed=found.packed, transposed=True)
+            if other is not None:
                 found = min(found, other, key=lambda sizes: sizes.cost(self.num_envs))
-            except Exception:  # whatever it stumbles over, the policy itself ran
-                pass
-            self._transpose(found.transposed)
+        self._arrange(packed=found.packed, transposed=found.transposed)
         return found
+
+    def _try(self, *, packed: bool, transposed: bool) -> InvariantSizes | None:
+        """The batch sizes that agree with layers that are changed so; None if that doesn't work."""
+        try:
+            self._arrange(packed=packed, transposed=transposed)
+            return self._measure()
+        except Exception:  # whatever it stumbles over, the policy itself ran
+            return None
 
     def _measure(self) -> InvariantSizes:
         """The batch sizes that agree, with the layers as they are.
@@ -311,18 +327,25 @@ class BatchInference:
                 if value.is_floating_point()
             )
             rows = min(available, max(_CALIBRATION_ROWS, _CALIBRATION_FLOATS // max(floats, 1)))
-            return choose_sizes(
+            sizes = choose_sizes(
                 run,
                 num_envs=self.num_envs,
                 num_rows=rows,
                 suspects=mixing_modules(policy.policy),
             )
+        return replace(sizes, packed=self.packed, transposed=self.transposed)
 
     def refresh_all(self) -> None:
-        """Load every slot's parameters to the device."""
-        for refresh in self.refreshers:
-            if refresh is not None:
-                refresh()
+        """Have every slot's policy run with the slot's parameters as they are now."""
+        for slot in range(self.num_slots):
+            self._refresh(slot)
+
+    def _refresh(self, slot: int) -> None:
+        refresh = self.refreshers[slot]
+        if refresh is not None:
+            refresh()
+        if self.packed:
+            self.packable[slot].pack()
 
 
 def _items(td: TensorDictBase) -> list[tuple[Key, Tensor]]:

@@ -571,7 +571,7 @@ class HTSCollector(BaseCollector):  # type: ignore[misc]  # torchrl has no types
         """
         check_state(state_dict, self.policy, self._memory.layout)
         saved, sizes = saved_sizes(state_dict), self._invariant_sizes
-        alike = (saved.fixed_rows, saved.transposed) == (sizes.fixed_rows, sizes.transposed)
+        alike = saved.fixed_rows == sizes.fixed_rows and saved.runs_like(sizes)
         if not alike or not set(sizes.sizes) & set(saved.sizes):
             warnings.warn(
                 f"the run goes on, but not bit for bit: {sizes} here, {saved} where the state was "

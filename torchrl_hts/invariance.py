@@ -50,7 +50,8 @@ class InvariantSizes:
         full_size: rows of the largest batch.
         fixed_rows: a row's position matters even at the full size. Then the only batch to run is
             the full one with environment i in row i, and ``sizes == (full_size,)``.
-        transposed: linear layers have to multiply the other way round for it (`transposed.py`).
+        packed: large layers have to run with packed weights for it (`packed.py`).
+        transposed: other linear layers have to multiply the other way round (`transposed.py`).
 
     Raises:
         ValueError: if the sizes are not as said above.
@@ -66,6 +67,7 @@ class InvariantSizes:
     sizes: tuple[int, ...]
     full_size: int
     fixed_rows: bool
+    packed: bool = False
     transposed: bool = False
 
     def __post_init__(self) -> None:
@@ -98,17 +100,21 @@ class InvariantSizes:
             for batch in self.split(range(ready))
         )
 
+    def runs_like(self, other: InvariantSizes) -> bool:
+        """Whether the layers run in the same way."""
+        return (self.packed, self.transposed) == (other.packed, other.transposed)
+
     def intersect(self, other: InvariantSizes) -> InvariantSizes:
         """The sizes that serve two actors; rows are fixed if either needs that.
 
         Raises:
-            ValueError: if the two were measured against different full sizes, or with linear layers
-                that multiply differently.
+            ValueError: if the two were measured against different full sizes, or with layers that
+                run differently.
         """
-        if self.transposed != other.transposed:
+        if not self.runs_like(other):
             raise ValueError(
-                "one actor found that linear layers had better be transposed, and another not, as "
-                "may be on CPUs of different kinds: give the actors one kind, or set num_actors=1"
+                f"one actor found {self}, and another {other}, as may be on CPUs of different "
+                "kinds: give the actors one kind, or set num_actors=1"
             )
         if self.full_size != other.full_size:
             raise ValueError(
@@ -119,7 +125,8 @@ class InvariantSizes:
         return replace(self, sizes=tuple(size for size in self.sizes if size in other.sizes))
 
     def __str__(self) -> str:
-        how = ", linear layers transposed" if self.transposed else ""
+        how = ", large layers packed" if self.packed else ""
+        how += ", linear layers transposed" if self.transposed else ""
         if self.fixed_rows:
             return f"only the full batch of {self.full_size}, each environment in its own row{how}"
         runs = groupby(enumerate(self.sizes), lambda pair: pair[1] - pair[0])

@@ -17,6 +17,7 @@ from tensordict.nn import TensorDictModuleBase
 from torchrl.envs.utils import ExplorationType
 
 from torchrl_hts.messages import receive_object, send_object
+from torchrl_hts.packed import PackedLayers
 from torchrl_hts.sampling import CounterPolicy, inference
 from torchrl_hts.sizing import PassCosts
 from torchrl_hts.worker_output import be_silent
@@ -80,10 +81,9 @@ def time_passes(
         exploration_type: under which it runs.
         at_most_s: each number of rows takes no more than one pass after so many seconds.
     """
-    runner = CounterPolicy(policy, exploration_type)
     most = max(rows)
     with inference(exploration_type):
-        runner.prepare(examples[:most])
+        runner = _prepared(policy, exploration_type, examples[:most])
         words = np.random.default_rng(0).integers(
             0, 2**64, (most, runner.width), np.uint64, endpoint=False
         )
@@ -96,6 +96,26 @@ def time_passes(
         share_s = seconds / len(rows)
         times = tuple(median_cpu_time(partial(run, count), share_s, at_most_s) for count in rows)
         return PassCosts(tuple(rows), times)
+
+
+def _prepared(
+    policy: TensorDictModuleBase, exploration_type: ExplorationType, example: TensorDictBase
+) -> CounterPolicy:
+    """The policy ready to run, its large layers packed where that works."""
+
+    def prepare() -> CounterPolicy:
+        runner = CounterPolicy(policy, exploration_type)
+        runner.prepare(example)
+        return runner
+
+    runner, layers = prepare(), PackedLayers(policy)
+    if len(layers) and not runner.takes_arrays:
+        try:
+            layers.pack()
+            return prepare()
+        except Exception:  # as in an actor, which then runs them as they are
+            layers.unpack()
+    return runner
 
 
 def median_cpu_time(

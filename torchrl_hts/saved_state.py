@@ -167,12 +167,19 @@ def saved_sizes(state: Mapping[str, Any]) -> InvariantSizes:
     _entry(sizes, "sizes", (list, tuple), "['invariant_sizes']")
     if not all(isinstance(size, int) for size in sizes["sizes"]):
         raise TypeError("state_dict['invariant_sizes']['sizes'] must be integers")
-    for name in {"fixed_rows", "transposed"} & sizes.keys():
-        _entry(sizes, name, bool, "['invariant_sizes']")
-    transposed = sizes.get("transposed", False)  # of before layers could be
+    # Of before layers could be packed or transposed.
+    flags = {"packed": False, "transposed": False, **sizes}
+    for name in ("fixed_rows", "packed", "transposed"):
+        _entry(flags, name, bool, "['invariant_sizes']")
     values = tuple(sizes["sizes"])
     try:
-        return InvariantSizes(values, max(values, default=0), sizes["fixed_rows"], transposed)
+        return InvariantSizes(
+            values,
+            max(values, default=0),
+            flags["fixed_rows"],
+            packed=flags["packed"],
+            transposed=flags["transposed"],
+        )
     except ValueError as error:
         raise ValueError(f"state_dict['invariant_sizes'] can't be: {error}") from error
 
