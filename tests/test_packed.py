@@ -52,7 +52,7 @@ def test_a_packed_layer_is_the_layer(
     if arrange is channels_last and len(shape) != 4:
         arrange = as_it_is
     layer, inputs = make(), arrange(torch.randn(shape))
-    layers = PackedLayers(layer)
+    layers = PackedLayers(layer, 5)
     assert len(layers) == 1
     with torch.inference_mode():
         expected = layer(inputs)
@@ -67,7 +67,7 @@ def test_a_packed_layer_is_the_layer(
 def test_weights_are_those_of_the_last_packing() -> None:
     torch.manual_seed(0)
     net = nn.Sequential(Conv(3), nn.Flatten(), nn.Linear(8 * 7 * 9, 1300))
-    layers, inputs = PackedLayers(net), torch.randn(5, 4, 9, 11)
+    layers, inputs = PackedLayers(net, 5), torch.randn(5, 4, 9, 11)
     assert len(layers) == 2
     layers.pack()
     with torch.inference_mode():
@@ -84,7 +84,7 @@ def test_weights_are_those_of_the_last_packing() -> None:
 def test_a_functional_calls_parameters_are_used() -> None:
     layer, inputs = nn.Linear(1024, 512), torch.randn(5, 1024)
     other = {"weight": torch.zeros(512, 1024), "bias": torch.ones(512)}
-    PackedLayers(layer).pack()
+    PackedLayers(layer, 5).pack()
     with torch.inference_mode():
         layer(inputs)
         assert (torch.func.functional_call(layer, other, (inputs,)) == 1).all()
@@ -93,7 +93,7 @@ def test_a_functional_calls_parameters_are_used() -> None:
 @pytest.mark.parametrize("shape", [(1024,), (0, 1024), (2, 3, 1024)])
 def test_inputs_of_other_shapes_are_the_layers_own(shape: tuple[int, ...]) -> None:
     layer, inputs = nn.Linear(1024, 512), torch.randn(shape)
-    PackedLayers(layer).pack()
+    PackedLayers(layer, 5).pack()
     with torch.inference_mode():
         assert torch.equal(layer(inputs), nn.Linear.forward(layer, inputs))
 
@@ -115,20 +115,21 @@ def test_other_layers_are_left_alone() -> None:
         nn.ConvTranspose2d(4, 8, 3),
     ]
     for layer in others:
-        assert not len(PackedLayers(layer)), layer
+        assert not len(PackedLayers(layer, 5)), layer
+    assert not len(PackedLayers(nn.Linear(1024, 512), rows=3))
 
 
 @pytest.mark.parametrize("wrong", [lambda y: y + 0.1, lambda y: y.double()])
 def test_kernels_that_compute_something_else_are_found_at_the_first_call(
     wrong: Callable[[Tensor], Tensor], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def kernel(layer: Any) -> Any:
+    def kernel(layer: Any, rows: int) -> Any:
         return lambda weight, shape: weight, lambda x, weight: wrong(
             nn.functional.linear(x, weight)
         )
 
     monkeypatch.setattr(packed, "_kernel", kernel)
     layer = nn.Linear(4, 3, bias=False)
-    PackedLayers(layer).pack()
+    PackedLayers(layer, 5).pack()
     with torch.inference_mode(), pytest.raises(RuntimeError, match="something else with packed"):
         layer(torch.randn(5, 4))

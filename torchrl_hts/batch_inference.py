@@ -92,7 +92,7 @@ class BatchInference:
             modules.append(deepcopy(module))
             self.refreshers.append(bind_parameters(modules[-1], parameters, self.device))
         self._prepare(modules)
-        self.packable = [PackedLayers(module) for module in modules]
+        self.packable = [PackedLayers(module, self.num_envs) for module in modules]
         # The rows of a slot, environment-major: row i * T + t of a flat array.
         flat = [
             {key: array.reshape(-1, *array.shape[2:]) for key, array in memory.fields(s).items()}

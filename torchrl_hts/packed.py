@@ -20,8 +20,9 @@ from torch import Size, Tensor, nn
 __all__ = ["PackedLayers"]
 
 # Of a linear layer, 2 MiB: more than a core's own caches hold. What packing costs is saved in a few
-# passes then. A convolution has few weights, and uses each often.
+# passes then, if they have some rows. A convolution has few weights, and uses each often.
 _LEAST_WEIGHTS = 1 << 19
+_LEAST_ROWS = 4
 
 # How far the outputs of two kernels may be apart, of the largest.
 _TOLERANCE = 1e-3
@@ -33,12 +34,17 @@ _Product = Callable[[Tensor, Tensor], Tensor]
 class PackedLayers:
     """The layers inside a module that can be packed: plain ones, in float32, on the CPU.
 
-    They are `nn.Conv2d` with zeros for padding, and `nn.Linear` of at least 524,288 weights. They
-    stay what they are, with their parameters and hooks; a convolution's output is channels last.
+    They are `nn.Conv2d` with zeros for padding, and, where there may be batches of at least 4 rows,
+    `nn.Linear` of at least 524,288 weights. They stay what they are, with their parameters and
+    hooks; a convolution's output is channels last. Their weights take their memory twice.
+
+    Args:
+        module: the module.
+        rows: of its largest batch.
 
     Example:
         >>> net = nn.Sequential(nn.Conv2d(3, 8, kernel_size=3), nn.ReLU())
-        >>> layers = PackedLayers(net)
+        >>> layers = PackedLayers(net, rows=2)
         >>> len(layers)
         1
         >>> layers.pack()
@@ -48,10 +54,10 @@ class PackedLayers:
         >>> layers.unpack()
     """
 
-    def __init__(self, module: nn.Module) -> None:
+    def __init__(self, module: nn.Module, rows: int) -> None:
         self._layers: list[_PackedLayer] = []
         for layer in module.modules():
-            kernel = _kernel(layer)
+            kernel = _kernel(layer, rows)
             if kernel is not None:
                 self._layers.append(_PackedLayer(layer, *kernel))
 
@@ -123,7 +129,7 @@ class _PackedLayer:
             raise RuntimeError(f"{self.layer} computes something else with packed weights")
 
 
-def _kernel(layer: nn.Module) -> tuple[_Order, _Product] | None:
+def _kernel(layer: nn.Module, rows: int) -> tuple[_Order, _Product] | None:
     """How a layer's weights are put in order and used; None where they aren't to be."""
     weight: Any = layer._parameters.get("weight")  # pruned or normalised layers have another
     if (
@@ -135,7 +141,8 @@ def _kernel(layer: nn.Module) -> tuple[_Order, _Product] | None:
     ):
         return None
     if type(layer) is nn.Linear:
-        return _linear_kernel(layer) if weight.numel() >= _LEAST_WEIGHTS else None
+        pays = rows >= _LEAST_ROWS and weight.numel() >= _LEAST_WEIGHTS
+        return _linear_kernel(layer) if pays else None
     if type(layer) is nn.Conv2d:
         zeros = layer.padding_mode == "zeros" and not isinstance(layer.padding, str)
         return _convolution_kernel(layer) if zeros else None

@@ -108,7 +108,7 @@ def _prepared(
         runner.prepare(example)
         return runner
 
-    runner, layers = prepare(), PackedLayers(policy)
+    runner, layers = prepare(), PackedLayers(policy, example.batch_size[0])
     if len(layers) and not runner.takes_arrays:
         try:
             layers.pack()
