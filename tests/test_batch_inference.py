@@ -264,9 +264,9 @@ def large(flatten: nn.Module) -> TensorDictSequential:
 
 def collect_and_change(policy: TensorDictSequential, **options: Any) -> list[TensorDictBase]:
     """Batches of rounds before each of which the parameters change; they are put back at last."""
-    envs = [partial(Three, partial(gym.make, "CartPole-v1"))] * 5
+    envs = [partial(Three, partial(gym.make, "CartPole-v1"))] * 8
     first = deepcopy(policy.state_dict())
-    with HTSCollector(envs, policy, frames_per_batch=20, seed=0, lag=0, **options) as collector:
+    with HTSCollector(envs, policy, frames_per_batch=32, seed=0, lag=0, **options) as collector:
         batches = []
         for batch in collector:
             rows = batch.reshape(-1)
@@ -286,16 +286,29 @@ def test_packed_layers_follow_the_parameters_and_give_the_same_bits_whoever_runs
     """I2 and I6, through several turns of each slot."""
     policy = large(nn.Flatten())
     few, many = (
-        torch.cat(collect_and_change(policy, total_frames=140, **workers), 1)
+        torch.cat(collect_and_change(policy, total_frames=224, **workers), 1)
         for workers in ({"num_executors": 1}, {"num_executors": 5, "num_actors": 2})
     )
     assert (few == many).all()
 
 
-def test_a_policy_that_fails_with_packed_layers_runs_as_it_is() -> None:
-    envs = [partial(Three, partial(gym.make, "CartPole-v1"))] * 5
-    policy = large(View())
-    with HTSCollector(envs, policy, frames_per_batch=20, total_frames=40) as collector:
+class Clamped(nn.Sequential):
+    """Keeps the weights of a layer small, as it runs."""
+
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        self[1].weight.data.clamp_(-0.01, 0.01)
+        return super().forward(input)
+
+
+@pytest.mark.parametrize(
+    "flatten",
+    [View(), Clamped(nn.Flatten(), nn.Linear(1152, 1152))],
+    ids=["it fails with them", "it changes weights"],
+)
+def test_a_policy_that_goes_wrong_with_packed_layers_runs_as_it_is(flatten: nn.Module) -> None:
+    envs = [partial(Three, partial(gym.make, "CartPole-v1"))] * 8
+    policy = large(flatten)
+    with HTSCollector(envs, policy, frames_per_batch=32, total_frames=64) as collector:
         data = torch.cat(list(collector), 1)
         assert not collector.statistics().invariant_sizes.packed
     with torch.inference_mode():

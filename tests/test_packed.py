@@ -52,7 +52,7 @@ def test_a_packed_layer_is_the_layer(
     if arrange is channels_last and len(shape) != 4:
         arrange = as_it_is
     layer, inputs = make(), arrange(torch.randn(shape))
-    layers = PackedLayers(layer, 5)
+    layers = PackedLayers(layer, rows=8)
     assert len(layers) == 1
     with torch.inference_mode():
         expected = layer(inputs)
@@ -67,7 +67,7 @@ def test_a_packed_layer_is_the_layer(
 def test_weights_are_those_of_the_last_packing() -> None:
     torch.manual_seed(0)
     net = nn.Sequential(Conv(3), nn.Flatten(), nn.Linear(8 * 7 * 9, 1300))
-    layers, inputs = PackedLayers(net, 5), torch.randn(5, 4, 9, 11)
+    layers, inputs = PackedLayers(net, rows=8), torch.randn(5, 4, 9, 11)
     assert len(layers) == 2
     layers.pack()
     with torch.inference_mode():
@@ -84,7 +84,7 @@ def test_weights_are_those_of_the_last_packing() -> None:
 def test_a_functional_calls_parameters_are_used() -> None:
     layer, inputs = nn.Linear(1024, 512), torch.randn(5, 1024)
     other = {"weight": torch.zeros(512, 1024), "bias": torch.ones(512)}
-    PackedLayers(layer, 5).pack()
+    PackedLayers(layer, rows=8).pack()
     with torch.inference_mode():
         layer(inputs)
         assert (torch.func.functional_call(layer, other, (inputs,)) == 1).all()
@@ -93,7 +93,7 @@ def test_a_functional_calls_parameters_are_used() -> None:
 @pytest.mark.parametrize("shape", [(1024,), (0, 1024), (2, 3, 1024)])
 def test_inputs_of_other_shapes_are_the_layers_own(shape: tuple[int, ...]) -> None:
     layer, inputs = nn.Linear(1024, 512), torch.randn(shape)
-    PackedLayers(layer, 5).pack()
+    PackedLayers(layer, rows=8).pack()
     with torch.inference_mode():
         assert torch.equal(layer(inputs), nn.Linear.forward(layer, inputs))
 
@@ -115,8 +115,8 @@ def test_other_layers_are_left_alone() -> None:
         nn.ConvTranspose2d(4, 8, 3),
     ]
     for layer in others:
-        assert not len(PackedLayers(layer, 5)), layer
-    assert not len(PackedLayers(nn.Linear(1024, 512), rows=3))
+        assert not len(PackedLayers(layer, rows=8)), layer
+    assert not len(PackedLayers(nn.Linear(1024, 512), rows=7))
 
 
 @pytest.mark.parametrize("wrong", [lambda y: y + 0.1, lambda y: y.double()])
@@ -130,6 +130,39 @@ def test_kernels_that_compute_something_else_are_found_at_the_first_call(
 
     monkeypatch.setattr(packed, "_kernel", kernel)
     layer = nn.Linear(4, 3, bias=False)
-    PackedLayers(layer, 5).pack()
+    PackedLayers(layer, rows=8).pack()
     with torch.inference_mode(), pytest.raises(RuntimeError, match="something else with packed"):
         layer(torch.randn(5, 4))
+
+
+def test_a_layer_that_is_nan_passes_it_on() -> None:
+    """Who reads the outputs tells of it."""
+    layer, inputs = Conv(3), torch.randn(2, 4, 9, 9)
+    with torch.inference_mode():
+        layer.weight[1, 1, 1, 1] = torch.nan
+        PackedLayers(layer, rows=8).pack()
+        assert layer(inputs)[:, 1].isnan().all()
+        torch.testing.assert_close(layer(inputs), nn.Conv2d.forward(layer, inputs), equal_nan=True)
+
+
+def test_what_runs_under_a_pre_hook_is_left_alone() -> None:
+    """It may change weights after they were packed."""
+
+    def halve(module: nn.Module, inputs: Any) -> None:
+        module.get_parameter("0.weight").data.mul_(0.5)
+
+    inner = nn.Sequential(Conv(3), nn.ReLU())
+    net = nn.Sequential(inner, nn.Conv2d(8, 8, 3))
+    inner.register_forward_pre_hook(halve)
+    assert len(PackedLayers(net, rows=8)) == 1
+
+
+def test_autocast_and_vmap_get_the_layer_itself() -> None:
+    layer, inputs = Conv(3), torch.randn(2, 4, 9, 9)
+    PackedLayers(layer, rows=8).pack()
+    with torch.inference_mode():
+        layer(inputs)
+        with torch.autocast("cpu"):
+            assert layer(inputs).dtype == torch.bfloat16
+        rows = torch.vmap(layer)(inputs)
+    torch.testing.assert_close(rows, layer(inputs), rtol=1e-4, atol=1e-5)

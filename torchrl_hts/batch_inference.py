@@ -58,7 +58,8 @@ class BatchInference:
         schedule: the schedule, over shared words.
         sizes: the batch sizes that agree, see `use`. Before, only the full batch serves.
         packed: whether large layers run with weights that are put in order once a round.
-        transposed: whether the other linear layers multiply the other way round.
+        transposed: whether linear layers that aren't packed multiply the other way round.
+        keeps_weights: whether running the policy left the weights as they were that may be packed.
 
     Raises:
         PolicyError: see `CounterPolicy.prepare`.
@@ -91,8 +92,11 @@ class BatchInference:
         for parameters in self.slots.parameters:
             modules.append(deepcopy(module))
             self.refreshers.append(bind_parameters(modules[-1], parameters, self.device))
-        self._prepare(modules)
         self.packable = [PackedLayers(module, self.num_envs) for module in modules]
+        weights = self.packable[0].sources
+        before = [weight.clone() for weight in weights]
+        self._prepare(modules)
+        self.keeps_weights = all(map(torch.equal, weights, before))
         # The rows of a slot, environment-major: row i * T + t of a flat array.
         flat = [
             {key: array.reshape(-1, *array.shape[2:]) for key, array in memory.fields(s).items()}
@@ -270,7 +274,7 @@ class BatchInference:
         if self.device.type != "cpu" or self.policies[0].takes_arrays:
             return self._measure()
         found = None
-        if len(self.packable[0]):
+        if len(self.packable[0]) and self.keeps_weights:
             found = self._try(packed=True, transposed=False)
         if found is None or found.fixed_rows:
             self._arrange(packed=False, transposed=False)

@@ -50,8 +50,9 @@ class InvariantSizes:
         full_size: rows of the largest batch.
         fixed_rows: a row's position matters even at the full size. Then the only batch to run is
             the full one with environment i in row i, and ``sizes == (full_size,)``.
+        transposed: linear layers that aren't packed have to multiply the other way round for it
+            (`transposed.py`).
         packed: large layers have to run with packed weights for it (`packed.py`).
-        transposed: other linear layers have to multiply the other way round (`transposed.py`).
 
     Raises:
         ValueError: if the sizes are not as said above.
@@ -67,8 +68,8 @@ class InvariantSizes:
     sizes: tuple[int, ...]
     full_size: int
     fixed_rows: bool
-    packed: bool = False
     transposed: bool = False
+    packed: bool = False
 
     def __post_init__(self) -> None:
         ascending = all(a < b for a, b in zip((0, *self.sizes), self.sizes, strict=False))
