@@ -30,19 +30,23 @@ from torchrl_hts.transposed import is_transposed
 BOX = gym.spaces.Box(-np.inf, np.inf, (2,), np.float32)
 
 
-def dense() -> TensorDictSequential:
-    """An actor and a critic of small dense layers, which are run in numpy."""
-    torch.manual_seed(0)
-    trunk = nn.Sequential(nn.Linear(4, 32), nn.Tanh(), nn.Linear(32, 32), nn.ReLU())
-    actor = ProbabilisticActor(
-        TensorDictModule(nn.Linear(32, 3), ["hidden"], ["logits"]),
+def drawing(width: int) -> ProbabilisticActor:
+    """An action of three, drawn by a linear layer on "hidden"."""
+    return ProbabilisticActor(
+        TensorDictModule(nn.Linear(width, 3), ["hidden"], ["logits"]),
         in_keys=["logits"],
         distribution_class=D.Categorical,
         return_log_prob=True,
     )
+
+
+def dense() -> TensorDictSequential:
+    """An actor and a critic of small dense layers, which are run in numpy."""
+    torch.manual_seed(0)
+    trunk = nn.Sequential(nn.Linear(4, 32), nn.Tanh(), nn.Linear(32, 32), nn.ReLU())
     return TensorDictSequential(
         TensorDictModule(trunk, ["observation"], ["hidden"]),
-        actor,
+        drawing(32),
         ValueOperator(nn.Linear(32, 1), ["hidden"]),
     )
 
@@ -166,13 +170,7 @@ def convolutional(last: nn.Module) -> TensorDictSequential:
     torch.manual_seed(0)
     net = nn.Sequential(nn.Unflatten(-1, (1, 4)), nn.Conv1d(1, 8, 1), nn.Flatten())
     trunk = nn.Sequential(net, nn.Linear(32, 64), nn.ReLU(), last)
-    actor = ProbabilisticActor(
-        TensorDictModule(nn.Linear(64, 3), ["hidden"], ["logits"]),
-        in_keys=["logits"],
-        distribution_class=D.Categorical,
-        return_log_prob=True,
-    )
-    return TensorDictSequential(TensorDictModule(trunk, ["observation"], ["hidden"]), actor)
+    return TensorDictSequential(TensorDictModule(trunk, ["observation"], ["hidden"]), drawing(64))
 
 
 PLAIN, WHOLE = (InvariantSizes(sizes, sizes[-1], fixed_rows=False) for sizes in [(2, 3), (3, 5)])
@@ -253,13 +251,7 @@ def large(flatten: nn.Module) -> TensorDictSequential:
     """A policy with layers that are to be packed, and others."""
     torch.manual_seed(0)
     net = nn.Sequential(Pixels(), nn.Conv2d(1, 8, 5), nn.ReLU(), flatten, nn.Linear(1152, 512))
-    actor = ProbabilisticActor(
-        TensorDictModule(nn.Linear(512, 3), ["hidden"], ["logits"]),
-        in_keys=["logits"],
-        distribution_class=D.Categorical,
-        return_log_prob=True,
-    )
-    return TensorDictSequential(TensorDictModule(net, ["observation"], ["hidden"]), actor)
+    return TensorDictSequential(TensorDictModule(net, ["observation"], ["hidden"]), drawing(512))
 
 
 def collect_and_change(policy: TensorDictSequential, **options: Any) -> list[TensorDictBase]:

@@ -152,7 +152,7 @@ def test_what_runs_under_a_pre_hook_is_left_alone() -> None:
         module.get_parameter("0.weight").data.mul_(0.5)
 
     inner = nn.Sequential(Conv(3), nn.ReLU())
-    net = nn.Sequential(inner, nn.Conv2d(8, 8, 3))
+    net = nn.Sequential(inner, nn.Conv2d(8, 8, 3), nn.Sequential(inner[0]))
     inner.register_forward_pre_hook(halve)
     assert len(PackedLayers(net, rows=8)) == 1
 

@@ -11,7 +11,7 @@ ready for any exception at the first call, and then run the layers as they are.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -35,8 +35,8 @@ _Product = Callable[[Tensor, Tensor], Tensor]
 class PackedLayers:
     """The layers inside a module that can be packed: plain ones, in float32, on the CPU.
 
-    They are `nn.Conv2d` with numbers or zeros for padding, and, where there may be batches of at
-    least 8 rows, `nn.Linear` of at least 524,288 weights. They stay what they are, with their
+    They are `nn.Conv2d` padded with a number of zeros, and, where there may be batches of at least
+    8 rows, `nn.Linear` of at least 524,288 weights. They stay what they are, with their
     parameters and hooks, but their weights count as they are when `pack` is called: what a module
     with a forward pre-hook contains, which may change them later, is left alone. A convolution's
     output is channels last. The weights in order take their memory once more.
@@ -58,9 +58,15 @@ class PackedLayers:
     """
 
     def __init__(self, module: nn.Module, rows: int) -> None:
+        hooked = {
+            layer
+            for outer in module.modules()
+            if outer._forward_pre_hooks
+            for layer in outer.modules()
+        }
         self._layers: list[_PackedLayer] = []
-        for layer in _modules_without_pre_hooks(module):
-            kernel = _kernel(layer, rows)
+        for layer in module.modules():
+            kernel = None if layer in hooked else _kernel(layer, rows)
             if kernel is not None:
                 self._layers.append(_PackedLayer(layer, *kernel))
 
@@ -138,14 +144,6 @@ class _PackedLayer:
         alike = output.dtype == expected.dtype
         if not alike or not torch.allclose(output, expected, rtol=0, atol=within):
             raise RuntimeError(f"{self.layer} computes something else with packed weights")
-
-
-def _modules_without_pre_hooks(module: nn.Module) -> Iterator[nn.Module]:
-    """A module and those inside of it that run under no forward pre-hook."""
-    if not module._forward_pre_hooks:
-        yield module
-        for child in module.children():
-            yield from _modules_without_pre_hooks(child)
 
 
 def _kernel(layer: nn.Module, rows: int) -> tuple[_Order, _Product] | None:

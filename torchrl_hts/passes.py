@@ -108,14 +108,14 @@ def _prepared(
         runner.prepare(example)
         return runner
 
-    runner, layers = prepare(), PackedLayers(policy, example.batch_size[0])
-    if len(layers) and not runner.takes_arrays:
+    layers = PackedLayers(policy, example.batch_size[0])
+    if len(layers):
         try:
             layers.pack()
             return prepare()
         except Exception:  # as in an actor, which then runs them as they are
             layers.unpack()
-    return runner
+    return prepare()
 
 
 def median_cpu_time(
