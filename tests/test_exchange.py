@@ -140,6 +140,11 @@ class Ports:
         self.schedule.answer([env])
         return port.finish_step(env)
 
+    def flush(self) -> None:
+        """Every executor tells what it has to tell."""
+        for port in self.executors:
+            port.flush()
+
 
 def test_flush_tells_the_actors_once() -> None:
     """All that was offered since the last flush, in one message, and nothing if nothing was."""
@@ -162,14 +167,31 @@ def test_the_learner_hears_of_rounds_not_of_steps() -> None:
         ports = Ports(Schedule(2, 2, 1), (0, 1), made)
         assert [ports.step(0) for _ in range(3)] == [True] * 3
         ports.step(1)
+        ports.flush()
         ports.learner.take_ready()
         assert not ports.learner.is_full(0)
         ports.step(1)
+        ports.flush()
         assert not ports.learner.is_full(0)  # not taken in yet
         ports.learner.take_ready()
         assert ports.learner.is_full(0)
         assert not ports.learner.is_full(1)
         assert ports.learner.lend() == 0
+
+
+def test_the_learner_hears_of_rounds_together_or_before_an_environment_parks() -> None:
+    """I4: one message for all that go on; none is parked before the learner has heard of it."""
+    with inboxes(3) as made:
+        ports = Ports(Schedule(2, 1, 1), (0, 0), made)
+        (executor,) = ports.executors
+        assert [ports.step(0), ports.step(1)] == [True, True]
+        assert ports.learner_inbox.take_ready() == array("H")
+        executor.tell_learner()
+        assert ports.learner_inbox.take_ready().tolist() == [0, 1]
+        assert not ports.step(0)  # round 2 is not open
+        assert ports.learner_inbox.take_ready().tolist() == [0]
+        executor.flush()
+        assert ports.learner_inbox.take_ready() == array("H")
 
 
 def test_only_executors_with_parked_environments_are_woken() -> None:

@@ -1,9 +1,10 @@
-"""When an executor announces what it has stepped, with the learner's state made by hand."""
+"""When an executor announces what it has stepped: the learner's state and time made by hand."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from math import ceil
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -20,13 +21,16 @@ from torchrl_hts.watching import Watcher
 
 
 class Announced:
-    """In place of the actors' inbox: keeps each message apart."""
+    """In place of actors, which answer at once, and their inbox: keeps each message apart."""
 
-    def __init__(self) -> None:
+    def __init__(self, schedule: Schedule) -> None:
+        self.schedule = schedule
         self.messages: list[list[int]] = []
 
     def post(self, words: list[int]) -> None:
         self.messages.append([*words])
+        self.schedule.take(words)
+        self.schedule.answer(words)
 
 
 class Environment:
@@ -43,6 +47,42 @@ class Environment:
         return False
 
 
+class Turns:
+    """In place of a watcher: the actions of each turn, how long they are waited for, and a clock.
+
+    Args:
+        turns: for each, microseconds of waiting and the environments whose actions come.
+        step_us: what a step takes.
+        a_core_each: whether everybody has a core.
+    """
+
+    def __init__(
+        self, turns: list[tuple[int, list[int]]], *, step_us: int, a_core_each: bool
+    ) -> None:
+        self.turns = turns
+        self.step_us = step_us
+        self.a_core_each = a_core_each
+        self.looking_ns = 0
+        self.now_ns = 0
+
+    def take(self) -> list[int]:
+        if not self.turns:
+            return [STOP]
+        waited_us, envs = self.turns.pop(0)
+        self.now_ns += 1000 * waited_us
+        return envs
+
+    def pass_time(self) -> None:
+        """What a step does."""
+        self.now_ns += 1000 * self.step_us
+
+    def clock(self) -> SimpleNamespace:
+        """In place of ``time``."""
+        return SimpleNamespace(
+            perf_counter_ns=lambda: self.now_ns, process_time_ns=lambda: self.now_ns
+        )
+
+
 class World:
     """One executor with four answered environments, whose steps take long and use the processor."""
 
@@ -52,19 +92,20 @@ class World:
         self.environments: dict[int, Any] = {env: Environment() for env in range(4)}
         self.counters = np.zeros(len(Counter), np.int64)
         self.counters[[Counter.BUSY_NS, Counter.CPU_NS]] = 1_000_000, 600_000
-        self.announced = Announced()
+        self.announced = Announced(self.schedule)
 
     def learn(self, learning: bool) -> None:
         """The learner has a batch, or has finished with it."""
         self.schedule.learner[0] = self.schedule.learner[1] + learning
 
-    def serve(self, cores: int | None) -> list[list[int]]:
-        """Step each environment once; returns what was announced, message by message."""
+    def serve(self, cores: int | None, turns: Turns | None = None) -> list[list[int]]:
+        """Step each environment once, or in turns; returns what was announced, each message."""
         actors: Any = self.announced
+        watcher: Any = turns or Watcher(self.inbox, self.schedule, a_core_each=False)
         run = executor._Run(
             self.environments,
             ExecutorPort(self.schedule, actors, self.inbox),
-            Watcher(self.inbox, self.schedule, a_core_each=False),
+            watcher,
             cores,
             self.counters.data,
             np.zeros(64, np.int64).data,
@@ -122,3 +163,33 @@ def test_what_was_held_back_is_announced_when_the_learner_is_done(world: World) 
     world.learn(True)
     world.environments[1].during_step = lambda: world.learn(False)
     assert world.serve(2) == [[0, 1], [2], [3]]
+
+
+ALL, FIRST, SECOND = [0, 1, 2, 3], [0, 1], [2, 3]
+
+
+@pytest.mark.parametrize(
+    ("waited_us", "a_core_each", "learning", "expected"),
+    [
+        # Of 4 steps of 10 us. Nothing is known before the first turn, so all together.
+        (39, True, False, [ALL, FIRST, SECOND]),
+        (40, True, False, [ALL, ALL]),
+        (39, False, False, [ALL, ALL]),
+        (39, True, True, [ALL, ALL]),  # the learner and the executor fill both cores
+    ],
+)
+def test_half_are_announced_first_where_everybody_has_a_core_and_passes_are_short(
+    waited_us: int,
+    a_core_each: bool,
+    learning: bool,
+    expected: list[list[int]],
+    world: World,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    watcher = Turns([(1000, ALL), (waited_us, ALL)], step_us=10, a_core_each=a_core_each)
+    monkeypatch.setattr(executor, "time", watcher.clock())
+    monkeypatch.setattr(executor, "_FLUSH_NS", 1_000_000)  # no step takes long
+    for environment in world.environments.values():
+        environment.during_step = watcher.pass_time
+    world.learn(learning)
+    assert world.serve(2, watcher) == expected

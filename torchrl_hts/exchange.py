@@ -12,10 +12,11 @@ to shared memory before a message with what is read from it after.
     learner   --(WAKE: a round was opened)--------> inbox of an executor with a parked environment
     learner   --(SAVE, while all are parked)------> inboxes of all executors
 
-Finishing and WAKE close the only race of the schedule, without a lock. An executor that finishes a
-round first tells the learner and then looks whether the next round is open; the learner first opens
-the round and then takes what is in its inbox. Whichever is second sees what the first has done:
-either the executor finds the round open, or the learner finds the message and wakes it.
+Finishing and WAKE close the only race of the schedule, without a lock. An executor parks an
+environment only if it has first told the learner and then found the next round not open; the
+learner first opens the round and then takes what is in its inbox. Whichever is second sees what the
+first has done: either the executor finds the round open, or the learner finds the message and wakes
+it. An environment that goes on needs no waking: of its round the learner hears along with others.
 
 A worker that fails may take words along that it has read, and leave others unsaid. Therefore after
 a failure everybody comes to rest, the inboxes are emptied, and the words that belong into them are
@@ -136,6 +137,7 @@ class ExecutorPort:
         self.learner = learner
         self.parked: set[int] = set()
         self._offered: list[int] = []
+        self._finished: list[int] = []
 
     def start(self, env: int) -> bool:
         """Whether ``env``, which is between two steps, may go on; it is parked if not.
@@ -154,17 +156,38 @@ class ExecutorPort:
         self._offered.append(env)
 
     def finish_step(self, env: int) -> bool:
-        """The transition of ``env`` is written; returns whether `start` lets it go on."""
+        """The transition of ``env`` is written; returns whether `start` lets it go on.
+
+        If that finished its round, the learner hears of it at the next `flush`.
+        """
         if not self.schedule.finish_step(env):
             return True
-        self.learner.post([env])  # before looking whether the next round is open
+        self._finished.append(env)
+        if self.schedule.is_open(self.schedule.position(env)[0]):
+            return True
+        self.tell_learner()  # before looking again
         return self.start(env)
 
+    @property
+    def num_offered(self) -> int:
+        """How many environments were offered since the last `flush`."""
+        return len(self._offered)
+
     def flush(self) -> None:
-        """Tell the actors of everything offered since the last time, in one message."""
+        """Tell the actors of everything offered since the last time, in one message.
+
+        And the learner of every round that was finished.
+        """
         if self._offered:
             self.actors.post(self._offered)
             self._offered.clear()
+        self.tell_learner()
+
+    def tell_learner(self) -> None:
+        """Tell the learner of every round that was finished since the last time."""
+        if self._finished:
+            self.learner.post(self._finished)
+            self._finished.clear()
 
 
 class LearnerPort:

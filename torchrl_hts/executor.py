@@ -14,6 +14,7 @@ import time
 import traceback
 from collections import deque
 from dataclasses import dataclass
+from math import ceil
 from multiprocessing.connection import Connection
 from typing import TYPE_CHECKING, Any
 
@@ -249,6 +250,7 @@ class _Run:
         counters, record = self.counters, self.record
         used_before = time.process_time_ns() - counters[Counter.CPU_NS]
         stop = False
+        all_ns = 0.0  # what stepping all environments takes, by the last turn
         while not stop:
             all_parked = len(self.port.parked) == len(self.environments)
             asleep = clock()
@@ -262,15 +264,16 @@ class _Run:
                     record(Activity.ROUND_WAIT, asleep, awake, round_)
                 else:
                     record(Activity.ACTION_WAIT, asleep, awake)
+            enough = self._enough(waited_ns=awake - asleep, all_ns=all_ns)
             for word in words:
                 if word < SAVE:
                     if word in self.background and self._has_begun(word, before):
                         continue
                     self._step(word, before)
                     before = clock()
-                    if before - flushed > _FLUSH_NS and not fills_cores(
-                        self.schedule, counters, self.cores
-                    ):
+                    if (
+                        before - flushed > _FLUSH_NS or self.port.num_offered >= enough
+                    ) and not fills_cores(self.schedule, counters, self.cores):
                         self.port.flush()
                         flushed = before
                 elif word == WAKE:
@@ -285,12 +288,29 @@ class _Run:
                 self._finish_oldest()
                 if not stop:
                     break
+            self.port.tell_learner()
             # What half of them has yet to play gives the actors the time for the other half.
             if len(self.begun) <= len(self.environments) // 2:
                 self.port.flush()
-            counters[Counter.BUSY_NS] += clock() - awake
+            turn_ns = clock() - awake
+            all_ns = turn_ns / max(1, len(words)) * len(self.environments)
+            counters[Counter.BUSY_NS] += turn_ns
             used = time.process_time_ns() - self.watcher.looking_ns
             counters[Counter.CPU_NS] = used - used_before
+
+    def _enough(self, *, waited_ns: int, all_ns: float) -> int:
+        """How many offers are announced although there are more environments to step.
+
+        Where everybody has a core, half of them: then one half is stepped while the policy runs for
+        the other. But all together if actions take longer to come than all steps: then two passes
+        would take longer than one and the steps.
+
+        Args:
+            waited_ns: how long the last actions were waited for.
+            all_ns: what it takes to step all environments.
+        """
+        halves = self.watcher.a_core_each and waited_ns < all_ns
+        return ceil(len(self.environments) / 2) if halves else len(self.environments)
 
     def _save(self) -> None:
         """Send the states of all environments, or why one of them can't be saved."""

@@ -30,6 +30,7 @@ class Watcher:
         a_core_each: whether there are enough cores for all threads of executors and actors.
 
     Attributes:
+        a_core_each: as given.
         looking_ns: processor time that went into looking, and is not to count as work.
     """
 
@@ -37,12 +38,12 @@ class Watcher:
         self.inbox = inbox
         self.schedule = schedule
         self.looking_ns = 0
-        self._a_core_each = a_core_each
+        self.a_core_each = a_core_each
         self._waits_are_short = False
 
     def take(self) -> array[int]:
         """See `Inbox.take`."""
-        if not self._a_core_each:
+        if not self.a_core_each:
             return self.inbox.take()
         if self.inbox.is_ready():
             self._waits_are_short = True
