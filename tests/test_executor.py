@@ -93,6 +93,7 @@ class World:
         self.counters = np.zeros(len(Counter), np.int64)
         self.counters[[Counter.BUSY_NS, Counter.CPU_NS]] = 1_000_000, 600_000
         self.announced = Announced(self.schedule)
+        self.heard: list[int] = []  # by the learner
 
     def learn(self, learning: bool) -> None:
         """The learner has a batch, or has finished with it."""
@@ -101,10 +102,11 @@ class World:
     def serve(self, cores: int | None, turns: Turns | None = None) -> list[list[int]]:
         """Step each environment once, or in turns; returns what was announced, each message."""
         actors: Any = self.announced
+        learner: Any = SimpleNamespace(post=self.heard.extend)
         watcher: Any = turns or Watcher(self.inbox, self.schedule, a_core_each=False)
         run = executor._Run(
             self.environments,
-            ExecutorPort(self.schedule, actors, self.inbox),
+            ExecutorPort(self.schedule, actors, learner),
             watcher,
             cores,
             self.counters.data,
@@ -163,6 +165,16 @@ def test_what_was_held_back_is_announced_when_the_learner_is_done(world: World) 
     world.learn(True)
     world.environments[1].during_step = lambda: world.learn(False)
     assert world.serve(2) == [[0, 1], [2], [3]]
+
+
+def test_the_learner_hears_of_a_round_before_the_actors_hear_of_what_follows(world: World) -> None:
+    """It may be done any moment, and a slow step is a long time to wait for it."""
+    world.learn(True)
+    world.schedule.steps[0] = world.schedule.sync_interval - 1
+    heard: list[list[int]] = []
+    world.environments[1].during_step = lambda: heard.append([*world.heard])
+    assert world.serve(2) == TOGETHER
+    assert heard == [[0]]
 
 
 ALL, FIRST, SECOND = [0, 1, 2, 3], [0, 1], [2, 3]

@@ -271,11 +271,12 @@ class _Run:
                         continue
                     self._step(word, before)
                     before = clock()
-                    if (
-                        before - flushed > _FLUSH_NS or self.port.num_offered >= enough
-                    ) and not fills_cores(self.schedule, counters, self.cores):
-                        self.port.flush()
-                        flushed = before
+                    if before - flushed > _FLUSH_NS or self.port.num_offered >= enough:
+                        if fills_cores(self.schedule, counters, self.cores):
+                            self.port.tell_learner()
+                        else:
+                            self.port.flush()
+                            flushed = before
                 elif word == WAKE:
                     for env in sorted(self.port.parked):
                         if self.port.start(env):
