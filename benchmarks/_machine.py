@@ -40,6 +40,15 @@ def commit() -> str | None:
         return None
 
 
+def stolen_s() -> float:
+    """Seconds of all cores, since the start, that the host of a virtual machine gave to others.
+
+    Only of those in which there was something to run here.
+    """
+    ticks = int(Path("/proc/stat").read_text().partition("\n")[0].split()[8])
+    return ticks / os.sysconf("SC_CLK_TCK")
+
+
 def machine() -> dict[str, Any]:
     """The processor, how busy it is, the system, and the versions of what is measured."""
     lines = Path("/proc/cpuinfo").read_text().splitlines()

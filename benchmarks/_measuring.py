@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 from _contenders import Runner, serial
+from _machine import stolen_s
 from _processes import memory_mib
 from _recipes import PATHS
 from _workloads import (
@@ -33,12 +34,15 @@ POLITE_S = 5.0  # for a measurement to end that is no longer wanted
 
 
 def measure_runner(runner: Runner, seconds: float, warm_up: int) -> dict[str, Any]:
-    """Steps per second of a contender, from the end of the warm-up batches on; ends it."""
+    """Steps per second of a contender, from the end of the warm-up batches on; ends it.
+
+    And the share of the cores that the host gave to others meanwhile.
+    """
     try:
         for _ in range(warm_up):
             runner.advance()
         frames, num_batches, elapsed_s = 0, 0, 0.0
-        began = time.perf_counter()
+        began, stolen_before_s = time.perf_counter(), stolen_s()
         while not num_batches or elapsed_s < seconds:
             frames += runner.advance()
             num_batches += 1
@@ -48,6 +52,7 @@ def measure_runner(runner: Runner, seconds: float, warm_up: int) -> dict[str, An
             "batches": num_batches,
             "elapsed_s": elapsed_s,
             "steps_per_second": frames / elapsed_s,
+            "stolen_share": (stolen_s() - stolen_before_s) / elapsed_s / CORES,
             "memory_mib": memory_mib(os.getpid()),
             **runner.facts(),
         }

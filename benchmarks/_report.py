@@ -40,6 +40,7 @@ CPU_TIMES = {
     "actors_cpu_s": "actors",
     "learner_cpu_s": "learner",
 }
+SHOWN_STOLEN = 0.01  # of the cores: less is not worth a line
 LINES = {"ideal": "--", "CPU bound": "--", "bound, cores busy": ":"}
 
 
@@ -65,13 +66,18 @@ def cells_of(records: Iterable[Record]) -> list[Cell]:
     return list(dict.fromkeys(cell_of(record) for record in records))
 
 
+def values_of(records: Iterable[Record], cell: Cell, key: str) -> dict[str, list[float]]:
+    """What the records tell by this key, by contender, the highest median first."""
+    values: dict[str, list[float]] = {}
+    for record in records:
+        if cell_of(record) == cell and key in record:
+            values.setdefault(record["contender"], []).append(record[key])
+    return dict(sorted(values.items(), key=lambda item: -statistics.median(item[1])))
+
+
 def speeds_of(records: Iterable[Record], cell: Cell) -> dict[str, list[float]]:
     """Steps per second by contender, the highest median first."""
-    speeds: dict[str, list[float]] = {}
-    for record in records:
-        if cell_of(record) == cell and "steps_per_second" in record:
-            speeds.setdefault(record["contender"], []).append(record["steps_per_second"])
-    return dict(sorted(speeds.items(), key=lambda item: -statistics.median(item[1])))
+    return values_of(records, cell, "steps_per_second")
 
 
 def medians_by_key(
@@ -148,6 +154,13 @@ def print_table(records: list[Record], cell: Cell) -> None:
             print(
                 f"  {contender}, ms of CPU per step: {parts}; in all {sum(used.values()) * 1e3:.3f}"
             )
+    stolen = values_of(records, cell, "stolen_share")
+    if any(max(shares) >= SHOWN_STOLEN for shares in stolen.values()):
+        shares = ", ".join(
+            f"{name} {statistics.median(each):.0%} ({min(each):.0%}-{max(each):.0%})"
+            for name, each in stolen.items()
+        )
+        print(f"  time of the cores that the host gave to others: {shares}")
 
 
 Spread = tuple[list[float], list[float]]  # how far the least and the most are from the medians

@@ -56,7 +56,7 @@ def test_throughput(tmp_path: Path) -> None:
     results = {
         "parts": {"runs": [milliseconds]},
         "parts-together": {"runs": [milliseconds, {"error": "left out"}]},
-        "hts": {"steps_per_second": 100.0, **used},
+        "hts": {"steps_per_second": 100.0, "stolen_share": 0.25, **used},
         "multi-sync": {"steps_per_second": 50.0},
     }
     cell = {"workload": "cartpole", "training": "a2c5", "repetition": 0}
@@ -77,7 +77,9 @@ def test_throughput(tmp_path: Path) -> None:
     printed = run("throughput.py", *flags.split(), *contenders.split(), str(tmp_path))
     assert "cartpole, A2C, unroll of 5 steps, 4 environments" in printed
     assert f"{CORES} cores can do {CORES * 250} steps/s" in printed
-    (row,) = (line for line in printed.split("4 environments")[1].splitlines() if " hts " in line)
+    (row,) = (
+        line for line in printed.split("4 environments")[1].splitlines() if line[:6] == "  hts "
+    )
     assert row.split() == ["hts", *["100"] * 3, *[f"{0.4 / CORES:.0%}"] * 2, "2.00"]
     assert "parts-together: left out" in printed
     assert "hts, ms of CPU per step: executors 2.000, actors 1.000, learner 4.000" in printed
@@ -87,10 +89,12 @@ def test_throughput(tmp_path: Path) -> None:
     assert (measured["contender"], measured["num_envs"]) == ("hts", 2)
     assert measured["steps_per_second"] > 0
     assert all(measured[part] > 0 for part in used)
+    assert 0 <= measured["stolen_share"] < 1
     assert 50 < measured["memory_mib"] < 5_000
     two, four = printed.split("4 environments")
     assert f"{measured['memory_mib']:,.0f}\n" in two.split("MiB in all\n")[1]
     assert "MiB in all" not in four, "nothing is known of it"
+    assert "time of the cores that the host gave to others: hts 25% (25%-25%)\n" in four
     for picture in ("throughput.svg", "scaling.svg"):
         assert "</svg>" in (tmp_path / picture).read_text()
     with pytest.raises(SystemExit, match="--output-dir of its own"):
