@@ -36,7 +36,7 @@ POLITE_S = 5.0  # for a measurement to end that is no longer wanted
 def measure_runner(runner: Runner, seconds: float, warm_up: int) -> dict[str, Any]:
     """Steps per second of a contender, from the end of the warm-up batches on; ends it.
 
-    And the share of the cores that the host gave to others meanwhile.
+    And the share of the machine's cores that the host gave to others meanwhile.
     """
     try:
         for _ in range(warm_up):
@@ -52,7 +52,7 @@ def measure_runner(runner: Runner, seconds: float, warm_up: int) -> dict[str, An
             "batches": num_batches,
             "elapsed_s": elapsed_s,
             "steps_per_second": frames / elapsed_s,
-            "stolen_share": (stolen_s() - stolen_before_s) / elapsed_s / CORES,
+            "stolen_share": (stolen_s() - stolen_before_s) / elapsed_s / (os.cpu_count() or 1),
             "memory_mib": memory_mib(os.getpid()),
             **runner.facts(),
         }

@@ -8,7 +8,7 @@ from array import array
 from collections.abc import Sequence
 
 import pytest
-from exchange_parts import inboxes
+from exchange_parts import envs_of, inboxes
 
 from torchrl_hts.exchange import MAX_ENVS, STOP, WAKE, ExecutorPort, Inbox, LearnerPort
 from torchrl_hts.schedule import Schedule
@@ -127,7 +127,8 @@ class Ports:
         self.schedule = schedule
         self.actors, self.learner_inbox, *self.executor_inboxes = made
         self.executors = [
-            ExecutorPort(schedule, self.actors, self.learner_inbox) for _ in self.executor_inboxes
+            ExecutorPort(schedule, self.actors, self.learner_inbox, envs_of(owner, index))
+            for index in range(len(self.executor_inboxes))
         ]
         self.learner = LearnerPort(schedule, self.learner_inbox, self.executor_inboxes, owner)
         self.owner = owner
@@ -179,19 +180,24 @@ def test_the_learner_hears_of_rounds_not_of_steps() -> None:
         assert ports.learner.lend() == 0
 
 
-def test_the_learner_hears_of_rounds_together_or_before_an_environment_parks() -> None:
-    """I4: one message for all that go on; none is parked before the learner has heard of it."""
+def test_the_learner_hears_of_a_round_when_the_last_environment_has_finished_it() -> None:
+    """I4: at once, since it may wait for that; before the last, at a flush or when one parks."""
     with inboxes(3) as made:
-        ports = Ports(Schedule(2, 1, 1), (0, 0), made)
-        (executor,) = ports.executors
-        assert [ports.step(0), ports.step(1)] == [True, True]
-        assert ports.learner_inbox.take_ready() == array("H")
-        executor.tell_learner()
-        assert ports.learner_inbox.take_ready().tolist() == [0, 1]
-        assert not ports.step(0)  # round 2 is not open
-        assert ports.learner_inbox.take_ready().tolist() == [0]
-        executor.flush()
-        assert ports.learner_inbox.take_ready() == array("H")
+        ports = Ports(Schedule(2, 1, 2), (0, 0), made)
+        heard = ports.learner_inbox.take_ready
+        assert ports.step(0)
+        assert heard() == array("H")
+        assert ports.step(1)
+        assert heard().tolist() == [0, 1]
+        assert ports.step(1)
+        ports.flush()
+        assert heard().tolist() == [1]
+        assert not ports.step(1)  # round 3 is not open
+        assert heard().tolist() == [1]
+        assert ports.step(0)
+        assert heard().tolist() == [0]
+        ports.flush()
+        assert heard() == array("H")
 
 
 def test_only_executors_with_parked_environments_are_woken() -> None:

@@ -24,10 +24,18 @@ def executor_program(
     finishes: Sequence[int] = (),
     port_type: type[ExecutorPort] = ExecutorPort,
 ) -> Program:
-    """An executor that starts or finishes the step of some environments, then serves its inbox."""
+    """An executor that starts or finishes the step of its environments, then serves its inbox.
+
+    With neither it has one, of its own index.
+    """
 
     def program(machine: Machine) -> None:
-        port = port_type(machine.schedule(), machine.inbox("actors"), machine.inbox("learner"))
+        port = port_type(
+            machine.schedule(),
+            machine.inbox("actors"),
+            machine.inbox("learner"),
+            [*starts, *finishes] or [index],
+        )
 
         def step(env: int) -> bool:
             goes_on = port.finish_step(env)

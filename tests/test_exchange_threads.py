@@ -59,7 +59,8 @@ class Run:
 
     def executor(self, index: int) -> None:
         """Steps its environments: checks that each action was computed with this round's."""
-        port = ExecutorPort(self.schedule(), self.actors, self.learner_inbox)
+        envs = envs_of(self.owner, index)
+        port = ExecutorPort(self.schedule(), self.actors, self.learner_inbox, envs)
         schedule = port.schedule
 
         def offer(env: int) -> None:
@@ -75,7 +76,7 @@ class Run:
             self.taken[env, round_, t] += 1
             return port.finish_step(env)
 
-        for env in envs_of(self.owner, index):
+        for env in envs:
             if port.start(env):
                 offer(env)
         port.flush()

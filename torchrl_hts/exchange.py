@@ -16,7 +16,8 @@ Finishing and WAKE close the only race of the schedule, without a lock. An execu
 environment only if it has first told the learner and then found the next round not open; the
 learner first opens the round and then takes what is in its inbox. Whichever is second sees what the
 first has done: either the executor finds the round open, or the learner finds the message and wakes
-it. An environment that goes on needs no waking: of its round the learner hears along with others.
+it. An environment that goes on needs no waking, and the learner nothing of its round before the
+last environment has finished that: so it hears of many in one message.
 
 A worker that fails may take words along that it has read, and leave others unsaid. Therefore after
 a failure everybody comes to rest, the inboxes are emptied, and the words that belong into them are
@@ -31,7 +32,7 @@ import os
 import select
 import time
 from array import array
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 
 from torchrl_hts.schedule import Phase, Schedule
 
@@ -129,15 +130,20 @@ class ExecutorPort:
         schedule: the schedule, over shared words.
         actors: the actors' common inbox.
         learner: the learner's inbox.
+        envs: the executor's environments.
     """
 
-    def __init__(self, schedule: Schedule, actors: Inbox, learner: Inbox) -> None:
+    def __init__(
+        self, schedule: Schedule, actors: Inbox, learner: Inbox, envs: Collection[int]
+    ) -> None:
         self.schedule = schedule
         self.actors = actors
         self.learner = learner
         self.parked: set[int] = set()
         self._offered: list[int] = []
         self._finished: list[int] = []
+        self.envs = envs
+        self._behind: dict[int, int] = {}  # how many have not finished a round that others have
 
     def start(self, env: int) -> bool:
         """Whether ``env``, which is between two steps, may go on; it is parked if not.
@@ -158,15 +164,28 @@ class ExecutorPort:
     def finish_step(self, env: int) -> bool:
         """The transition of ``env`` is written; returns whether `start` lets it go on.
 
-        If that finished its round, the learner hears of it at the next `flush`.
+        The learner hears of a finished round at once if no other of the environments is behind, or
+        if ``env`` can't go on, and at the next `flush` otherwise: it has to wait for others anyway.
         """
         if not self.schedule.finish_step(env):
             return True
         self._finished.append(env)
-        if self.schedule.is_open(self.schedule.position(env)[0]):
+        round_ = self.schedule.position(env)[0]
+        if not self._is_last(round_ - 1) and self.schedule.is_open(round_):
             return True
-        self.tell_learner()  # before looking again
+        self._tell_learner()  # before looking again
         return self.start(env)
+
+    def _is_last(self, round_: int) -> bool:
+        """Whether the environment that has finished a round now is the last to do so."""
+        behind = self._behind.pop(round_, None)
+        if behind is None:
+            behind = sum(self.schedule.position(env)[0] <= round_ for env in self.envs)
+        else:
+            behind -= 1
+        if behind:
+            self._behind[round_] = behind
+        return not behind
 
     @property
     def num_offered(self) -> int:
@@ -176,15 +195,15 @@ class ExecutorPort:
     def flush(self) -> None:
         """Tell the actors of everything offered since the last time, in one message.
 
-        And the learner of every round that was finished.
+        And the learner of the rounds of which it has not heard yet.
         """
         if self._offered:
             self.actors.post(self._offered)
             self._offered.clear()
-        self.tell_learner()
+        self._tell_learner()
 
-    def tell_learner(self) -> None:
-        """Tell the learner of every round that was finished since the last time."""
+    def _tell_learner(self) -> None:
+        """Tell the learner of all rounds that were finished since the last time."""
         if self._finished:
             self.learner.post(self._finished)
             self._finished.clear()

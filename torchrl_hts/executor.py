@@ -35,9 +35,9 @@ if TYPE_CHECKING:
 
 __all__ = ["ExecutorJob", "ExecutorPlan", "run_executor"]
 
-# Environments that step faster than this are announced together: it is the number of wake-ups
-# that costs. A slower one is announced at once, so that its inference overlaps with the others,
-# where there is a core for that.
+# Environments that step faster than this are announced together, or one half of them after the
+# other: it is the number of wake-ups that costs. A slower one is announced at once, so that its
+# inference overlaps with the others, where there is a core for that.
 _FLUSH_NS = 200_000
 
 # Plain integers: to look a member of an enum up takes longer than to count.
@@ -118,7 +118,10 @@ def run_executor(control: Connection, fds: list[int]) -> None:
         while True:
             starts: dict[int, int | bytes] = receive_object(control)
             port = ExecutorPort(
-                memory.schedule(plan.last_round), Inbox(-1, actors), Inbox(-1, learner)
+                memory.schedule(plan.last_round),
+                Inbox(-1, actors),
+                Inbox(-1, learner),
+                job.env_indices,
             )
             counters = memory.counters[plan.worker].data
             histogram = memory.histograms[plan.worker].data
@@ -271,12 +274,11 @@ class _Run:
                         continue
                     self._step(word, before)
                     before = clock()
-                    if before - flushed > _FLUSH_NS or self.port.num_offered >= enough:
-                        if fills_cores(self.schedule, counters, self.cores):
-                            self.port.tell_learner()
-                        else:
-                            self.port.flush()
-                            flushed = before
+                    if (
+                        before - flushed > _FLUSH_NS or self.port.num_offered >= enough
+                    ) and not fills_cores(self.schedule, counters, self.cores):
+                        self.port.flush()
+                        flushed = before
                 elif word == WAKE:
                     for env in sorted(self.port.parked):
                         if self.port.start(env):
@@ -289,7 +291,6 @@ class _Run:
                 self._finish_oldest()
                 if not stop:
                     break
-            self.port.tell_learner()
             # What half of them has yet to play gives the actors the time for the other half.
             if len(self.begun) <= len(self.environments) // 2:
                 self.port.flush()
