@@ -119,6 +119,11 @@ def failures_of(records: Iterable[Record], cell: Cell) -> list[tuple[str, str]]:
     return sorted(failed)
 
 
+def has_failed(record: Record) -> bool:
+    """Whether nothing was measured, of several processes in none."""
+    return all("error" in run for run in record.get("runs", [record]))
+
+
 def print_table(records: list[Record], cell: Cell) -> None:
     """Medians of one cell, fastest first."""
     print(f"\n{cell.title}, {cell.num_envs} environments")

@@ -31,7 +31,7 @@ import _recipes  # noqa: F401  so that the package of this checkout is found
 from _processes import descendants
 from matplotlib.figure import Figure
 
-from torchrl_hts.command_line import count
+from torchrl_hts.command_line import count, make_directory
 
 COLUMNS = ("elapsed_s", "pid", "memory_mib", "descriptors")
 _OWN = ("Pss_Anon:", "Pss_Shmem:")  # of smaps_rollup
@@ -200,7 +200,7 @@ def main() -> int:
     if given.alone is not None:
         run_costless(given.steps, given.alone)
         return 0
-    given.output_dir.mkdir(parents=True, exist_ok=True)
+    make_directory(given.output_dir)
     pid, metrics, process = given.pid, given.metrics, None
     if pid is None:
         metrics = given.output_dir / "metrics.csv"

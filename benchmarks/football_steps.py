@@ -32,7 +32,7 @@ from _machine import machine
 from matplotlib.figure import Figure
 from scipy import stats
 
-from torchrl_hts.command_line import count
+from torchrl_hts.command_line import count, make_directory
 from torchrl_hts.envs import make_football
 
 Array = np.ndarray[Any, Any]
@@ -209,7 +209,7 @@ def main() -> None:
     if options.steps < 2 * SUM_OF:
         parser.error(f"--steps must be at least {2 * SUM_OF}: the Gamma check sums {SUM_OF} each")
 
-    options.output_dir.mkdir(parents=True, exist_ok=True)
+    make_directory(options.output_dir)
     file = options.output_dir / "football_steps.json"
     settings = {"engine": options.engine, "steps": options.steps, "format": 2}
     report = {"settings": settings, "machine": machine(), "results": {}}

@@ -28,7 +28,7 @@ from _recipes import HERE
 from _workloads import TRAININGS
 from matplotlib.figure import Figure
 
-from torchrl_hts.command_line import count, positive
+from torchrl_hts.command_line import count, make_directory, positive
 from torchrl_hts.envs import make_atari
 
 GAMES = [
@@ -155,7 +155,7 @@ def main() -> None:
     parser.add_argument("--output-dir", type=Path, default=Path("runs", "games"))
     options = parser.parse_args()
 
-    options.output_dir.mkdir(parents=True, exist_ok=True)
+    make_directory(options.output_dir)
     file = options.output_dir / "games.json"
     report = json.loads(file.read_text()) if file.exists() else {"results": {}}
     for game in options.games:

@@ -51,7 +51,7 @@ from torchrl.collectors import Collector, MultiSyncCollector
 from torchrl.envs import ParallelEnv
 
 from torchrl_hts import DelayedGradient, EpisodeReturns, Evaluator
-from torchrl_hts.command_line import count
+from torchrl_hts.command_line import count, make_directory
 
 MakeEnv = Callable[[], gym.Env[Any, Any]]
 
@@ -310,7 +310,7 @@ def main() -> int:
     given = parse()
     options = options_of(given)
     directory: Path = given.output_dir or Path("runs/learning") / options.task.rpartition("/")[2]
-    directory.mkdir(parents=True, exist_ok=True)
+    make_directory(directory)
     files = {name: directory / f"{name}-seed{given.seed}.csv" for name in given.contenders}
     if given.alone is not None:
         run(given, options, files[given.alone])

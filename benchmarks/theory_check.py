@@ -44,7 +44,7 @@ from matplotlib.figure import Figure  # noqa: E402
 
 from torchrl_hts import HTSCollector, Timeline, keep_servers  # noqa: E402
 from torchrl_hts.bench import find_environment  # noqa: E402
-from torchrl_hts.command_line import count, positive  # noqa: E402
+from torchrl_hts.command_line import count, make_directory, positive  # noqa: E402
 from torchrl_hts.costs import default_policy, measure_environment  # noqa: E402
 from torchrl_hts.recording import Activity  # noqa: E402
 from torchrl_hts.theory import rollout_time, timetable  # noqa: E402
@@ -232,7 +232,7 @@ def main() -> None:
     elif options.scenario is not None or options.slower is not None:
         parser.error("--scenario and --slower are of a --record, which is not given")
     torch.set_num_threads(1)
-    options.output_dir.mkdir(parents=True, exist_ok=True)
+    make_directory(options.output_dir)
     file = options.output_dir / "theory.json"
     report = {"env_id": options.env_id, "recorded_at": recorded_at}
     if file.exists():

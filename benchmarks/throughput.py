@@ -50,16 +50,18 @@ from _report import (
     PARTS,
     Cell,
     Record,
+    cell_of,
     cells_of,
     draw_bars,
     draw_scaling,
     draw_variation,
+    has_failed,
     print_table,
 )
 from _workloads import CORES, TRAININGS, WORKLOADS, find_workload
 
 from torchrl_hts import keep_large_blocks
-from torchrl_hts.command_line import count, positive
+from torchrl_hts.command_line import count, make_directory, positive
 
 # What contenders need beyond the requirements of the others, and where it comes from.
 MAKE_CONTENDERS = "`make contenders`, and then .venv-contenders/bin/python"
@@ -200,7 +202,7 @@ class Measurements:
     def has(self, key: Record) -> bool:
         """Whether a measurement is there already."""
         return any(
-            key.items() <= record.items() and "error" not in record for record in self.records
+            key.items() <= record.items() and not has_failed(record) for record in self.records
         )
 
     def add(self, key: Record, result: dict[str, Any]) -> None:
@@ -299,7 +301,7 @@ def main() -> None:
         trainings, num_envs = options.trainings or ["collect"], options.num_envs or [16]
         cells = [Cell(*each) for each in product(chosen, trainings, num_envs)]
         with_startup = STARTUP in options.workloads
-    options.output_dir.mkdir(parents=True, exist_ok=True)
+    make_directory(options.output_dir)
     keep_others_out(options.output_dir)
     conditions: dict[str, Any] = {
         "cores": CORES,
@@ -330,6 +332,16 @@ def main() -> None:
         draw_variation(measurements.records, options.output_dir / "variation.svg")
     if interrupted:
         raise SystemExit("interrupted: the same command goes on with what is missing")
+    asked_for = {*PARTS, *options.contenders}
+    results = [
+        record
+        for record in measurements.records
+        if cell_of(record) in cells and record["contender"] in asked_for
+    ]
+    if with_startup:
+        results += measurements.startup
+    if failed := sum(map(has_failed, results)):
+        raise SystemExit(f"error: {failed} of {len(results)} measurements failed, as told above")
 
 
 if __name__ == "__main__":

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import signal
 from dataclasses import replace
+from typing import Any
 
 import gymnasium as gym
 import numpy as np
@@ -11,6 +13,7 @@ import torch
 from environments import EchoEnv, OddEnv
 from policies import categorical
 
+from torchrl_hts import bench
 from torchrl_hts.bench import main
 from torchrl_hts.costs import default_policy, measure_environment, measure_learning
 from torchrl_hts.forecast import Costs, Setting, forecast, recommend
@@ -173,3 +176,23 @@ def test_a_count_is_a_whole_number_of_at_least_1(
     with pytest.raises(SystemExit, match="2"):
         main(["--env-id", "CartPole-v1", "--num-envs", value])
     assert f"expected a whole number of at least 1, got '{value}'" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("flag", ["--num-envs", "--actors"])
+def test_more_than_a_collector_takes_is_refused_before_anything_is_measured(
+    flag: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        main(["--env-id", "NoSuchEnv-v3", flag, "16", "5000"])
+    assert f"{flag} must be at most 2048, got 5000" in capsys.readouterr().err
+
+
+def test_ctrl_c_is_one_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def measure(*_: Any, **__: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(bench, "measure", measure)
+    assert main(["--env-id", "CartPole-v1"]) == 128 + signal.SIGINT
+    assert capsys.readouterr().err.splitlines()[-1] == "interrupted"

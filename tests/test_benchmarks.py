@@ -114,6 +114,38 @@ def test_one_run_at_a_time_writes_measurements(tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
 
 
+def test_measurements_that_fail_are_the_exit_status(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def run(arguments: list[str], limit_s: float) -> dict[str, Any]:
+        return {"error": "killed"} if "multi-sync" in arguments else {"steps_per_second": 123.0}
+
+    monkeypatch.setattr(throughput, "run_alone", run)
+    monkeypatch.setattr(throughput, "run_together", lambda *_: [{"error": "no game"}] * 2)
+    monkeypatch.setattr(throughput, "keep_others_out", lambda _: None)  # until this process ends
+    monkeypatch.setattr(signal, "signal", lambda *_: None)
+    flags = "--workloads cartpole --repetitions 1 --contenders hts multi-sync --output-dir"
+    monkeypatch.setattr(sys, "argv", ["throughput.py", *flags.split(), str(tmp_path)])
+    for _ in range(2):  # what has failed is tried again
+        with pytest.raises(SystemExit, match="3 of 4 measurements failed"):
+            throughput.main()
+        printed = capsys.readouterr()
+        assert "multi-sync: killed" in printed.out
+        assert "parts, 1]" in printed.err
+
+
+def test_a_directory_that_cannot_be_made_is_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setattr(signal, "signal", lambda *_: None)
+    for directory in ("file", "file/below"):
+        argv = ["throughput.py", "--output-dir", str(tmp_path / directory)]
+        monkeypatch.setattr(sys, "argv", argv)
+        with pytest.raises(SystemExit, match=r"can't be made: .*; name a directory"):
+            throughput.main()
+
+
 def test_numbers_of_environments_are_of_workloads(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -231,6 +231,34 @@ def test_nested_and_multiple_observations_keep_their_types() -> None:
     torch.testing.assert_close(data["next", "reward"].squeeze(-1), 5.0 + data["level"] % 2)
 
 
+class WithNothing(EchoEnv):
+    """Observes an empty array besides."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        nothing = gym.spaces.Box(-1, 1, (3, 0), np.float32)
+        self.observation_space = gym.spaces.Dict(
+            {"observation": self.observation_space, "nothing": nothing}
+        )
+
+    def _observe(self, action: float) -> Any:
+        return {"observation": super()._observe(action), "nothing": np.empty((3, 0), np.float32)}
+
+
+@pytest.mark.parametrize("keys", [["observation"], ["observation", "nothing"]])
+def test_observations_without_elements_are_carried_along(keys: list[str]) -> None:
+    policy = TensorDictModule(lambda x, *_: x[..., 2].long() % 3, keys, ["action"])
+    with HTSCollector([WithNothing] * 2, policy, frames_per_batch=8, seed=0) as collector:
+        batch = next(iter(collector))
+        state = collector.state_dict()
+        following = next(iter(collector))
+    assert batch["nothing"].shape == batch["next", "nothing"].shape == (2, 4, 3, 0)
+    assert batch["next", "observation"][..., 3].equal(batch["action"].double())
+    with HTSCollector([WithNothing] * 2, policy, frames_per_batch=8, seed=0) as resumed:
+        resumed.load_state_dict(state)
+        assert (next(iter(resumed)) == following).all()
+
+
 def stock(env: Callable[[], Any], policy: nn.Module, **kwargs: Any) -> TensorDict:
     collector = Collector(
         SerialEnv(2, env), policy, frames_per_batch=8, total_frames=8, device="cpu", **kwargs

@@ -25,9 +25,9 @@ def test_i7_batches_and_parameters_are_equal_bit_for_bit(engine: str) -> None:
     task = TASKS[engine]
     runs = [
         train(task, num_actors=actors, num_executors=executors, delays=delays, rounds=3)
-        for actors, executors, delays in ((1, 1, False), (2, 2, True), (4, 8, True))
+        for actors, executors, delays in ((1, 1, False), (4, 8, True))
     ]
-    assert runs[0] == runs[1] == runs[2]
+    assert runs[0] == runs[1]
     other = train(task, num_actors=1, num_executors=2, delays=False, rounds=3, seed=1)
     assert not set(other) & set(runs[0]), "another seed must differ in everything"
 

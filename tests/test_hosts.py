@@ -435,7 +435,7 @@ def test_start_methods_of_multiprocessing(tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text(NESTED)
     done = subprocess.run(
-        [sys.executable, script], env=ENVIRONMENT, capture_output=True, text=True, timeout=150
+        [sys.executable, script], env=ENVIRONMENT, capture_output=True, text=True, timeout=270
     )
     ended = time.monotonic()
     found = [json.loads(line) for line in done.stdout.splitlines()]

@@ -228,8 +228,25 @@ def test_claim_2_without_an_end() -> None:
         lambda: asynchronous_latency(0, 1.0, 1.0),
         lambda: asynchronous_latency(1, 0.0, 1.0),
         lambda: asynchronous_latency(1, 1.0, math.nan),
+        lambda: asynchronous_latency(1, math.inf, math.inf),
+        lambda: rollout_time(100, 16, 5, math.nan),
+        lambda: rollout_time(100, 16, 5, math.inf),
     ],
 )
 def test_claims_refuse_what_makes_no_sense(call: Any) -> None:
     with pytest.raises(ValueError, match=r"must|got"):
+        call()
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda: rollout_time(100, 16, 2.5),  # type: ignore[arg-type]
+        lambda: rollout_time(math.nan, 16, 5),  # type: ignore[arg-type]
+        lambda: asynchronous_latency(4.5, 1.0, 20.0),  # type: ignore[arg-type]
+        lambda: timetable(np.ones((2, 2)), lag=1.5),  # type: ignore[arg-type]
+    ],
+)
+def test_counts_are_integers(call: Any) -> None:
+    with pytest.raises(TypeError, match="must be an integer, got"):
         call()

@@ -138,6 +138,11 @@ def test_pictures(tmp_path: Path) -> None:
             pass
         data.timeline(tmp_path / "a.png")
         data.timeline(tmp_path / "a.svg", num_rounds=1)
+        for num_rounds in (0, -1):
+            with pytest.raises(ValueError, match="num_rounds must be at least 1"):
+                data.timeline(tmp_path / "none.svg", num_rounds=num_rounds)
+        with pytest.raises(TypeError, match="num_rounds must be an int"):
+            data.timeline(tmp_path / "none.svg", num_rounds=2.5)  # type: ignore[arg-type]
     assert (tmp_path / "a.png").read_bytes().startswith(b"\x89PNG")
     assert "<svg" in (tmp_path / "a.svg").read_text()
 

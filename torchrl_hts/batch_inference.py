@@ -99,7 +99,11 @@ class BatchInference:
         self.keeps_weights = all(map(torch.equal, weights, before))
         # The rows of a slot, environment-major: row i * T + t of a flat array.
         flat = [
-            {key: array.reshape(-1, *array.shape[2:]) for key, array in memory.fields(s).items()}
+            {
+                # Not -1: a field may have no elements.
+                key: array.reshape(self.num_envs * self.sync_interval, *array.shape[2:])
+                for key, array in memory.fields(s).items()
+            }
             for s in range(self.num_slots)
         ]
         self.inputs = tuple(key for key, _ in _items(self.examples))

@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import importlib
 import os
+import signal
 import sys
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -33,6 +34,7 @@ from torchrl_hts.costs import (
     run_trial,
 )
 from torchrl_hts.errors import HTSError
+from torchrl_hts.exchange import MAX_ENVS
 from torchrl_hts.forecast import Costs, Forecast, Setting, forecast, recommend
 from torchrl_hts.limits import available_cores
 from torchrl_hts.probing import EnvironmentTimes
@@ -304,6 +306,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--seconds", type=positive, default=2.0, help="of each measurement (2)")
     parser.add_argument("--no-check", action="store_true", help="don't try the setting out")
     options = parser.parse_args(argv)
+    for flag, counts in (("--num-envs", options.num_envs), ("--actors", options.actors or [1])):
+        if max(counts) > MAX_ENVS:
+            parser.error(f"{flag} must be at most {MAX_ENVS}, got {max(counts)}")
     torch.set_num_threads(1)
     if hasattr(os, "getloadavg") and os.getloadavg()[0] > available_cores() / 2:
         print(
@@ -327,6 +332,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     except (_UserError, HTSError, TypeError, ValueError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        return 128 + signal.SIGINT
     return 0
 
 

@@ -520,7 +520,8 @@ class HTSCollector(BaseCollector):  # type: ignore[misc]  # torchrl has no types
 
         Raises:
             RuntimeError: if the collector was made without ``timeline_events``.
-            ValueError: for a file name of another ending.
+            TypeError: for a ``num_rounds`` that is no integer.
+            ValueError: for a file name of another ending, or a ``num_rounds`` below 1.
         """
         file = check_path(path)
         if not self._memory.layout.timeline_events:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import argparse
 from math import inf
+from pathlib import Path
 
-__all__ = ["count", "positive"]
+__all__ = ["count", "make_directory", "positive"]
 
 
 def count(text: str) -> int:
@@ -42,3 +43,17 @@ def positive(text: str) -> float:
     if not 0 < value < inf:
         raise argparse.ArgumentTypeError(f"expected a number above 0, got {text!r}")
     return value
+
+
+def make_directory(path: Path) -> None:
+    """Make the directory that ``--output-dir`` names, with those above it, if it isn't there.
+
+    Raises:
+        SystemExit: if it can't be made.
+    """
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise SystemExit(
+            f"error: --output-dir {path} can't be made: {error.strerror}; name a directory"
+        ) from None

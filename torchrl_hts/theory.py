@@ -13,7 +13,8 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Literal
+from numbers import Integral
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -47,7 +48,8 @@ def rollout_time(
         mean_step_s: mean time of a step.
 
     Raises:
-        ValueError: for a count below 1 or a negative time.
+        TypeError: for a count that is no integer.
+        ValueError: for a count below 1, or a time that is negative or not finite.
 
     Example:
         Longer rounds even out the differences between environments: 100 steps of each of 16
@@ -57,8 +59,8 @@ def rollout_time(
         [335, 144, 119]
     """
     _check_counts(num_steps=num_steps, num_envs=num_envs, sync_interval=sync_interval)
-    if mean_step_s < 0:
-        raise ValueError(f"mean_step_s must not be negative, got {mean_step_s}")
+    if not 0 <= mean_step_s < math.inf:
+        raise ValueError(f"mean_step_s must be finite and not negative, got {mean_step_s}")
     g = np.euler_gamma
     # The largest of one is the one; the limit is of no use there.
     slowest = float(sync_interval)
@@ -84,15 +86,16 @@ def asynchronous_latency(num_envs: int, env_rate: float, learner_rate: float) ->
         learner_rate: m, batches that the learner can take per second.
 
     Raises:
-        ValueError: for a count below 1 or a rate that is not positive.
+        TypeError: for a count that is no integer.
+        ValueError: for a count below 1, or a rate that is not positive or not finite.
 
     Example:
         >>> [round(asynchronous_latency(n, 1.0, 20.0), 1) for n in (4, 16, 19, 20)]
         [0.2, 4.0, 19.0, inf]
     """
     _check_counts(num_envs=num_envs)
-    if not (env_rate > 0 and learner_rate > 0):
-        raise ValueError(f"rates must be positive, got {env_rate} and {learner_rate}")
+    if not (0 < env_rate < math.inf and 0 < learner_rate < math.inf):
+        raise ValueError(f"rates must be positive and finite, got {env_rate} and {learner_rate}")
     load = num_envs * env_rate / learner_rate
     return load / (1 - load) if load < 1 else math.inf
 
@@ -162,6 +165,7 @@ def timetable(
             environments (needs ``[R, N, T]``); None: nobody waits for anybody (I4).
 
     Raises:
+        TypeError: for a lag that is no integer.
         ValueError: for arrays of another shape, or times that are negative or not finite.
 
     Example:
@@ -189,8 +193,7 @@ def timetable(
             "barrier='step' needs the time of each step, step_times of shape [rounds, "
             f"environments, alpha]; got {steps.shape}"
         )
-    if lag < 0:
-        raise ValueError(f"lag must be at least 0, got {lag}")
+    _check_counts(0, lag=lag)
     rounds, n = steps.shape[:2]
     learner = np.asarray(learner_time, np.float64)
     if learner.shape not in ((), (rounds,)):
@@ -237,7 +240,9 @@ def _gamma_upper_quantile(tail: float, shape: int) -> float:
     return (low + high) / 2
 
 
-def _check_counts(**counts: int) -> None:
+def _check_counts(least: int = 1, **counts: Any) -> None:
     for name, value in counts.items():
-        if value < 1:
-            raise ValueError(f"{name} must be at least 1, got {value}")
+        if isinstance(value, bool) or not isinstance(value, Integral):
+            raise TypeError(f"{name} must be an integer, got {value!r}")
+        if value < least:
+            raise ValueError(f"{name} must be at least {least}, got {value}")
