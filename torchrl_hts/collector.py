@@ -524,6 +524,8 @@ class HTSCollector(BaseCollector):  # type: ignore[misc]  # torchrl has no types
             ValueError: for a file name of another ending, or a ``num_rounds`` below 1.
         """
         file = check_path(path)
+        if num_rounds is not None:
+            num_rounds = check_integer("num_rounds", num_rounds)
         if not self._memory.layout.timeline_events:
             raise RuntimeError(
                 "nothing was recorded: make the collector with timeline_events=100_000, so many "

@@ -12,7 +12,6 @@ from typing import Any
 
 import numpy as np
 
-from torchrl_hts.arguments import check_integer
 from torchrl_hts.recording import Activity, read_ring
 from torchrl_hts.storage import Array, SharedMemory
 
@@ -81,8 +80,6 @@ class Timeline:
     def write(self, path: str | os.PathLike[str], num_rounds: int | None = None) -> None:
         """Write a trace or a picture; see `HTSCollector.timeline`."""
         file = check_path(path)
-        if num_rounds is not None:
-            num_rounds = check_integer("num_rounds", num_rounds)
         if file.name.endswith(_TRACES):
             shown = self if num_rounds is None else self.last(num_rounds)
             open_ = gzip.open if file.suffix == ".gz" else open
