@@ -241,6 +241,20 @@ class OddEnv(EchoEnv):
         setattr(self, name, space)
 
 
+class WithNothing(EchoEnv):
+    """Observes an empty array besides."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        nothing = gym.spaces.Box(-1, 1, (3, 0), np.float32)
+        self.observation_space = gym.spaces.Dict(
+            {"observation": self.observation_space, "nothing": nothing}
+        )
+
+    def _observe(self, action: float) -> Any:
+        return {"observation": super()._observe(action), "nothing": np.empty((3, 0), np.float32)}
+
+
 def wrapped_in_disguise() -> Any:
     """A TorchRL environment, which the name of this function doesn't give away."""
     from torchrl.envs import GymWrapper

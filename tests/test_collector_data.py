@@ -10,7 +10,7 @@ import gymnasium as gym
 import numpy as np
 import pytest
 import torch
-from environments import DictEnv, EchoEnv
+from environments import DictEnv, EchoEnv, WithNothing
 from policies import categorical, marked
 from tensordict import TensorDict
 from tensordict.nn import (
@@ -229,20 +229,6 @@ def test_nested_and_multiple_observations_keep_their_types() -> None:
     assert data["next", "level"][0].tolist() == [1, 2, 3, 4] * 2
     assert (data["next", "pixels"][0, :, 0, 0] == 251 + torch.arange(8) % 4).all()
     torch.testing.assert_close(data["next", "reward"].squeeze(-1), 5.0 + data["level"] % 2)
-
-
-class WithNothing(EchoEnv):
-    """Observes an empty array besides."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        nothing = gym.spaces.Box(-1, 1, (3, 0), np.float32)
-        self.observation_space = gym.spaces.Dict(
-            {"observation": self.observation_space, "nothing": nothing}
-        )
-
-    def _observe(self, action: float) -> Any:
-        return {"observation": super()._observe(action), "nothing": np.empty((3, 0), np.float32)}
 
 
 @pytest.mark.parametrize("keys", [["observation"], ["observation", "nothing"]])
