@@ -234,7 +234,10 @@ class TestKilled:
         with pytest.raises(WorkerError, match=f"{name} .*was killed by SIGKILL") as e:
             list(itertools.islice(batches, rounds))
         assert e.value.worker == name
-        assert e.value.env_indices == {"executor 0": (0, 1), "executor 1": (2,)}.get(name, ())
+        if name.startswith("executor"):
+            assert e.value.env_indices == ((0, 1) if name == "executor 0" else (2,))
+        else:  # none, or those whose actions of the next round it had already taken on
+            assert set(e.value.env_indices) <= {0, 1, 2}
         assert_others_ended_by_themselves(collector, name)
         with pytest.raises(RuntimeError, match="has been shut down; make a new one"):
             next(iter(collector))
