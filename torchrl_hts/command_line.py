@@ -1,4 +1,4 @@
-"""Values on command lines: of `torchrl_hts.bench` and of the benchmarks."""
+"""Values and directories on command lines: of `torchrl_hts.bench` and of the benchmarks."""
 
 from __future__ import annotations
 
