@@ -236,7 +236,7 @@ class TestKilled:
         assert e.value.worker == name
         if name.startswith("executor"):
             assert e.value.env_indices == ((0, 1) if name == "executor 0" else (2,))
-        else:  # none, or those whose actions of the next round it had already taken on
+        else:  # what either actor has taken just then: the two are not told apart
             assert set(e.value.env_indices) <= {0, 1, 2}
         assert_others_ended_by_themselves(collector, name)
         with pytest.raises(RuntimeError, match="has been shut down; make a new one"):
