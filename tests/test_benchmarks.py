@@ -372,9 +372,9 @@ def test_learning_stops_at_the_goal_and_keeps_the_policy_that_reached_it(
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 def test_flatness_watches_a_run_to_its_end(tmp_path: Path) -> None:
-    printed = run(
-        "flatness.py", "--steps", "3000", "--interval", "0.5", "--output-dir", str(tmp_path)
-    )
+    # So many steps that a machine with 200,000 a second gives ten samples of its workers.
+    options = ("--steps", "100000", "--interval", "0.05", "--output-dir", str(tmp_path))
+    printed = run("flatness.py", *options)
     assert "| main process, descriptors |" in printed
     assert "| steps per second |" in printed
     header, *rows = (tmp_path / "processes.csv").read_text().splitlines()
