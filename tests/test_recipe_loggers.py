@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import csv
 import math
+import os
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -127,6 +129,98 @@ def test_wandb_offline_and_the_same_run_resumed(tmp_path: Path) -> None:
     assert {(each.project, each.run_group, each.display_name) for each in runs} == {("p", "g", "n")}
     config = {item.key: item.value_json for item in runs[0].config.update}
     assert config["total_frames"] == "1600"
+
+
+VARIABLES = {
+    "WANDB_ENTITY": "e",
+    "WANDB_NAME": "n",
+    "WANDB_PROJECT": "p",
+    "WANDB_RUN_GROUP": "g",
+    "WANDB_RUN_ID": "abc",
+    "WANDB_TAGS": "one,two",
+}
+
+
+@pytest.fixture
+def wandb_variables(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """W&B as in a new process, which reads its variables once; none but the given are set."""
+    wandb = pytest.importorskip("wandb")
+    wandb.teardown()  # with the variable that names its process
+    for name in [name for name in os.environ if name.startswith("WANDB_")]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("HOME", str(tmp_path))  # no .netrc
+    for name, value in VARIABLES.items():
+        monkeypatch.setenv(name, value)
+    yield
+    wandb.teardown()
+
+
+def offline_file(directory: Path) -> Path:
+    """The only one there is, when W&B's process has written it and ended."""
+    import wandb
+
+    wandb.teardown()
+    (file,) = directory.glob("wandb/offline-run-*/run-*.wandb")
+    return file
+
+
+def identity(file: Path) -> tuple[str, ...]:
+    from wandb_file import run_record
+
+    found = run_record(file)
+    return (found.entity, found.display_name, found.project, found.run_group, found.run_id)
+
+
+@pytest.mark.usefixtures("wandb_variables")
+def test_wandbs_own_variables_are_obeyed_and_a_resumed_run_stays_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from wandb_file import run_record
+
+    output_dir, files = tmp_path / "run", tmp_path / "files"
+    files.mkdir()
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    monkeypatch.setenv("WANDB_DIR", str(files))
+    run(SHORT, "--logger", "wandb", "--output-dir", str(output_dir))
+    assert not (output_dir / "wandb").exists()
+    file = offline_file(files)
+    assert identity(file) == ("e", "n", "p", "g", "abc")
+    assert list(run_record(file).tags) == ["one", "two"]
+    assert wandb_points(file) == points(output_dir)
+
+    # In a shell that has other variables, or none.
+    for name in ("WANDB_DIR", "WANDB_ENTITY", "WANDB_RUN_GROUP", "WANDB_NAME"):
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("WANDB_RUN_ID", "xyz")
+    monkeypatch.setenv("WANDB_PROJECT", "other")
+    run("ppo_cartpole.py", "--resume", str(output_dir))
+    assert identity(offline_file(output_dir)) == ("e", "n", "p", "g", "abc")
+
+
+@pytest.mark.usefixtures("wandb_variables")
+def test_options_win_over_wandbs_variables(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WANDB_MODE", "disabled")
+    monkeypatch.setenv("WANDB_DISABLED", "true")
+    flags = "--logger wandb --wandb-mode offline --wandb-project q --wandb-group h --wandb-name m"
+    run(SHORT, *flags.split(), "--output-dir", str(tmp_path))
+    assert identity(offline_file(tmp_path)) == ("e", "m", "q", "h", "abc")
+
+
+@pytest.mark.usefixtures("wandb_variables")
+@pytest.mark.parametrize("variable", ["WANDB_MODE=disabled", "WANDB_DISABLED=true"])
+def test_wandb_is_disabled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, variable: str) -> None:
+    monkeypatch.setenv(*variable.split("="))
+    output = run(SHORT, "--logger", "wandb", "--output-dir", str(tmp_path / "run"))
+    assert "Weights & Biases is disabled" in output
+    assert not list(tmp_path.rglob("*.wandb"))
+
+
+@pytest.mark.usefixtures("wandb_variables")
+def test_a_mode_that_wandb_does_not_know(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WANDB_MODE", "airplane")
+    output = run(SHORT, "--logger", "wandb", "--output-dir", str(tmp_path / "run"), code=1)
+    assert "refuses its settings: mode: Input should be 'online', 'offline'" in output
+    assert "WANDB_MODE" in output
 
 
 def test_wandb_without_a_key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

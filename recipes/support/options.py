@@ -65,13 +65,23 @@ class RunOptions:
         "where metrics go, beside metrics.csv (extras 'wandb', 'tensorboard')",
         may_change=True,
     )
-    wandb_mode: Literal["online", "offline"] = option(
-        "online", "offline keeps the run on disk, for 'wandb sync'", may_change=True
+    wandb_mode: Literal["online", "offline", "disabled"] | None = option(
+        None,
+        "offline keeps the run on disk, for 'wandb sync'; by default WANDB_MODE, or online",
+        may_change=True,
     )
-    wandb_project: str = option("torchrl_hts", "project at Weights & Biases", may_change=True)
-    wandb_group: str | None = option(None, "group of the run there", may_change=True)
+    wandb_project: str | None = option(
+        None,
+        "project at Weights & Biases; by default WANDB_PROJECT, or torchrl_hts",
+        may_change=True,
+    )
+    wandb_group: str | None = option(
+        None, "group of the run there; by default WANDB_RUN_GROUP", may_change=True
+    )
     wandb_name: str | None = option(
-        None, "name of the run there; by default that of the output directory", may_change=True
+        None,
+        "name of the run there; by default WANDB_NAME, or that of the output directory",
+        may_change=True,
     )
     eval_interval: int = option(100_000, "steps between two evaluations; 0: none at all", least=0)
     eval_episodes: int = option(10, "episodes of each evaluation", least=1)

@@ -29,7 +29,7 @@ from support.checkpoints import Checkpoints, save_atomically, write_atomically
 from support.display import Display
 from support.errors import InterruptedTwice, RecipeError
 from support.evaluations import Evaluations
-from support.loggers import make_logger
+from support.loggers import make_logger, wandb_names
 from support.metrics import (
     Row,
     Table,
@@ -110,6 +110,7 @@ class Run:
         }
         self._checkpoints = Checkpoints(self.output_dir / "checkpoints", options.keep_checkpoints)
         self._id = uuid.uuid4().hex[:8]
+        self._wandb_names: Mapping[str, Any] | None = None  # of the run at W&B, if it is there
         self._elapsed_before_s = 0.0
         self._recorded: list[Row] = []
         self._last_speed = (0, 0.0)
@@ -123,11 +124,17 @@ class Run:
             )
             undoing.callback(self._evaluations.close)
             kept_rows = self._resume() if options.resume is not None else 0
-            self._logger = make_logger(options, self.output_dir, self._id)
+            if options.logger == "wandb":
+                self._wandb_names = wandb_names(
+                    options, self.output_dir, self._id, self._wandb_names
+                )
+                self._id = self._wandb_names["id"]
+            self._logger = make_logger(options, self.output_dir, self._wandb_names)
             undoing.callback(self._close_logger, failed=True)
             config = {
                 "recipe": recipe,
                 "id": self._id,
+                "wandb": self._wandb_names,
                 "options": to_json(options),
                 "versions": _versions(),
             }
@@ -137,7 +144,9 @@ class Run:
             self._metrics = Table(self.output_dir / "metrics.csv", keep=kept_rows)
             undoing.callback(self._metrics.close)
             self._evaluations.open()
-            if options.logger == "wandb" and options.wandb_mode == "offline":
+            if options.logger == "wandb" and self._logger is None:
+                self.say("Weights & Biases is disabled: no metrics go there")
+            elif options.logger == "wandb" and self._logger.experiment.offline:
                 # Each start writes a file of its own, and a killed one may have left nothing.
                 for row in sorted(
                     self._metrics.rows + self._evaluations.rows, key=itemgetter("step")
@@ -390,10 +399,12 @@ class Run:
 
     def _resume(self) -> int:
         """Load the newest checkpoint; returns the rows of metrics before it."""
+        config = json.loads((self.output_dir / "config.json").read_text())
+        self._wandb_names = config.get("wandb")
         state = self._checkpoints.load()
         if state is None:
             self.say(f"there is no checkpoint in {self.output_dir} yet: the run begins anew")
-            self._id = json.loads((self.output_dir / "config.json").read_text()).get("id", self._id)
+            self._id = config.get("id", self._id)
             return 0
         self._check(state)
         for name, part in self._parts.items():
