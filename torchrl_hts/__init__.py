@@ -75,8 +75,14 @@ __all__ = [
 ]
 
 
+# These import torchrl.
+_WITH_TORCHRL = {"collector", "delayed_gradient", "episodes", "evaluation"}
+
+
 def __getattr__(name: str) -> Any:
     if name in _MODULE_OF:
+        if _MODULE_OF[name] in _WITH_TORCHRL:
+            import_module("torchrl_hts.versions")
         return getattr(import_module(f"torchrl_hts.{_MODULE_OF[name]}"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 

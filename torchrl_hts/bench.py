@@ -9,6 +9,10 @@ one of them, and tries it out.
 
 from __future__ import annotations
 
+import torchrl_hts.versions  # noqa: F401  (before torchrl)
+
+# isort: split
+
 import argparse
 import importlib
 import os

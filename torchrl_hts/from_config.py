@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import torchrl_hts.versions  # noqa: F401  (before torchrl)
+
+# isort: split
+
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any

@@ -8,6 +8,10 @@ batch and the final parameters by their bits (I7).
 
 from __future__ import annotations
 
+import torchrl_hts.versions  # noqa: F401  (before torchrl)
+
+# isort: split
+
 import argparse
 import hashlib
 import itertools
