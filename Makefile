@@ -3,6 +3,7 @@
 # make check   format, lint, types, tests: run it before each commit; CI runs the same
 # make format  put the sources into the house format
 # make bench   steps per second against TorchRL's collectors
+# make dist    the source distribution and the wheel, in dist/
 # make contenders  an environment with all that the benchmark can compare with: .venv-contenders
 # make football  install the engine of Google Research Football, built once (docs/football.md)
 #
@@ -28,7 +29,7 @@ CONSTRAINTS := requirements/constraints.txt
 POSIX_TESTS := $(addprefix tests/test_,workers.py hosts.py collector_faults.py collector_ends.py \
     boundaries.py portability.py)
 
-.PHONY: train test check format-check lint types format bench contenders football venv
+.PHONY: train test check format-check lint types format bench dist contenders football venv
 
 train: $(STAMP)
 	$(RUN) recipes/ppo_cartpole.py --require-return 475 $(ARGS)
@@ -55,6 +56,9 @@ format: $(STAMP)
 
 bench: $(STAMP)
 	$(RUN) benchmarks/throughput.py $(ARGS)
+
+dist: $(STAMP)
+	$(RUN) requirements/dist.py dist
 
 # Sample Factory asks for other versions of what all others need, and runs with theirs but for numpy.
 contenders:
