@@ -18,7 +18,7 @@ ORDER = [
     "storage", "gathering", "recording", "messages",
     "worker_output", "worker_server", "undivided", "workers", "servers",
     "ale_state", "state_names", "state_pickle",
-    "env_state", "gym_env", "sizing", "probing", "forecast", "executor",
+    "env_state", "values", "gym_actions", "gym_env", "sizing", "probing", "forecast", "executor",
     "slots", "torchrl_env", "invariance", "draws", "short_cut", "array_policy", "sampling",
     "packed", "passes", "transposed", "batch_inference", "actor", "timeline_picture",
     "saved_state", "timeline", "statistics", "weights",

@@ -23,6 +23,7 @@ from torchrl_hts.passes import PassJob
 from torchrl_hts.slots import field_of, leaves
 from torchrl_hts.storage import Field, Key
 from torchrl_hts.torchrl_env import TorchRLDescription
+from torchrl_hts.values import check_keys
 
 __all__ = ["BatchPlan", "Planner", "plan_batch"]
 
@@ -154,6 +155,7 @@ def plan_batch(
 
     add(leaves(root))
     if isinstance(description, GymDescription):
+        check_keys("action", description.action_space)
         _check_gym_action(description.action_space, ("action",), outputs)
         dropped = [field.key for field, _ in observation_fields(description.observation_space)]
         after = root.exclude(*(dropped if compact_obs else ()))

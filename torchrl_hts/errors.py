@@ -2,7 +2,7 @@
 
 HTSError
 ├── CannotSaveError   the state of an environment can't be saved as a whole
-├── InvalidValueError an environment returned what its spaces don't allow, or NaN
+├── InvalidValueError an environment returned, or was to be given, what its spaces don't allow
 ├── ProtocolError     an event that the schedule does not allow: a fault of this package
 ├── PolicyError       the policy can't be run in batches that keep its rows independent
 ├── ResourceError     the system has too little of something: memory, descriptors, processes
@@ -37,7 +37,10 @@ class CannotSaveError(HTSError, TypeError):
 
 
 class InvalidValueError(HTSError, ValueError):
-    """An environment returned what its spaces don't allow, or NaN; the message says which value."""
+    """An environment returned what its spaces don't allow, or NaN; the message says which value.
+
+    Also an action that its action space doesn't have, or that the space's data type can't hold.
+    """
 
 
 class ProtocolError(HTSError, RuntimeError):

@@ -10,18 +10,21 @@ from __future__ import annotations
 
 import contextlib
 import zlib
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
 from math import isnan
 from typing import Any, Literal
 
 import gymnasium as gym
 import numpy as np
+from numpy import vdot
 
 from torchrl_hts.env_state import names_of, restore_environment, save_environment
 from torchrl_hts.errors import InvalidValueError
+from torchrl_hts.gym_actions import action_reader
 from torchrl_hts.state_names import Names
 from torchrl_hts.storage import Array, Field, Key, SharedMemory
+from torchrl_hts.values import FLOAT32_MAX, check_keys, checked_reward, converted
 
 __all__ = [
     "BackgroundEnv",
@@ -88,6 +91,7 @@ def observation_fields(space: gym.Space[Any]) -> list[tuple[Field, tuple[str, ..
     """
     if not isinstance(space, gym.spaces.Dict):
         return [(_leaf(("observation",), space), ())]
+    check_keys("observation", space)
     fields = []
     for path, leaf in _leaves((), space):
         if path[0] in _RESERVED:
@@ -165,7 +169,7 @@ class GymEnvironment:
         self._truncated = words("next", "truncated", of="?")
         self._reward = words("next", "reward", of="f")
         self._trajectory = words("collector", "traj_ids", of="q")
-        self._action = _action_reader(self.env.action_space, ("action",), rows)
+        self._action = action_reader(self.env.action_space, ("action",), rows)
         self._carried = [(rows(*key), rows("next", *key)) for key in options.carried]
         self._is_init = rows("is_init") if ("is_init",) in keys else None
         self._step_count = (
@@ -223,9 +227,9 @@ class GymEnvironment:
         """Step with the action at ``t`` and write the transition; returns if the episode ended."""
         observation, reward, terminated, truncated, _ = self.env.step(self._action(slot, t))
         self._check(observation)
-        number = reward if isinstance(reward, float) else _number(reward)
-        if number != number:  # NaN
-            raise _not_a_number(reward)
+        number = reward if isinstance(reward, float) else checked_reward(reward)
+        if not -FLOAT32_MAX <= number <= FLOAT32_MAX:  # or NaN
+            number = checked_reward(number)
         self._reward[slot][t] = number
         self._length += 1
         if self._max_frames and self._length >= self._max_frames:
@@ -271,14 +275,15 @@ class GymEnvironment:
                         f"{'.'.join(field.key)!r}, which its observation space has"
                     ) from error
             if type(value) is not np.ndarray or value.dtype != dtype:
-                value = _converted(value, field)
+                value = converted(value, field)
             if value.shape != field.shape:
                 raise InvalidValueError(
                     f"the environment returned {'.'.join(field.key)!r} of shape "
                     f"{value.shape}; its observation space says {field.shape}"
                 )
-            # A square is never NaN but for NaN; one call of BLAS costs less than isnan and any.
-            if dtype.kind == "f" and isnan((flat := value.ravel()).dot(flat)):
+            # A square is never NaN but for NaN; one call of BLAS costs less than isnan and any, and
+            # this one doesn't warn where a square is too large.
+            if dtype.kind == "f" and isnan(vdot(value, value)):
                 raise InvalidValueError(
                     f"the environment returned NaN in {'.'.join(field.key)!r}, at "
                     f"{np.argwhere(np.isnan(value))[:5].tolist()} of shape {value.shape}. If NaN "
@@ -288,68 +293,3 @@ class GymEnvironment:
     def close(self) -> None:
         """Close the environment."""
         self.env.close()
-
-
-def _number(reward: Any) -> float:
-    """A reward that is no float: an integer, an array or a tensor of one number; None is NaN."""
-    if np.ma.is_masked(reward):
-        raise _not_a_number(reward)
-    try:
-        return float(np.asarray(reward, np.float64).item())
-    except (TypeError, ValueError, OverflowError, RuntimeError) as error:
-        raise _not_a_number(reward) from error
-
-
-def _not_a_number(reward: Any) -> InvalidValueError:
-    return InvalidValueError(f"the environment returned the reward {reward!r}; expected one number")
-
-
-def _converted(value: Any, field: Field) -> Array:
-    """A value in the data type of its field; raises where that would change what it says."""
-    expected = field.storage_dtype
-    found = np.asarray(value)
-    if np.can_cast(found.dtype, expected, "same_kind"):
-        return found.astype(expected)
-    if found.dtype.kind in "iu" and expected.kind in "iu":
-        converted = found.astype(expected)
-        if (converted == found).all():
-            return converted
-    raise InvalidValueError(
-        f"the environment returned {'.'.join(field.key)!r} of data type {found.dtype}"
-        f"{f' with values from {found.min()} to {found.max()}' if found.dtype.kind in 'iu' else ''}"
-        f"; its observation space says {expected}"
-    )
-
-
-def _action_reader(
-    space: gym.Space[Any], key: Key, rows: Callable[..., list[Array]]
-) -> Callable[[int, int], Any]:
-    """A function of (slot, t) that turns the policy's action into one of the space.
-
-    Discrete actions may be indices or one-hot, MultiDiscrete ones indices or concatenated
-    one-hots: the policy's distribution decides.
-    """
-    if isinstance(space, gym.spaces.Dict):
-        parts = {
-            name: _action_reader(child, (*key, name), rows) for name, child in space.spaces.items()
-        }
-        return lambda slot, t: {name: read(slot, t) for name, read in parts.items()}
-    actions = rows(*key)
-    if isinstance(space, gym.spaces.Discrete):
-        start = int(space.start)
-        if actions[0][0].size == 1:
-            return lambda slot, t: actions[slot][t].item() + start
-        return lambda slot, t: int(actions[slot][t].argmax()) + start
-    if isinstance(space, gym.spaces.MultiDiscrete):
-        dtype: Any = space.dtype
-        if actions[0][0].size == space.nvec.size:
-            return lambda slot, t: actions[slot][t].reshape(space.shape).astype(dtype) + space.start
-        ends = np.cumsum(space.nvec.ravel())[:-1]
-
-        def from_one_hots(slot: int, t: int) -> Array:
-            parts = np.split(actions[slot][t].ravel(), ends)
-            return np.array([p.argmax() for p in parts], dtype).reshape(space.shape) + space.start
-
-        return from_one_hots
-    shape, box_dtype = space.shape, space.dtype
-    return lambda slot, t: actions[slot][t].reshape(shape).astype(box_dtype)

@@ -1,0 +1,166 @@
+"""Advice in error messages, followed: what the message says has to be in it, and has to work."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import pytest
+from collectors import start
+from environments import EchoEnv
+from gymnasium import wrappers
+from policies import categorical, marked
+from torch import nn
+
+from torchrl_hts import WorkerError, keep_servers
+
+S = gym.spaces
+MOST_CHARACTERS = 400  # of a message, without the traceback of a worker
+
+
+@pytest.fixture(scope="module", autouse=True)
+def warm_servers() -> Any:
+    with keep_servers():
+        yield
+
+
+class Odd(EchoEnv):
+    """Observes `seen`, for its space; rewards with `reward`."""
+
+    def __init__(self, space: gym.Space[Any], seen: Any, reward: Any = 1.0) -> None:
+        super().__init__()
+        self.observation_space, self.seen, self.given = space, seen, reward
+
+    def reset(self, **kwargs: Any) -> tuple[Any, dict[str, Any]]:
+        super().reset(**kwargs)
+        return self.seen, {}
+
+    def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
+        _, _, *rest = super().step(action)
+        return self.seen, self.given, *rest  # type: ignore[return-value]
+
+
+def gather(make: Callable[[], Any], policy: nn.Module | None = None, **kwargs: Any) -> Any:
+    """The first batch of one environment."""
+    collector = start([make], policy or marked(), num_executors=1, num_actors=1, **kwargs)
+    try:
+        return next(iter(collector)).clone()
+    finally:
+        collector.shutdown()
+
+
+def refusal(make: Callable[[], Any], policy: nn.Module | None = None, **kwargs: Any) -> str:
+    """The message with which it is refused."""
+    with pytest.raises((TypeError, ValueError, WorkerError)) as caught:
+        gather(make, policy, **kwargs)
+    said = str(caught.value)
+    if isinstance(caught.value, WorkerError):
+        said = caught.value.remote_traceback.splitlines()[-1]
+    assert len(said) < MOST_CHARACTERS, said
+    return said
+
+
+BOX = S.Box(-1, 1, (2,), np.float32)
+ZEROS = np.zeros(2, np.float32)
+
+
+class TestKeys:
+    """Keys that are no strings."""
+
+    @pytest.mark.parametrize(
+        ("space", "seen", "said"),
+        [
+            ({"observation": BOX, 7: BOX}, {"observation": ZEROS, 7: ZEROS}, "the key 7, which"),
+            ({"observation": S.Dict({(1, 2): BOX})}, {}, r"the key (1, 2) below 'observation'"),
+        ],
+    )
+    def test_of_an_observation_space(self, space: Any, seen: Any, said: str) -> None:
+        message = refusal(partial(Odd, S.Dict(space), seen))
+        assert said in message
+        assert "not a string" in message
+        assert "rename it with gymnasium.wrappers.TransformObservation" in message
+
+    def test_of_an_observation_space_renamed(self) -> None:
+        def make() -> Any:
+            env = Odd(S.Dict({"observation": BOX, 7: BOX}), {"observation": ZEROS, 7: ZEROS + 1})
+            space = S.Dict({"observation": BOX, "seven": BOX})
+            return wrappers.TransformObservation(
+                env, lambda seen: {"observation": seen["observation"], "seven": seen[7]}, space
+            )
+
+        assert (gather(make)["seven"] == 1).all()
+
+    def test_of_an_action_space(self) -> None:
+        space = S.Dict({7: S.Discrete(3)})
+        assert "the action space has the key 7, which is not a string" in (
+            message := refusal(partial(EchoEnv, action_space=space))
+        )
+        assert "rename it with gymnasium.wrappers.TransformAction" in message
+
+        def make() -> Any:
+            env = Taking(space)
+            return wrappers.TransformAction(
+                env, lambda taken: {7: taken["seven"]}, S.Dict({"seven": S.Discrete(3)})
+            )
+
+        policy = marked()
+        policy.out_keys[0] = policy.out_keys_source[0] = ("action", "seven")
+        gather(make, policy)
+
+
+class Taking(EchoEnv):
+    """Takes actions under a key that is no string."""
+
+    def __init__(self, space: gym.Space[Any]) -> None:
+        super().__init__()
+        self.taken = space
+
+    def step(self, action: Any) -> Any:
+        assert self.taken.contains(action)
+        return super().step(action[7])
+
+
+class TestValues:
+    """Values that don't fit."""
+
+    def test_a_reward_that_is_too_large(self) -> None:
+        make = partial(Odd, BOX, ZEROS, 1e39)
+        assert "scale it with gymnasium.wrappers.TransformReward" in refusal(make)
+        scaled = gather(lambda: wrappers.TransformReward(make(), lambda reward: reward / 1e39))
+        assert (scaled["next", "reward"] == 1).all()
+
+    def test_a_vector_of_rewards(self) -> None:
+        make = partial(Odd, BOX, ZEROS, np.array([1.0, 2.0]))
+        message = refusal(make)
+        assert "the reward array([1., 2.]); expected one number" in message
+        assert "gymnasium.wrappers.TransformReward(env, sum)" in message
+        assert (gather(lambda: wrappers.TransformReward(make(), sum))["next", "reward"] == 3).all()
+
+    def test_an_observation_that_is_too_large(self) -> None:
+        make = partial(Odd, BOX, np.array([0, 1e39]))
+        assert "scale it with a gymnasium.ObservationWrapper" in refusal(make)
+
+        class Scaled(gym.ObservationWrapper[Any, Any, Any]):
+            def observation(self, observation: Any) -> Any:
+                return observation / 1e39
+
+        assert (gather(lambda: Scaled(make()))["observation"][..., 1] == 1).all()
+
+    def test_masked_elements(self) -> None:
+        make = partial(Odd, BOX, np.ma.array([1.0, 2.0], mask=[False, True]))
+        message = refusal(make)
+        assert "fill them (numpy.ma.filled) in a gymnasium.ObservationWrapper" in message
+
+        class Filled(gym.ObservationWrapper[Any, Any, Any]):
+            def observation(self, observation: Any) -> Any:
+                return np.ma.filled(observation, -1)
+
+        assert (gather(lambda: Filled(make()))["observation"][..., 1] == -1).all()
+
+    def test_an_action_that_the_space_does_not_have(self) -> None:
+        message = refusal(EchoEnv, marked(action=3))
+        assert "let the policy have as many actions" in message
+        gather(EchoEnv, categorical(num_actions=3))

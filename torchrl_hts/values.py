@@ -1,0 +1,163 @@
+"""What an environment returns, as numbers of the data types that batches hold, or an error.
+
+A value of another data type is converted where that keeps what it says. Rounding is no loss, since
+the data type of a space says how exact its values are; an integer that wraps, a finite number that
+becomes infinite and a mask that is dropped are. Knows nothing of torch.
+"""
+
+from __future__ import annotations
+
+import reprlib
+from math import inf, isinf
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+
+from torchrl_hts.errors import InvalidValueError
+from torchrl_hts.storage import Array, Field
+
+__all__ = ["FLOAT32_MAX", "check_keys", "checked_reward", "converted"]
+
+FLOAT32_MAX = float(np.finfo(np.float32).max)
+
+# A sum of squares up to this holds no number that the data type can't.
+_LARGEST_SQUARES = {
+    np.dtype(name): float(np.finfo(name).max) ** 2 for name in ("float16", "float32")
+}
+
+
+def checked_reward(reward: Any) -> float:
+    """A reward as a number that float32 holds: given as a number, or an array or a tensor of one.
+
+    Raises:
+        InvalidValueError: if it is no number, is NaN, or is finite and too large for float32.
+    """
+    number = reward if isinstance(reward, float) else _number(reward)
+    if number != number:
+        raise _no_number(reward)
+    if not isinf(number) and isinf(_as_float32(number)):
+        raise _too_large(number)
+    return number
+
+
+def _number(reward: Any) -> float:
+    if np.ma.is_masked(reward):
+        raise _no_number(reward)
+    if isinstance(reward, int) and abs(reward) > FLOAT32_MAX:  # of any size: float may overflow
+        raise _too_large(reward)
+    try:
+        array = np.asarray(reward)
+        if array.dtype.kind not in "biufO" or isinstance(array.item(), str | bytes):
+            raise _no_number(reward)
+        number = float(array.item())
+    except (TypeError, ValueError, OverflowError, RuntimeError) as error:
+        raise _no_number(reward) from error
+    if isinf(number) and array.dtype.kind == "f" and np.isfinite(array).all():  # of 80 bits
+        raise _too_large(reward)
+    return number
+
+
+def _no_number(reward: Any) -> InvalidValueError:
+    several = not np.ma.is_masked(reward) and _shape(reward) not in ((), (1,))
+    advice = ": make one of them with gymnasium.wrappers.TransformReward(env, sum), for instance"
+    return InvalidValueError(
+        f"the environment returned the reward {reprlib.repr(reward)}; expected one number"
+        f"{advice if several else ''}"
+    )
+
+
+def _shape(value: Any) -> tuple[int, ...]:
+    try:
+        return np.shape(value)
+    except (TypeError, ValueError, RuntimeError):
+        return ()
+
+
+def _too_large(reward: Any) -> InvalidValueError:
+    return InvalidValueError(
+        f"the environment returned the reward {reprlib.repr(reward)}; expected one number that "
+        f"float32 holds, which ends at {FLOAT32_MAX:.5g}: scale it with "
+        "gymnasium.wrappers.TransformReward"
+    )
+
+
+def _as_float32(number: float) -> float:
+    with np.errstate(over="ignore"):
+        return float(np.float32(number))
+
+
+def converted(value: Any, field: Field) -> Array:
+    """A value in the data type of its field.
+
+    Raises:
+        InvalidValueError: where that would change what it says.
+    """
+    name, expected = ".".join(field.key), field.storage_dtype
+    if np.ma.is_masked(value):
+        raise InvalidValueError(
+            f"the environment returned {name!r} with masked elements, which a batch does not keep: "
+            "fill them (numpy.ma.filled) in a gymnasium.ObservationWrapper"
+        )
+    try:
+        found = np.asarray(value)
+    except (TypeError, ValueError, RuntimeError) as error:  # ragged lists, tensors elsewhere
+        raise InvalidValueError(
+            f"the environment returned {name!r} as a {type(value).__name__} that is no array: "
+            f"{error}"
+        ) from error
+    kind = found.dtype.kind
+    if expected.kind == "f" and kind in "biuf":
+        return _as_floats(found, field)
+    if np.can_cast(found.dtype, expected, "safe"):
+        return found.astype(expected)
+    if kind in "iu" and expected.kind in "iub":
+        made = found.astype(expected)
+        if (made == found).all():
+            return made
+    raise InvalidValueError(
+        f"the environment returned {name!r} of data type {found.dtype}"
+        f"{f' with values from {found.min()} to {found.max()}' if kind in 'iu' else ''}"
+        f"; its observation space says {expected}"
+    )
+
+
+def _as_floats(found: Array, field: Field) -> Array:
+    expected = field.storage_dtype
+    if found.dtype == np.float64 and np.vdot(found, found) <= _LARGEST_SQUARES.get(expected, inf):
+        return found.astype(expected)
+    with np.errstate(over="ignore"):
+        made = found.astype(expected)
+    lost = np.isinf(made) & np.isfinite(found)
+    if lost.any():
+        raise InvalidValueError(
+            f"the environment returned {'.'.join(field.key)!r} with the value "
+            f"{found[lost].flat[0]!s}; its observation space says {expected}, which ends at "
+            f"{np.finfo(expected).max:.5g}: scale it with a gymnasium.ObservationWrapper"
+        )
+    return made
+
+
+def check_keys(what: str, space: gym.Space[Any], path: tuple[Any, ...] = ()) -> None:
+    """Refuse keys of Dict spaces, at any depth, that are no strings.
+
+    Args:
+        what: ``"observation"`` or ``"action"``.
+        space: the space.
+        path: keys under which it lies.
+
+    Raises:
+        TypeError: which names the key, and what renames it.
+    """
+    if not isinstance(space, gym.spaces.Dict):
+        return
+    children: dict[Any, gym.Space[Any]] = dict(space.spaces)
+    for name, child in children.items():
+        if not isinstance(name, str):
+            where = f" below {'.'.join(path)!r}" if path else ""
+            raise TypeError(
+                f"the {what} space has the key {name!r}{where}, which is not a string, as keys of "
+                f"TorchRL's batches have to be: rename it with "
+                f"gymnasium.wrappers.Transform{what.capitalize()}"
+            )
+        check_keys(what, child, (*path, name))
