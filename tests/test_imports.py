@@ -24,7 +24,8 @@ ORDER = [
     "saved_state", "timeline", "statistics", "weights",
     "restarts", "pickling", "limits", "arguments", "batch_plan", "progress", "failures", "roster",
     "choosing", "staff", "crew", "learner", "collector", "delayed_gradient", "episodes", "video",
-    "playing", "evaluation", "configs", "from_config", "testing", "costs", "bench",
+    "running_statistics", "playing", "evaluation", "configs", "from_config", "testing",
+    "costs", "bench",
 ]  # fmt: skip
 TORCH_FREE = ORDER[: ORDER.index("executor") + 1]
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 import os
 import pickle
+import warnings
 import weakref
 from collections import deque
 from collections.abc import Callable, Mapping
@@ -43,8 +44,10 @@ class Evaluator:
     Episode k of every evaluation is played in environment k, which is reset with a seed that
     depends on ``seed`` and k alone. What an evaluation gives depends on the parameters, ``seed``
     and the step that it is submitted with, on nothing else: not on timing, nor on what was
-    evaluated before. For that, ``reset(seed=...)`` must start an environment wholly anew; one that
-    goes on counting over episodes (`gymnasium.wrappers.NormalizeObservation`) has no place here.
+    evaluated before. For that, ``reset(seed=...)`` must start an environment wholly anew. One that
+    goes on counting over episodes has no place here: a warning names wrappers that normalise
+    observations with running statistics of their own, or rewards (docs/reliability.md says what to
+    do instead).
 
     The process is forked from the server that collectors fork their actors from, runs at a lower
     priority than training, on one thread and the CPU, and ends with this one, however it ends.
@@ -151,8 +154,11 @@ class Evaluator:
     ) -> None:
         """Have the environments made, and lay out the memory that is shared."""
         self._process.send(job)
+        description, to_warn_of = self._process.receive("while it made the environments")
+        for warning in to_warn_of:
+            warnings.warn(warning, RuntimeWarning, stacklevel=3)
         plan = plan_batch(
-            self._process.receive("while it made the environments"),
+            description,
             deepcopy(policy),
             job.num_episodes,
             exploration_type=exploration_type,

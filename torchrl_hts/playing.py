@@ -31,6 +31,7 @@ from torchrl_hts.errors import WorkerError
 from torchrl_hts.failures import Site, died, failed
 from torchrl_hts.gym_env import GymDescription, GymEnvironment, RowOptions
 from torchrl_hts.messages import receive_object, send_object
+from torchrl_hts.running_statistics import normalisation_warnings
 from torchrl_hts.servers import WITH_TORCH, ServerUser, acquire_server, release_servers
 from torchrl_hts.slots import Slots, bind_parameters
 from torchrl_hts.storage import Key, Layout, SharedMemory
@@ -86,7 +87,7 @@ class Evaluation:
 
 @dataclass(frozen=True)
 class PlayerJob:
-    """First message: what to play in. Answered by a `GymDescription`.
+    """First message: what to play in. Answered by a `GymDescription`, and what to warn of.
 
     Attributes:
         factory: the pickled environment factory.
@@ -255,7 +256,7 @@ def run_player(control: Connection, fds: list[int]) -> None:
         check_renders(stage, env_seed(job.seed, 0))
     first = environments[0]
     description = GymDescription(first.observation_space, first.action_space)
-    send_object(control, ("described", description, None))
+    send_object(control, ("described", (description, normalisation_warnings(first)), None))
     player = _Player(job, receive_object(control), environments, stage, fds[0])
     send_object(control, ("ready", None, None))
     try:

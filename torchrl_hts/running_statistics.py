@@ -1,0 +1,89 @@
+"""Running statistics that an environment normalises with, found in its wrappers.
+
+They are a wrapper's own, begin anew where another environment is made, and so differ between
+training and evaluation. Imports no torch.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+
+__all__ = ["normalisation_warnings"]
+
+_OBSERVATIONS = (
+    "the Evaluator's environments normalise observations with running statistics of their own "
+    "({names}), not with training's: freeze the same statistics in both factories "
+    "(update_running_mean = False), or normalise in the policy (docs/reliability.md)"
+)
+_REWARDS = (
+    "the Evaluator's environments normalise rewards ({names}), so its returns are no returns of "
+    "the task: leave that wrapper out of the factory that the Evaluator is given"
+)
+
+_REWARD = re.compile(r"_*re[tw]")  # return_rms, ret_rms, reward_statistics
+_VARIANCES = {"M2", "S", "m2", "s", "std", "var", "variance"}  # as Welford's method names them
+_COUNTS = {"count", "k", "n", "num", "num_samples", "steps", "t"}
+
+
+def normalisation_warnings(env: gym.Env[Any, Any]) -> list[str]:
+    """What evaluations in such an environment would get wrong, a sentence each.
+
+    Args:
+        env: with its wrappers. Gymnasium's normalising ones are known, those that were derived
+            from them, and others that count a mean and a variance, in an object that they have or
+            in themselves. Statistics that were loaded and frozen (``update_running_mean`` or
+            ``training`` is False) are right.
+    """
+    observations, rewards = [], []
+    for wrapper in _wrappers(env):
+        name = type(wrapper).__qualname__
+        of_rewards, of_observations = _statistics(wrapper)
+        if of_rewards or isinstance(wrapper, gym.wrappers.NormalizeReward):
+            rewards.append(name)
+        if of_observations and not (
+            _is_frozen(wrapper) and not any(_is_untouched(each) for each in of_observations)
+        ):
+            observations.append(name)
+    found = ((_OBSERVATIONS, observations), (_REWARDS, rewards))
+    return [text.format(names=", ".join(names)) for text, names in found if names]
+
+
+def _wrappers(env: gym.Env[Any, Any]) -> Iterator[gym.Wrapper[Any, Any, Any, Any]]:
+    while isinstance(env, gym.Wrapper):
+        yield env
+        env = env.env
+
+
+def _statistics(wrapper: gym.Wrapper[Any, Any, Any, Any]) -> tuple[list[Any], list[Any]]:
+    """What a wrapper counts of rewards and of observations."""
+    of_rewards: list[Any] = []
+    of_observations: list[Any] = []
+    for name, value in {"self": wrapper, **vars(wrapper)}.items():
+        if value is not wrapper.env and _counts_moments(value):
+            is_of_rewards = isinstance(wrapper, gym.RewardWrapper) or _REWARD.match(name)
+            (of_rewards if is_of_rewards else of_observations).append(value)
+    return of_rewards, of_observations
+
+
+def _counts_moments(value: Any) -> bool:
+    """Whether it has a mean, a variance and a count, whatever they are called."""
+    names = getattr(value, "__dict__", {}).keys()
+    names = {name.lstrip("_") for name in names}
+    return bool("mean" in names and names & _VARIANCES and names & _COUNTS)
+
+
+def _is_frozen(wrapper: gym.Wrapper[Any, Any, Any, Any]) -> bool:
+    return any(
+        getattr(wrapper, name, None) is False for name in ("update_running_mean", "training")
+    )
+
+
+def _is_untouched(statistics: Any) -> bool:
+    """Whether they are those that a wrapper begins with."""
+    mean, variance = getattr(statistics, "mean", None), getattr(statistics, "var", None)
+    return bool(variance is not None and not np.any(mean) and np.all(variance == 1))
