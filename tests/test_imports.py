@@ -14,7 +14,8 @@ PACKAGE = ROOT / "torchrl_hts"
 
 # From the bottom up: a module may import only from those before it.
 ORDER = [
-    "versions", "command_line", "system", "theory", "errors", "schedule", "exchange", "watching",
+    "versions", "wording", "statistics_table",
+    "command_line", "system", "theory", "errors", "schedule", "exchange", "watching",
     "storage", "gathering", "recording", "messages",
     "worker_output", "worker_server", "undivided", "workers", "servers",
     "ale_state", "state_names", "state_pickle",

@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from torchrl_hts.invariance import InvariantSizes
+from torchrl_hts.statistics_table import table
 from torchrl_hts.storage import Counter, SharedMemory
 from torchrl_hts.system import read_system_file
 
@@ -48,8 +49,8 @@ class WorkerStatistics:
 class Statistics:
     """A snapshot of a collector's counters since the iteration began.
 
-    Times are in seconds; a share is of the time that the workers of that kind have lived, all
-    together, or of the time that has passed for the learner.
+    Printed it is a table of ten lines. Times are in seconds; a share is of the time that the
+    workers of that kind have lived, all together, or of the time that has passed for the learner.
 
     Attributes:
         frames: frames handed to the learner, with those before a state was loaded.
@@ -105,6 +106,9 @@ class Statistics:
     workers: Mapping[str, WorkerStatistics]
     shared_bytes: int
     learner_private_bytes: int | None
+
+    def __str__(self) -> str:
+        return table(self)
 
 
 def summarise(
