@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import ast
+import re
 import signal
+import subprocess
+import sys
+import textwrap
 from dataclasses import replace
 from typing import Any
 
@@ -15,9 +20,13 @@ from policies import categorical
 
 from torchrl_hts import bench
 from torchrl_hts.bench import main
+from torchrl_hts.bench_report import Tried, recommendation, warnings_text
 from torchrl_hts.costs import default_policy, measure_environment, measure_learning
 from torchrl_hts.forecast import Costs, Setting, forecast, recommend
+from torchrl_hts.limits import available_cores
+from torchrl_hts.other_load import busy_share, cores_used_by_others
 from torchrl_hts.sizing import PassCosts
+from torchrl_hts.system import ON_LINUX
 from torchrl_hts.theory import timetable
 
 SLEEPS = Costs(
@@ -129,9 +138,71 @@ def test_the_users_own(capsys: pytest.CaptureFixture[str]) -> None:
     named = "--env-id test_bench:EchoFactory --policy test_bench:make_echo_policy"
     assert main([*flags.split(), *named.split()]) == 0
     printed = capsys.readouterr()
-    assert "Recommended: " in printed.out
+    first, *rest = printed.out.splitlines()
+    assert re.fullmatch(
+        r"Take [24] environments, alpha 5, lag 1, 1 actor: [\d,]+ steps/s are expected, limited by "
+        r"(the cores|the learner|inference|waiting for each other)\.",
+        first,
+    )
     assert "steps/s measured" in printed.out
-    assert "[4/4]" in printed.err
+    assert "[5/5]" in printed.err
+    told = "\n".join(rest)
+    assert told.index("HTSCollector(") < told.index("\nstep  ") < told.index("Claim 1")
+    assert max(map(len, rest)) <= 110
+
+
+def test_the_recommended_code_is_the_recommended_setting() -> None:
+    best = forecast(SLEEPS, Setting(16, 20, 1, 2))
+    code = recommendation(best, 3, None).split("\n\n")[1]
+    (call,) = ast.parse(textwrap.dedent(code)).body
+    given = {word.arg: ast.unparse(word.value) for word in call.value.keywords}
+    assert given == {
+        "frames_per_batch": "16 * 20", "lag": "1", "num_actors": "2", "num_executors": "3",
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(("others", "cores", "warns"), [
+    (None, 2, False), (0.1, 2, False), (0.3, 2, True), (1.0, 16, False), (4.0, 16, True),
+])  # fmt: skip
+def test_others_that_use_the_cores_are_warned_of(
+    others: float | None, cores: float, warns: bool
+) -> None:
+    told = warnings_text(others, cores, Tried(100.0, 100.0))
+    assert [each.startswith(f"Warning: other programs use {others}") for each in told] == (
+        [True] * warns
+    )
+
+
+@pytest.mark.parametrize(
+    ("measured", "said"),
+    [(1000, ""), (1400, ""), (1600, "1.6 times more"), (700, ""), (500, "2.0 times less")],
+)
+def test_a_forecast_that_is_far_off_is_warned_of(measured: float, said: str) -> None:
+    told = warnings_text(0.0, 2, Tried(measured, 1000.0))
+    assert bool(told) == bool(said)
+    assert said in "".join(told)
+    assert not warnings_text(0.0, 2, None)
+
+
+def test_what_others_use_is_read_from_the_cores_that_are_ours() -> None:
+    before = "cpu 9 9 9 9\ncpu0 10 0 10 80 0 0 0 0 5 0\ncpu1 0 0 0 0 0 0 0 0 0 0\nintr 3"
+    after = "cpu 9 9 9 9\ncpu0 10 0 10 180 0 0 0 0 5 0\ncpu1 30 0 10 20 30 0 5 5 30 0\nintr 4"
+    assert busy_share(before, after, {0}) == 0
+    assert busy_share(before, after, {1}) == 0.5
+    assert busy_share(before, after, {0, 1}) == 0.25
+    assert busy_share(before, before, {0}) == 0
+
+
+@pytest.mark.skipif(not ON_LINUX, reason="needs Linux's /proc")
+def test_a_busy_process_is_seen() -> None:
+    busy = subprocess.Popen([sys.executable, "-c", "while True: pass"])
+    try:
+        used = cores_used_by_others(0.3)
+    finally:
+        busy.kill()
+        busy.wait()
+    assert used is not None
+    assert used > 0.3 * min(1, available_cores())
 
 
 EchoFactory = EchoEnv

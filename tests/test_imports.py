@@ -26,7 +26,7 @@ ORDER = [
     "restarts", "pickling", "limits", "arguments", "batch_plan", "progress", "failures", "roster",
     "choosing", "staff", "crew", "learner", "collector", "delayed_gradient", "episodes", "video",
     "running_statistics", "playing", "evaluation", "configs", "from_config", "testing",
-    "costs", "bench",
+    "costs", "other_load", "bench_report", "bench",
 ]  # fmt: skip
 TORCH_FREE = ORDER[: ORDER.index("executor") + 1]
 

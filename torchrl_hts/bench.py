@@ -4,7 +4,7 @@
     python -m torchrl_hts.bench --env-id my_module:make_env --policy my_module:make_policy
 
 measures the parts alone, forecasts steps per second for a grid of settings (``forecast.py``), names
-one of them, and tries it out.
+one of them, and tries it out. What it recommends comes first, then the tables.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ import torchrl_hts.versions  # noqa: F401  (before torchrl)
 
 import argparse
 import importlib
-import os
 import signal
 import sys
 from collections.abc import Callable, Sequence
@@ -24,11 +23,19 @@ from math import ceil
 from typing import Any
 
 import gymnasium as gym
-import numpy as np
 import torch
 from tensordict.nn import TensorDictModuleBase
 
 from torchrl_hts.arguments import make_policy
+from torchrl_hts.bench_report import (
+    Row,
+    Tried,
+    costs_text,
+    described,
+    forecasts_text,
+    recommendation,
+    warnings_text,
+)
 from torchrl_hts.command_line import count, positive
 from torchrl_hts.costs import (
     default_policy,
@@ -41,6 +48,7 @@ from torchrl_hts.errors import HTSError
 from torchrl_hts.exchange import MAX_ENVS
 from torchrl_hts.forecast import Costs, Forecast, Setting, forecast, recommend
 from torchrl_hts.limits import available_cores
+from torchrl_hts.other_load import cores_used_by_others
 from torchrl_hts.probing import EnvironmentTimes
 from torchrl_hts.servers import keep_servers
 from torchrl_hts.theory import rollout_time
@@ -49,7 +57,7 @@ __all__ = ["main"]
 
 MakeEnv = Callable[[], gym.Env[Any, Any]]
 
-_BAR = 40  # width of the longest bar of a histogram
+_LOOK_S = 0.5  # how long to look at what other programs use, before and after
 _TRIAL = Setting(num_envs=8, sync_interval=20)
 
 
@@ -128,7 +136,7 @@ def measure(
     """Measure all parts, and say so on standard error."""
 
     def progress(number: int, what: str) -> None:
-        print(f"[{number}/4] {what}", file=sys.stderr, flush=True)
+        print(f"[{number}/5] {what}", file=sys.stderr, flush=True)
 
     progress(1, f"stepping the environment at random for {seconds:g} s")
     times = measure_environment(make_env, seconds)
@@ -145,7 +153,7 @@ def measure(
         learner_step_s=learner_s,
         cores=ceil(available_cores()),
     )
-    progress(4, f"the collector's own share: {_describe(_TRIAL)}")
+    progress(4, f"the collector's own share: {described(_TRIAL)}")
     trial = _try_out(make_env, policy, alone, _TRIAL, seconds)
     env_cpu_s = alone.mean_step_s * alone.step_cpu_share
     costs = Costs(
@@ -173,113 +181,58 @@ def _try_out(
     )
 
 
-def print_costs(times: EnvironmentTimes, costs: Costs) -> None:
-    """What was measured."""
-    steps = times.steps
-    marks = [*np.quantile(steps, (0.05, 0.5, 0.95, 0.99)), steps.max()]
-    print(
-        f"\nstep      {_time(steps.mean())} on average, standard deviation {_time(steps.std())}; "
-        f"{times.cpu_share:.0%} of a core\n"
-        f"          5 %, 50 %, 95 %, 99 %, most: {', '.join(map(_time, marks))}"
-    )
-    exponents, counts = np.unique(np.floor(np.log2(steps * 1e6)), return_counts=True)
-    for exponent, number in zip(exponents.astype(int), counts.tolist(), strict=True):
-        bar = "#" * -(-_BAR * number // counts.max())
-        print(f"          {_time(2.0**exponent / 1e6):>8} and more {number:>8,} {bar}")
-    if len(times.resets):
-        print(
-            f"reset     {_time(times.resets.mean())} on average, {len(times.resets):,} times in "
-            f"{len(steps):,} steps"
-        )
-    else:
-        print(f"reset     none: no episode ended in {len(steps):,} steps")
-    passes = zip(costs.passes.rows, costs.passes.times, strict=True)
-    print("policy    " + ", ".join(f"{rows} rows {_time(taken)}" for rows, taken in passes))
-    print(f"learner   {_time(costs.learner_step_s)} for each step")
-    print(
-        f"collector {_time(costs.executor_cpu_s)} of an executor for each step, "
-        f"{_time(costs.actor_cpu_s)} of an actor for each pass, besides the above"
-    )
-
-
-def print_forecasts(costs: Costs, settings: argparse.Namespace) -> list[Forecast]:
-    """A table of what to expect; returns it."""
-    lags = settings.lag
-    heads = [f"lag {lag}" for lag in lags]
-    print(
-        f"\nSteps per second to expect on {costs.cores} cores while the learner learns, limited by "
-        "(s)chedule, (i)nference,\n(l)earner or (c)ores; and the theory: the share of the speed of "
-        "executors that never wait that the\nschedule and the learner alone allow.\n"
-    )
-    line = f"{'envs':>5}{'actors':>7}{'alpha':>6}"
-    print(line + "".join(f"{head:>19}" for head in heads) + f"{'lag 1, barrier':>19}{'Claim 1':>9}")
-    found = []
-    for n in settings.num_envs:
-        for actors in settings.actors or sorted({1, 2, costs.team(n).actors}):
-            for alpha in settings.alpha:
-                own = [forecast(costs, Setting(n, alpha, lag, actors)) for lag in lags]
-                barrier = forecast(costs, Setting(n, alpha, 1, actors), barrier="round")
-                found += own
-                executors = costs.team(n).executors
+def forecasts(costs: Costs, options: argparse.Namespace) -> list[Row]:
+    """What to expect of each setting."""
+    rows = []
+    for n in options.num_envs:
+        executors = costs.team(n).executors
+        for actors in options.actors or sorted({1, 2, costs.team(n).actors}):
+            for alpha in options.alpha:
                 steps = -(-n // executors) * alpha  # of each executor in a round
-                claim = steps / rollout_time(executors * steps, executors, steps)
-                cells = "".join(_cell(each) for each in [*own, barrier])
-                print(f"{n:>5}{actors:>7}{alpha:>6}{cells}{claim:>9.2f}")
-    print(
-        "\nlag 1, barrier: as in the paper, all wait for the slowest at the end of each round. "
-        "Claim 1: the paper's\nformula for that, if step times were exponential and the learner "
-        "free."
-    )
-    return found
+                rows.append(
+                    Row(
+                        [forecast(costs, Setting(n, alpha, lag, actors)) for lag in options.lag],
+                        forecast(costs, Setting(n, alpha, 1, actors), barrier="round"),
+                        steps / rollout_time(executors * steps, executors, steps),
+                    )
+                )
+    return rows
 
 
-def _cell(each: Forecast) -> str:
-    return f"{each.steps_per_second:>9,.0f} ({each.limit[0]}) {each.schedule_share:>5.2f}"
-
-
-def print_recommendation(
+def try_recommended(
     best: Forecast, costs: Costs, make_env: MakeEnv, policy: TensorDictModuleBase, seconds: float
-) -> None:
-    """Name a setting, and try it out."""
-    setting = best.setting
-    print(
-        f"\nRecommended: {_describe(setting)}\n\n"
-        f"    HTSCollector([make_env] * {setting.num_envs}, policy,\n"
-        f"                 frames_per_batch={setting.num_envs} * {setting.sync_interval}, "
-        f"lag={setting.lag}, num_actors={setting.num_actors},\n"
-        f"                 num_executors={costs.team(setting.num_envs).executors})\n\n"
-        f"{best.steps_per_second:,.0f} steps/s are expected. It is the least of those within 5 % "
-        "of the fastest: the fewest actors and\nenvironments, the shortest rounds; take the alpha "
-        "that your algorithm wants."
+) -> Tried:
+    """Run the collector with the setting that is recommended, without a learner."""
+    print(f"[5/5] trying it out for {seconds:g} s", file=sys.stderr, flush=True)
+    free = forecast(Costs(**{**vars(costs), "learner_step_s": 0.0}), best.setting)
+    trial = _try_out(make_env, policy, costs, best.setting, seconds)
+    return Tried(trial.steps_per_second, free.steps_per_second)
+
+
+def report(make_env: MakeEnv, policy: TensorDictModuleBase, options: argparse.Namespace) -> str:
+    """Measure, forecast, try out; and say what came of it, the recommendation first."""
+    most = max(options.num_envs)
+    sizes = sorted({2**power for power in range(most.bit_length())} | {most})
+    looks = [cores_used_by_others(_LOOK_S)]
+    times, costs = measure(
+        make_env, policy, rows=sizes, epochs=options.epochs, seconds=options.seconds
     )
-    if seconds:
-        print(f"[trying it out for {seconds:g} s]", file=sys.stderr, flush=True)
-        free = forecast(Costs(**{**vars(costs), "learner_step_s": 0.0}), setting)
-        trial = _try_out(make_env, policy, costs, setting, seconds)
-        print(
-            f"Without a learner: {trial.steps_per_second:,.0f} steps/s measured, "
-            f"{free.steps_per_second:,.0f} expected."
-        )
-
-
-def _describe(setting: Setting) -> str:
-    return (
-        f"{setting.num_envs} environments, alpha {setting.sync_interval}, lag {setting.lag}, "
-        f"{setting.num_actors} actor{'s' if setting.num_actors > 1 else ''}"
+    rows = forecasts(costs, options)
+    best = recommend([each for row in rows for each in row.each])
+    tried = None
+    if not options.no_check:
+        tried = try_recommended(best, costs, make_env, policy, options.seconds)
+    looks.append(cores_used_by_others(_LOOK_S))
+    others = max((look for look in looks if look is not None), default=None)
+    executors = costs.team(best.setting.num_envs).executors
+    return "\n\n".join(
+        [
+            recommendation(best, executors, tried),
+            *warnings_text(others, available_cores(), tried),
+            costs_text(times, costs),
+            forecasts_text(rows, costs.cores),
+        ]
     )
-
-
-def _time(seconds: float) -> str:
-    """A time with its unit.
-
-    Example:
-        >>> _time(0.0123), _time(0.0000456), _time(2)
-        ('12.3 ms', '45.6 us', '2 s')
-    """
-    for unit, size in (("s", 1.0), ("ms", 1e-3)):
-        if seconds >= size:
-            return f"{seconds / size:.3g} {unit}"
-    return f"{seconds / 1e-6:.3g} us"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -314,25 +267,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         if max(counts) > MAX_ENVS:
             parser.error(f"{flag} must be at most {MAX_ENVS}, got {max(counts)}")
     torch.set_num_threads(1)
-    if hasattr(os, "getloadavg") and os.getloadavg()[0] > available_cores() / 2:
-        print(
-            f"note: other programs keep this machine busy (load average {os.getloadavg()[0]:.1f} "
-            f"on {available_cores():g} cores): what is measured and what comes true will differ",
-            file=sys.stderr,
-        )
-    most = max(options.num_envs)
-    rows = sorted({2**power for power in range(most.bit_length())} | {most})
     try:
         make_env = find_environment(options.env_id)
         policy = find_policy(options.policy, make_env)
         with keep_servers():
-            times, costs = measure(
-                make_env, policy, rows=rows, epochs=options.epochs, seconds=options.seconds
-            )
-            print_costs(times, costs)
-            best = recommend(print_forecasts(costs, options))
-            seconds = 0.0 if options.no_check else options.seconds
-            print_recommendation(best, costs, make_env, policy, seconds)
+            print(report(make_env, policy, options))
     except (_UserError, HTSError, TypeError, ValueError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
