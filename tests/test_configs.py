@@ -163,7 +163,7 @@ def trained(trainer: Trainer) -> str:
 @pytest.mark.parametrize(
     ("config", "function", "apart"),
     [
-        (HTSCollectorConfig, HTSCollector, {"num_envs", "num_workers", "unsupported"}),
+        (HTSCollectorConfig, HTSCollector, {"num_envs", "num_workers", "stock_arguments"}),
         (DelayedGradientConfig, DelayedGradient, {"loss_module"}),
         (GymnasiumEnvConfig, gym.make, {"kwargs"}),
         (AtariEnvConfig, make_atari, set()),

@@ -35,11 +35,11 @@ __all__ = [
     "check_frames",
     "check_integer",
     "check_lag",
+    "check_max_frames",
     "check_restarts",
     "check_seed",
     "check_storage_dir",
     "check_timeouts",
-    "check_unsupported",
     "make_policy",
 ]
 
@@ -48,38 +48,6 @@ Device = torch.device | str | int | None
 MAX_LAG = 1000  # a slot each
 MAX_THREADS = 1024  # torch crashes with a hundred times as many
 _LARGEST_INT = 2**63 - 1  # of shared words and of TensorDicts
-
-# Arguments of TorchRL's collectors that make no sense for on-policy rounds.
-_UNSUPPORTED = {
-    "replay_buffer": "rounds are on-policy and handed to the learner whole; extend the buffer with "
-    "each batch in your loop, or pass it to the trainer",
-    "init_random_frames": "on-policy losses need the log-probability of every action; for random "
-    "frames collect with torchrl.collectors.Collector first",
-    "trajs_per_batch": "a round is the same number of steps of every environment; use "
-    "split_trajs=True, or assemble trajectories with postproc",
-    "reset_at_each_iter": "episodes go on from round to round; use max_frames_per_traj to cut them",
-    "preemptive_threshold": "every environment contributes to every round in full",
-    "num_workers": "use num_executors and num_actors",
-    "num_collectors": "use num_executors and num_actors",
-    "num_threads": "use actor_threads, and torch.set_num_threads for the learner",
-    "extend_buffer": "there is no replay_buffer",
-    "use_buffers": "batches always lie in preallocated storage",
-    "interruptor": "every round is complete",
-    "weight_updater": "the iterator stages the policy's values; use update_policy_weights_",
-    "weight_sync_schemes": "the iterator stages the policy's values; use update_policy_weights_",
-    "compile_policy": "pass a policy that is compiled already",
-    "cudagraph_policy": "pass a policy that is compiled already",
-}
-
-
-def check_unsupported(given: Mapping[str, Any]) -> None:
-    """Refuse arguments of TorchRL's collectors that this one can't honour, and unknown ones."""
-    for name, value in given.items():
-        if name not in _UNSUPPORTED:
-            raise TypeError(f"HTSCollector got an unexpected keyword argument {name!r}")
-        plain = isinstance(value, int | float | type(None))  # others may not be comparable
-        if not plain or value not in (None, False, 0, -1):
-            raise TypeError(f"HTSCollector does not take {name}: {_UNSUPPORTED[name]}")
 
 
 def check_integer(name: str, value: Any, *, least: int = 1, most: int | None = _LARGEST_INT) -> int:
@@ -92,6 +60,12 @@ def check_integer(name: str, value: Any, *, least: int = 1, most: int | None = _
     if most is not None and number > most:
         raise ValueError(f"{name} must be at most {most}, got {value}")
     return number
+
+
+def check_count(name: str, value: Any, *, least: int = 1) -> int:
+    """An integer argument, which may come as a float without a fraction, such as 1e6."""
+    whole = isinstance(value, float | np.floating) and float(value).is_integer()
+    return check_integer(name, int(value) if whole else value, least=least)
 
 
 def check_seconds(name: str, value: Any) -> float:
@@ -193,7 +167,7 @@ def check_frames(frames_per_batch: Any, total_frames: Any, num_envs: int) -> tup
 
     What doesn't divide is rounded up, with a warning, as TorchRL does.
     """
-    frames_per_batch = check_integer("frames_per_batch", frames_per_batch)
+    frames_per_batch = check_count("frames_per_batch", frames_per_batch)
     sync_interval = -(-frames_per_batch // num_envs)
     batch = sync_interval * num_envs
     if batch != frames_per_batch:
@@ -204,7 +178,7 @@ def check_frames(frames_per_batch: Any, total_frames: Any, num_envs: int) -> tup
         )
     if total_frames is None:
         return sync_interval, None
-    total_frames = check_integer("total_frames", total_frames, least=-1)
+    total_frames = check_count("total_frames", total_frames, least=-1)
     if total_frames < 0:
         return sync_interval, None
     rounds = -(-total_frames // batch)
@@ -215,6 +189,11 @@ def check_frames(frames_per_batch: Any, total_frames: Any, num_envs: int) -> tup
             stacklevel=3,
         )
     return sync_interval, rounds
+
+
+def check_max_frames(value: Any) -> int:
+    """The length at which episodes are truncated; 0 for never, which TorchRL also calls -1."""
+    return max(0, check_integer("max_frames_per_traj", 0 if value is None else value, least=-1))
 
 
 def check_callables(**given: Any) -> None:
@@ -239,10 +218,26 @@ def check_seed(seed: int | None) -> int:
 
 
 def check_factories(
-    create_env_fn: Any, kwargs: Mapping[str, Any] | Sequence[Mapping[str, Any]] | None
+    create_env_fn: Any,
+    kwargs: Mapping[str, Any] | Sequence[Mapping[str, Any]] | None,
+    copies: int | None = None,
 ) -> list[Callable[[], Any]]:
-    """A callable per environment, with its keyword arguments bound."""
-    functions = list(create_env_fn) if isinstance(create_env_fn, Sequence) else [create_env_fn]
+    """A callable per environment, with its keyword arguments bound.
+
+    Args:
+        create_env_fn: a callable, or a list of them.
+        kwargs: keyword arguments of all, or a list with those of each.
+        copies: how many environments to make of one callable; a list must have so many.
+    """
+    if isinstance(create_env_fn, Sequence):
+        functions = list(create_env_fn)
+        if copies not in (None, len(functions)):
+            raise ValueError(
+                f"num_workers={copies}, but create_env_fn lists {len(functions)} environments; "
+                "give one that is to be copied, or leave num_workers out"
+            )
+    else:
+        functions = [create_env_fn] * (copies or 1)
     if not 0 < len(functions) <= MAX_ENVS:
         raise ValueError(
             f"create_env_fn must have 1 to {MAX_ENVS} callables, one per environment; "

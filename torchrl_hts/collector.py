@@ -33,16 +33,17 @@ from torchrl_hts.arguments import (
     check_frames,
     check_integer,
     check_lag,
+    check_max_frames,
     check_restarts,
     check_seed,
     check_storage_dir,
     check_timeouts,
-    check_unsupported,
     make_policy,
 )
 from torchrl_hts.batch_plan import Planner
 from torchrl_hts.crew import Crew
 from torchrl_hts.exchange import MAX_ENVS
+from torchrl_hts.factories import initialised
 from torchrl_hts.learner import LearnerSide
 from torchrl_hts.limits import available_cores
 from torchrl_hts.pickling import pickle_factories, pickle_policy
@@ -50,6 +51,7 @@ from torchrl_hts.recording import recorder
 from torchrl_hts.saved_state import check_state, saved_sizes
 from torchrl_hts.slots import Slots, field_of, policy_tensors
 from torchrl_hts.statistics import Statistics, summarise
+from torchrl_hts.stock_arguments import take_stock_arguments
 from torchrl_hts.storage import Layout
 from torchrl_hts.timeline import Timeline, check_path, read_timeline
 from torchrl_hts.weights import WeightSource
@@ -76,13 +78,14 @@ class HTSCollector(BaseCollector):  # type: ignore[misc]  # torchrl has no types
     Args:
         create_env_fn: a callable per environment, each returning a `gymnasium.Env` (the fast path:
             its executor never imports torch) or a TorchRL `EnvBase` of empty batch size, with any
-            transforms. A single callable makes one environment.
+            transforms. A single callable makes one environment, or `num_workers`.
         policy: a TensorDictModule that writes ``"action"``, in training or evaluation mode as it
             is; or a plain module that maps the only observation to the action.
         policy_factory: makes the policy instead.
 
     Keyword Args:
         frames_per_batch: N * alpha; rounded up to a multiple of N with a warning, as TorchRL does.
+            May be a float without a fraction, as may `total_frames`.
         total_frames: ends after at least so many; -1: endless.
         lag: how many updates the behaviour parameters are behind. 1 is the paper; 0 is synchronous.
         num_actors: processes that run the policy. A lone one waits for larger batches while every
@@ -104,7 +107,8 @@ class HTSCollector(BaseCollector):  # type: ignore[misc]  # torchrl has no types
         env_device: where TorchRL environments compute.
         create_env_kwargs: keyword arguments of every factory, or a list with one dict for each.
         exploration_type: under which the actors run the policy.
-        max_frames_per_traj: length at which an episode is truncated; 0: never. Adds ``step_count``.
+        max_frames_per_traj: length at which an episode is truncated; 0 or -1: never. Adds
+            ``step_count``.
         postproc: applied to each batch before it is handed out.
         split_trajs: hand out ``[trajectories, time]``, padded, with ``("collector", "mask")``.
         set_truncated: mark the last step of every row as truncated.
@@ -128,6 +132,9 @@ class HTSCollector(BaseCollector):  # type: ignore[misc]  # torchrl has no types
             bytes each; 0: none, and `timeline` has nothing to show.
         pre_collect_hook: called before each batch is waited for.
         post_collect_hook: called with each batch.
+        stock_arguments: those of TorchRL's own collectors. Some are taken (``cat_results``,
+            ``num_workers``, ``init_fn``, ...), some make no difference here, and the others are
+            refused by an error that says what to use instead; see docs/coming_from_torchrl.md.
 
     Raises:
         TypeError, ValueError: for arguments that don't fit each other; the message says which.
@@ -173,7 +180,7 @@ class HTSCollector(BaseCollector):  # type: ignore[misc]  # torchrl has no types
         exploration_type: ExplorationType = ExplorationType.RANDOM,
         max_frames_per_traj: int | None = None,
         postproc: Callable[[TensorDictBase], TensorDictBase] | None = None,
-        split_trajs: bool = False,
+        split_trajs: bool | None = False,
         set_truncated: bool = False,
         compact_obs: bool = False,
         return_same_td: bool = False,
@@ -187,9 +194,10 @@ class HTSCollector(BaseCollector):  # type: ignore[misc]  # torchrl has no types
         timeline_events: int = 0,
         pre_collect_hook: Callable[[], None] | None = None,
         post_collect_hook: Callable[[TensorDictBase], None] | None = None,
-        **unsupported: Any,
+        **stock_arguments: Any,
     ) -> None:
-        check_unsupported(unsupported)
+        stock = take_stock_arguments(stock_arguments)
+        split_trajs = False if split_trajs is None else split_trajs  # TorchRL's default
         check_flags(
             split_trajs=split_trajs,
             set_truncated=set_truncated,
@@ -210,7 +218,9 @@ class HTSCollector(BaseCollector):  # type: ignore[misc]  # torchrl has no types
                 f"exploration_type must be an ExplorationType, got {exploration_type!r}"
             )
         super().__init__(pre_collect_hook=pre_collect_hook, post_collect_hook=post_collect_hook)
-        factories = check_factories(create_env_fn, create_env_kwargs)
+        factories = check_factories(create_env_fn, create_env_kwargs, stock.copies)
+        if stock.init_fn is not None:
+            factories = initialised(factories, stock.init_fn)
         self.num_envs = len(factories)
         self.lag = check_lag(lag, self.num_envs)
         actor_threads = check_integer("actor_threads", actor_threads, most=MAX_THREADS)
@@ -221,9 +231,7 @@ class HTSCollector(BaseCollector):  # type: ignore[misc]  # torchrl has no types
             num_executors = check_integer("num_executors", num_executors)
         if num_actors is not None:
             num_actors = check_integer("num_actors", num_actors, most=MAX_ENVS)
-        if max_frames_per_traj is None:
-            max_frames_per_traj = 0
-        max_frames = check_integer("max_frames_per_traj", max_frames_per_traj, least=0)
+        max_frames = check_max_frames(max_frames_per_traj)
         self.sync_interval, self._last_round = check_frames(
             frames_per_batch, total_frames, self.num_envs
         )
@@ -235,6 +243,8 @@ class HTSCollector(BaseCollector):  # type: ignore[misc]  # torchrl has no types
         self.exploration_type = exploration_type
         self.postproc = postproc
         self.split_trajs = split_trajs
+        self.cat_results = stock.cat_results
+        self.worker_idx = stock.worker_idx
         self.return_same_td = return_same_td
         self.storing_device = torch.device(storing_device or "cpu")
         self.policy = make_policy(policy, policy_factory)
@@ -390,6 +400,9 @@ class HTSCollector(BaseCollector):  # type: ignore[misc]  # torchrl has no types
         for key in self._truncated_keys:
             for flag in (key, (*key[:-1], "done")):
                 batch.get(flag)[:, -1] = True
+        if self.cat_results != "stack":
+            batch = batch.reshape(-1)
+            batch.names = ["time"]  # as TorchRL has it
         if self.split_trajs:
             batch = split_trajectories(batch, prefix="collector")
         if self.postproc is not None:

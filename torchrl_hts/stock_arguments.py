@@ -1,0 +1,242 @@
+"""The arguments of TorchRL's collectors: which of them mean something here, and what instead.
+
+Every argument of every collector in TorchRL 0.14 is either one of `HTSCollector`'s own or in
+`STOCK_ARGUMENTS`; docs/coming_from_torchrl.md shows the same as a table.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from torchrl.collectors import Collector
+
+__all__ = ["STOCK_ARGUMENTS", "Stock", "StockArgument", "take_stock_arguments"]
+
+
+@dataclass(frozen=True)
+class StockArgument:
+    """What becomes of an argument of TorchRL's collectors.
+
+    Attributes:
+        why: why other values are not taken, and what to do instead; or, where all are, why the
+            argument makes no difference.
+        harmless: values that ask for nothing, TorchRL's own default among them.
+        any_value: whether every value is let pass without effect.
+    """
+
+    why: str
+    harmless: tuple[Any, ...] = (None, False, 0, -1)
+    any_value: bool = False
+
+
+@dataclass(frozen=True)
+class Stock:
+    """Arguments of TorchRL's collectors that do mean something here.
+
+    Attributes:
+        cat_results: ``"stack"`` hands batches out as ``[N, T]``, 0 and -1 as ``[N * T]``.
+        copies: how many environments to make of a lone factory; None: one.
+        init_fn: called in each executor before its environments are made.
+        trust_policy: whether a callable maps TensorDicts to TensorDicts, whatever its signature.
+        worker_idx: the index of this collector among others.
+        auto_register_policy_transforms: whether TorchRL environments get what recurrent policies
+            need.
+    """
+
+    cat_results: int | str = "stack"
+    copies: int | None = None
+    init_fn: Callable[[], Any] | None = None
+    trust_policy: bool = False
+    worker_idx: int | None = None
+    auto_register_policy_transforms: bool = False
+
+
+def _without_effect(why: str) -> StockArgument:
+    return StockArgument(why, any_value=True)
+
+
+_ONE_MACHINE = (
+    "a collector works on one machine; for several give collector_class=HTSCollector to "
+    "torchrl.collectors.distributed.RayCollector"
+)
+_TRAJECTORIES = (
+    "a round is the same number of steps of every environment; use split_trajs=True, or assemble "
+    "trajectories with postproc"
+)
+_WEIGHTS = "the iterator stages the policy's values; use update_policy_weights_"
+_NO_SERVER = "actors run the policy, and how they share it is not for the user to choose"
+_ACTORS = "the actors take whatever observations are ready; use num_actors"
+_COMPILED = "pass a policy that is compiled already"
+
+STOCK_ARGUMENTS: dict[str, StockArgument] = {
+    # Without effect.
+    "track_traj_ids": _without_effect("batches always carry the ids of trajectories"),
+    "no_cuda_sync": _without_effect("a batch is complete when it is handed out"),
+    "use_buffers": _without_effect("batches always lie in preallocated storage"),
+    "extend_buffer": _without_effect("there is no replay_buffer to extend"),
+    "update_at_each_batch": _without_effect(
+        "every round acts with the values that are staged when the iterator is resumed"
+    ),
+    "update_after_each_batch": _without_effect(
+        "every round acts with the values that are staged when the iterator is resumed"
+    ),
+    "sync": _without_effect(
+        "batches are whole rounds of every environment, and with lag=1 the next is collected "
+        "meanwhile; lag=0 is plain synchronous learning"
+    ),
+    "use_env_creator": _without_effect("factories are sent as they are"),
+    "policy_version": _without_effect("versions are the numbers of rounds, from 0 on"),
+    # Refused, but for the values that ask for nothing.
+    "reset_when_done": StockArgument(
+        "episodes that have ended begin anew, or rows would be empty; use postproc to leave steps "
+        "out",
+        (None, True),
+    ),
+    "replay_buffer": StockArgument(
+        "rounds are on-policy and handed to the learner whole; extend the buffer with each batch "
+        "in your loop, or pass it to the trainer"
+    ),
+    "init_random_frames": StockArgument(
+        "on-policy losses need the log-probability of every action; for random frames collect "
+        "with torchrl.collectors.Collector first"
+    ),
+    "trajs_per_batch": StockArgument(_TRAJECTORIES),
+    "trajs_per_write": StockArgument(_TRAJECTORIES),
+    "traj_format": StockArgument(_TRAJECTORIES),
+    "yield_completed_trajectories": StockArgument(_TRAJECTORIES),
+    "reset_at_each_iter": StockArgument(
+        "episodes go on from round to round; use max_frames_per_traj to cut them"
+    ),
+    "preemptive_threshold": StockArgument(
+        "every environment contributes to every round in full", (None, 1)
+    ),
+    "interruptor": StockArgument("every round is complete"),
+    "num_threads": StockArgument(
+        "use actor_threads, and torch.set_num_threads for the learner", (None, 1)
+    ),
+    "num_sub_threads": StockArgument(
+        "use actor_threads, and torch.set_num_threads for the learner", (None, 1)
+    ),
+    "weight_updater": StockArgument(_WEIGHTS),
+    "weight_sync_schemes": StockArgument(_WEIGHTS),
+    "weight_recv_schemes": StockArgument(_WEIGHTS),
+    "weight_sync": StockArgument(_WEIGHTS),
+    "weight_sync_model_id": StockArgument("there is one model, 'policy'", (None, "policy")),
+    "max_weight_update_interval": StockArgument(_WEIGHTS, (None, -1, 0, 1)),
+    "update_interval": StockArgument(_WEIGHTS, (None, -1, 0, 1)),
+    "compile_policy": StockArgument(_COMPILED),
+    "cudagraph_policy": StockArgument(_COMPILED),
+    "policy_version_key": StockArgument(
+        "the key is 'policy_version'; rename it with postproc, after which DelayedGradient can't "
+        "check batches",
+        (None, "policy_version"),
+    ),
+    "verbose": StockArgument("nothing is printed; use statistics() and timeline()"),
+    "collector_class": StockArgument(
+        "workers are executors and actors; use num_executors and num_actors",
+        (None, Collector),
+    ),
+    "collector_kwargs": StockArgument(
+        "there are no collectors inside; give them as arguments", (None, {})
+    ),
+    "num_workers_per_collector": StockArgument(
+        "there are no collectors inside; give create_env_fn as a list", (None, 1)
+    ),
+    "backend": StockArgument(
+        f"workers are processes of this machine; {_ONE_MACHINE}",
+        (None, "direct", "process", "mp", "multiprocessing", "gloo"),
+    ),
+    "backend_options": StockArgument("give them as arguments of their own", (None, {})),
+    "env_backend": StockArgument(
+        "environments are stepped by executors, which are processes",
+        (None, "process", "mp", "multiprocessing"),
+    ),
+    "policy_backend": StockArgument(
+        "the policy is run by actors, which are processes",
+        (None, "process", "mp", "multiprocessing"),
+    ),
+    "env_exchange": StockArgument("environments always share memory", (None, "auto", "shm")),
+    "envs_per_worker": StockArgument("use num_executors", (None, 1)),
+    "transition_chunk_size": StockArgument(
+        "transitions are written into shared memory as they come", (None, "auto")
+    ),
+    "transport": StockArgument("environments and actors always share memory"),
+    "max_batch_size": StockArgument(_ACTORS),
+    "min_batch_size": StockArgument(_ACTORS),
+    "server_timeout": StockArgument(f"{_ACTORS}, and timeout_s to find workers that hang"),
+    "server_config": StockArgument(_NO_SERVER, (None, {})),
+    "device_config": StockArgument(
+        "use device, storing_device, policy_device and env_device", (None, {})
+    ),
+    "worker_affinity": StockArgument("start Python with taskset, whose cores all workers inherit"),
+    "driver_affinity": StockArgument("call os.sched_setaffinity once the collector is made"),
+    "visible_devices": StockArgument("use policy_device and env_device"),
+    "slurm_kwargs": StockArgument(_ONE_MACHINE, (None, {})),
+    "launcher": StockArgument(_ONE_MACHINE, (None, "mp", "submitit")),
+    "tcp_port": StockArgument(_ONE_MACHINE),
+    "tensorpipe_options": StockArgument(_ONE_MACHINE, (None, {})),
+    "ray_init_config": StockArgument(_ONE_MACHINE, (None, {})),
+    "remote_configs": StockArgument(_ONE_MACHINE, (None, {})),
+}
+
+
+def take_stock_arguments(given: Mapping[str, Any]) -> Stock:
+    """Take those that mean something, refuse those that can't be honoured, and unknown ones.
+
+    Raises:
+        TypeError, ValueError: for those that are refused; the message says what to use instead.
+    """
+    taken = dict(given)
+    for name in [name for name in taken if name in STOCK_ARGUMENTS]:
+        _check(name, taken.pop(name))
+    copies = [taken.pop(name, None) for name in ("num_workers", "num_collectors")]
+    known = Stock.__dataclass_fields__.keys() - {"copies"}
+    unknown = [name for name in taken if name not in known]
+    if unknown:
+        raise TypeError(f"HTSCollector got an unexpected keyword argument {unknown[0]!r}")
+    found = {name: value for name, value in taken.items() if value is not None}
+    _check_taken(found)
+    return Stock(copies=_copies(*copies), **found)
+
+
+def _check(name: str, value: Any) -> None:
+    argument = STOCK_ARGUMENTS[name]
+    if argument.any_value:
+        return
+    plain = isinstance(value, int | float | str | dict | type | None)  # others may not compare
+    if not plain or not any(value == fine for fine in argument.harmless):
+        raise TypeError(f"HTSCollector does not take {name}: {argument.why}")
+
+
+def _check_taken(found: Mapping[str, Any]) -> None:
+    cat_results = found.get("cat_results", "stack")
+    if isinstance(cat_results, bool) or cat_results not in ("stack", 0, -1):
+        raise ValueError(f"cat_results must be 'stack', 0 or -1, got {cat_results!r}")
+    for name in ("trust_policy", "auto_register_policy_transforms"):
+        if not isinstance(found.get(name, False), bool):
+            raise TypeError(f"{name} must be True, False or None, got {found[name]!r}")
+    if not callable(found.get("init_fn", print)):
+        raise TypeError(f"init_fn must be callable, got {found['init_fn']!r}")
+    index = found.get("worker_idx", 0)
+    if isinstance(index, bool) or not isinstance(index, int):
+        raise TypeError(f"worker_idx must be an int, got {index!r}")
+
+
+def _copies(num_workers: Any, num_collectors: Any) -> int | None:
+    """How many environments to make of one factory."""
+    given = {"num_workers": num_workers, "num_collectors": num_collectors}
+    for name, value in given.items():
+        if value is None:
+            continue
+        if isinstance(value, bool) or not isinstance(value, int):
+            raise TypeError(f"{name} must be an int, got {value!r}")
+        if value < 1:
+            raise ValueError(f"{name} must be at least 1, got {value}")
+    if None not in (num_workers, num_collectors) and num_workers != num_collectors:
+        raise ValueError(
+            f"num_workers={num_workers} and num_collectors={num_collectors}: both say how many "
+            "environments to make of create_env_fn; give one of them"
+        )
+    return num_collectors if num_workers is None else num_workers  # type: ignore[no-any-return]
