@@ -18,7 +18,7 @@ from torchrl_hts import HTSCollector
 from torchrl_hts.recording import RECORD, Activity
 from torchrl_hts.testing import digest
 from torchrl_hts.timeline import Timeline
-from torchrl_hts.timeline_picture import waits_for_rounds
+from torchrl_hts.timeline_picture import Box, boxes, waits_for_rounds
 
 pytestmark = pytest.mark.usefixtures("nothing_left")
 
@@ -167,6 +167,39 @@ def test_what_a_picture_hatches() -> None:
         lag=1,
     )
     assert waits_for_rounds(timeline) == {0: [(40, 50)]}
+
+
+def test_events_of_one_round_become_a_run_where_they_are_close() -> None:
+    records = [(0, 10, 0), (15, 20, 0), (26, 30, 0), (31, 40, 1), (41, 45, 1)]
+    events = np.array([(b, e, 0, Activity.INFER, 0, 3, 4) for b, e, _ in records], RECORD)
+    rounds = np.array([round_ for _, _, round_ in records])
+    alone = [Box(began, ended, round_, rows=3) for began, ended, round_ in records]
+    assert boxes(events, rounds, None) == alone
+    assert boxes(events, rounds, 5) == [
+        Box(0, 20, 0, rows=6, events=2),
+        Box(26, 30, 0, rows=3),
+        Box(31, 45, 1, rows=6, events=2),
+    ]
+
+
+@pytest.mark.parametrize(("step_ns", "merged"), [(1_000_000, False), (5_000, True)])
+def test_steps_too_short_to_be_seen_are_drawn_as_runs_and_a_note_says_so(
+    tmp_path: Path, step_ns: int, merged: bool
+) -> None:
+    """Two environments step every millisecond, in rounds of 8."""
+    pytest.importorskip("matplotlib")
+    steps = [
+        (1_000_000 * step, 1_000_000 * step + step_ns, step, Activity.STEP, env, 0, 0)
+        for step in range(32)
+        for env in (0, 1)
+    ]
+    waits = [(0, 1, round_, Activity.BATCH_WAIT, 0, 0, 0) for round_ in range(4)]
+    events = {"learner": np.array(waits, RECORD), "executor 0": np.array(steps, RECORD)}
+    timeline = Timeline(events, sync_interval=8, lag=1)
+    timeline.write(tmp_path / "a.svg")
+    picture = (tmp_path / "a.svg").read_text()
+    assert ("<!-- steps are too short to be seen: a box is a run of" in picture) is merged
+    assert "<!-- waits for its round -->" not in picture, "nobody waits"
 
 
 def test_nothing_to_show(tmp_path: Path) -> None:

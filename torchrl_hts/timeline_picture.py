@@ -2,28 +2,47 @@
 
 A row for the learner, each actor and each environment; time goes to the right, a colour for each
 round. Boxes are updates, forward passes (with their number of rows) and steps; what is left white
-is waiting for an action, what is hatched waiting for a round to open.
+is waiting for an action, what is hatched waiting for a round to open. Steps and passes that are
+too short to be seen are merged into runs, which a note below the axis says.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 from pathlib import Path
+from statistics import median
 from typing import TYPE_CHECKING, Any
 
 from torchrl_hts.recording import Activity
 from torchrl_hts.storage import Array
+from torchrl_hts.wording import time_text
 
 if TYPE_CHECKING:
     from torchrl_hts.timeline import Timeline
 
-__all__ = ["draw", "waits_for_rounds"]
+__all__ = ["Box", "boxes", "draw", "waits_for_rounds"]
 
 _COLOURS = ("#7fb3d5", "#f5b971", "#8fcb9b", "#d89ac4", "#e6d36b", "#9fa8da")
 _WAITING: dict[str, Any] = {"facecolor": "#d5d8dc", "edgecolor": "w", "hatch": "////"}
-_SHARE_PER_LETTER = 0.0055  # of the width: a label is written where there is room for it
+# Of the width:
+_SHARE_PER_LETTER = 0.0055  # a label is written where there is room for it
+_VISIBLE = 1 / 600  # boxes that are mostly narrower are merged
+_LEAST = 1 / 1000  # no box is drawn narrower
+_APART = 1 / 80  # boxes of a run are no farther apart
 
 Span = tuple[int, int]  # from, to; in nanoseconds
+
+
+@dataclass(frozen=True)
+class Box:
+    """What is drawn as one box: an event, or a run of them; times in nanoseconds."""
+
+    began: int
+    ended: int
+    round: int
+    rows: int
+    events: int = 1
 
 
 def waits_for_rounds(timeline: Timeline) -> dict[int, list[Span]]:
@@ -43,6 +62,26 @@ def waits_for_rounds(timeline: Timeline) -> dict[int, list[Span]]:
     return waits
 
 
+def boxes(events: Array, rounds: Array, apart: int | None) -> list[Box]:
+    """What is drawn of one worker, or of one environment.
+
+    Args:
+        events: one after the other.
+        rounds: that they are of.
+        apart: merge those of one round that are at most so many nanoseconds apart; None: no two.
+    """
+    found: list[Box] = []
+    columns = (events["began"], events["ended"], rounds, events["rows"])
+    for began, ended, round_, rows in zip(*(c.tolist() for c in columns), strict=True):
+        last = found[-1] if found else None
+        if last and apart is not None and last.round == round_ and began - last.ended <= apart:
+            rows, number = last.rows + rows, last.events + 1
+            found[-1] = Box(last.began, ended, round_, rows, number)
+        else:
+            found.append(Box(began, ended, round_, rows))
+    return found
+
+
 def draw(timeline: Timeline, file: Path) -> None:
     """Write the picture.
 
@@ -59,47 +98,91 @@ def draw(timeline: Timeline, file: Path) -> None:
         ) from error
     steps = timeline.of(Activity.STEP)
     envs = sorted(set(steps["env"].tolist()))
-    workers = [("learner", _spans(timeline, "learner", Activity.LEARN))]
-    workers += [
-        (name, _spans(timeline, name, Activity.INFER))
-        for name in timeline.events
-        if name.startswith("actor")
+    actors = [name for name in timeline.events if name.startswith("actor")]
+    kinds = {
+        "updates": {"learner": _spans(timeline, "learner", Activity.LEARN)},
+        "passes": {name: _spans(timeline, name, Activity.INFER) for name in actors},
+        "steps": {f"environment {env}": steps[steps["env"] == env] for env in envs},
+    }
+    names = [name for rows in kinds.values() for name in rows]
+    zero, end = _extent([events for rows in kinds.values() for events in rows.values()])
+    merged = [
+        kind  # of which there is more than one a round
+        for kind in ("passes", "steps")
+        if _are_too_short([*kinds[kind].values()], end - zero)
     ]
-    rows = workers + [(f"environment {env}", steps[steps["env"] == env]) for env in envs]
-    drawn = [events for _, events in rows if len(events)]
-    zero = min((int(events["began"].min()) for events in drawn), default=0)
-    end = max((int(events["ended"].max()) for events in drawn), default=zero + 1)
+    apart = int((end - zero) * _APART)
 
-    figure = Figure(figsize=(14, 1.6 + 0.26 * len(rows)), layout="constrained")
+    figure = Figure(figsize=(14, 1.6 + 0.26 * len(names)), layout="constrained")
     axes = figure.add_subplot()
-    rounds: set[int] = set()
-    for y, (_, events) in enumerate(rows):
-        of_each = timeline.rounds(events).tolist()
-        rounds.update(of_each)
-        bars = _bars(zip(events["began"].tolist(), events["ended"].tolist(), strict=True), zero)
-        colours = [_COLOURS[round_ % len(_COLOURS)] for round_ in of_each]
-        axes.broken_barh(bars, (y - 0.4, 0.8), facecolors=colours, edgecolor="w", linewidth=0.3)
-        if y < len(workers):
-            names = [f"update {r}" for r in of_each] if y == 0 else map(str, events["rows"])
-            for (began, duration), name in zip(bars, names, strict=True):
-                if duration * 1e6 > (end - zero) * _SHARE_PER_LETTER * len(name):
-                    at = (began + duration / 2, y)
-                    axes.annotate(name, at, ha="center", va="center", fontsize=7)
-    for env, spans in waits_for_rounds(timeline).items():
-        y = len(workers) + envs.index(env)
-        axes.broken_barh(_bars(spans, zero), (y - 0.4, 0.8), **_WAITING)
-    axes.set_yticks(range(len(rows)), [name for name, _ in rows], fontsize=8)
-    axes.set_ylim(len(rows) - 0.4, -0.6)
     axes.set_xlim(0, (end - zero) / 1e6)
-    axes.set_xlabel("ms")
+    rounds: set[int] = set()
+    for kind, rows in kinds.items():
+        for name, events in rows.items():
+            found = boxes(events, timeline.rounds(events), apart if kind in merged else None)
+            rounds.update(box.round for box in found)
+            _draw_row(axes, names.index(name), found, zero, end)
+            if kind != "steps":
+                _label(axes, names.index(name), found, zero, end)
+    waits = {
+        names.index(f"environment {env}"): [s for s in spans if s[1] - s[0] > (end - zero) * _LEAST]
+        for env, spans in waits_for_rounds(timeline).items()
+    }
+    for y, spans in waits.items():
+        axes.broken_barh(_bars(spans, zero), (y - 0.4, 0.8), **_WAITING)
+    axes.set_yticks(range(len(names)), names, fontsize=8)
+    axes.set_ylim(len(names) - 0.4, -0.6)
+    axes.set_xlabel(f"ms\n{_note(merged, apart)}" if merged else "ms")
     axes.spines[["top", "right", "left"]].set_visible(False)
     key = [
         Patch(facecolor=_COLOURS[round_ % len(_COLOURS)], label=f"round {round_}")
         for round_ in sorted(rounds)
     ]
-    key.append(Patch(**_WAITING, label="waits for its round"))
-    axes.legend(handles=key, ncols=8, fontsize=8, loc="lower left", bbox_to_anchor=(0, 1))
+    if any(waits.values()):
+        key.append(Patch(**_WAITING, label="waits for its round"))
+    if key:
+        axes.legend(handles=key, ncols=8, fontsize=8, loc="lower left", bbox_to_anchor=(0, 1))
     figure.savefig(file, dpi=150)
+
+
+def _draw_row(axes: Any, y: int, found: list[Box], zero: int, end: int) -> None:
+    least = int((end - zero) * _LEAST)
+    bars = _bars([(box.began, max(box.ended, box.began + least)) for box in found], zero)
+    colours = [_COLOURS[box.round % len(_COLOURS)] for box in found]
+    # An edge would hide a box that is hardly wider.
+    edges = [0.3 if box.ended - box.began > 3 * least else 0.0 for box in found]
+    axes.broken_barh(bars, (y - 0.4, 0.8), facecolors=colours, edgecolor="w", linewidth=edges)
+
+
+def _label(axes: Any, y: int, found: list[Box], zero: int, end: int) -> None:
+    """Write onto the boxes which updates they are, or how many rows passes had."""
+    for box in found:
+        name = f"update {box.round}" if y == 0 else str(box.rows)
+        if box.events > 1:
+            name = f"{box.events} passes, {box.rows} rows"
+        if box.ended - box.began > (end - zero) * _SHARE_PER_LETTER * len(name):
+            at = ((box.began + box.ended) / 2e6 - zero / 1e6, y)
+            axes.annotate(name, at, ha="center", va="center", fontsize=7)
+
+
+def _note(merged: list[str], apart: int) -> str:
+    return (
+        f"{' and '.join(merged)} are too short to be seen: a box is a run of those of one round "
+        f"that are at most {time_text(apart / 1e9)} apart"
+    )
+
+
+def _extent(rows: list[Array]) -> Span:
+    """From when to when anything happened."""
+    drawn = [events for events in rows if len(events)]
+    zero = min((int(events["began"].min()) for events in drawn), default=0)
+    return zero, max((int(events["ended"].max()) for events in drawn), default=zero + 1)
+
+
+def _are_too_short(rows: list[Array], width: int) -> bool:
+    """Whether most events would be too narrow to be seen."""
+    times = [time for events in rows for time in (events["ended"] - events["began"]).tolist()]
+    return bool(times) and median(times) < width * _VISIBLE
 
 
 def _spans(timeline: Timeline, worker: str, activity: Activity) -> Array:
