@@ -9,11 +9,17 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 import pytest
+import torch
 from collectors import start
 from environments import EchoEnv
 from gymnasium import wrappers
 from policies import categorical, marked
-from torch import nn
+from tensordict import TensorDict, TensorDictBase
+from tensordict.nn import TensorDictModule
+from torch import Tensor, nn
+from torchrl.data import Composite, NonTensor, TensorSpec, Unbounded
+from torchrl.envs import Compose, ExcludeTransform, GymWrapper, Transform, TransformedEnv
+from torchrl_environments import Spoken
 
 from torchrl_hts import WorkerError, keep_servers
 
@@ -164,3 +170,89 @@ class TestValues:
         message = refusal(EchoEnv, marked(action=3))
         assert "let the policy have as many actions" in message
         gather(EchoEnv, categorical(num_actions=3))
+
+
+class Says(Transform):
+    """Adds an entry to what an environment gives, with a spec or without one."""
+
+    def __init__(self, what: Any, spec: TensorSpec | None = None) -> None:
+        super().__init__()
+        self.what, self.spec = what, spec
+
+    def _call(self, next_tensordict: TensorDictBase) -> TensorDictBase:
+        return next_tensordict.set("said", self.what)
+
+    def _reset(self, tensordict: Any, tensordict_reset: TensorDictBase) -> TensorDictBase:
+        return self._call(tensordict_reset)
+
+    def transform_observation_spec(self, observation_spec: Any) -> Any:
+        if self.spec is not None:
+            observation_spec["said"] = self.spec
+        return observation_spec
+
+
+class Talker(nn.Module):
+    """Chooses an action, and says why."""
+
+    def forward(self, observation: Tensor) -> Any:
+        return torch.ones(observation.shape[:-1], dtype=torch.int64), "a text"
+
+
+class TestEntries:
+    """Entries that a batch can't hold, or lacks."""
+
+    @pytest.mark.parametrize("what", ["text", "ragged"])
+    def test_of_an_environment(self, what: str) -> None:
+        make = partial(Spoken, "spec", what)
+        assert "leave it out with torchrl.envs.ExcludeTransform('said')" in refusal(make)
+        batch = gather(lambda: TransformedEnv(make(), ExcludeTransform("said")))
+        assert "said" not in batch
+
+    def test_at_a_depth(self) -> None:
+        spec = Composite(deep=NonTensor(()))
+
+        def make(*without: Any) -> Any:
+            says = Says(TensorDict(deep="x"), spec)
+            return TransformedEnv(Spoken("spec", "tensor"), Compose(says, *without))
+
+        assert "ExcludeTransform(('said', 'deep'))" in refusal(make)
+        gather(partial(make, ExcludeTransform(("said", "deep"))))
+
+    def test_without_a_spec(self) -> None:
+        def make(spec: TensorSpec | None = None) -> Any:
+            return TransformedEnv(GymWrapper(EchoEnv()), Says(torch.ones(3), spec))
+
+        policy = TensorDictModule(OneHot(), ["observation"], ["action"])
+        message = refusal(make, policy)
+        assert "in the transform's transform_observation_spec" in message
+        assert (gather(partial(make, Unbounded((3,))), policy)["next", "said"] == 1).all()
+        assert "add it to the environment's observation_spec" in message
+        gather(partial(Spoken, "spec", "tensor"))
+
+    def test_of_a_policy(self) -> None:
+        def policy() -> TensorDictModule:
+            return TensorDictModule(Talker(), ["observation"], ["action", "why"])
+
+        message = refusal(EchoEnv, policy())
+        assert "the policy's entry 'why' is a NonTensorData" in message
+        assert "leave it out with policy.select_out_keys" in message
+        gather(EchoEnv, policy().select_out_keys("action"))
+
+    def test_of_a_gymnasium_environment(self) -> None:
+        make = partial(Odd, S.Dict(observation=BOX), {"observation": ZEROS, "more": ZEROS})
+        message = refusal(make)
+        assert "returned an observation with 'more', which its observation space does" in message
+        assert "gymnasium.wrappers.FilterObservation(env, ['observation'])" in message
+        gather(lambda: wrappers.FilterObservation(make(), ["observation"]))
+        assert "add it to the space" in message
+        space = S.Dict(observation=BOX, more=BOX)
+        assert "more" in gather(partial(Odd, space, {"observation": ZEROS, "more": ZEROS}))
+
+
+class OneHot(nn.Module):
+    """The action that TorchRL's wrapper expects of a Discrete space."""
+
+    def forward(self, observation: Tensor) -> Tensor:
+        return torch.eye(3, dtype=torch.int64)[
+            torch.ones(observation.shape[:-1], dtype=torch.int64)
+        ]

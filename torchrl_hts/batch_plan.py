@@ -17,10 +17,11 @@ from torchrl.envs.utils import ExplorationType, set_exploration_type
 from torchrl.modules.utils import get_primers_from_module
 
 from torchrl_hts.arguments import are_alike
+from torchrl_hts.entries import check_fixed_shapes, leaves
 from torchrl_hts.errors import PolicyError
 from torchrl_hts.gym_env import GymDescription, RowOptions, observation_fields
 from torchrl_hts.passes import PassJob
-from torchrl_hts.slots import field_of, leaves
+from torchrl_hts.slots import field_of
 from torchrl_hts.storage import Field, Key
 from torchrl_hts.torchrl_env import TorchRLDescription
 from torchrl_hts.values import check_keys
@@ -136,10 +137,11 @@ def plan_batch(
         if isinstance(description, GymDescription):
             root = _gym_root(description, policy, count, max_frames_per_traj)
         else:
+            check_fixed_shapes(description.specs)
             root = _torchrl_root(description, count)
         inputs = _inputs(policy, root)
         written = _try_out(policy, root.select(*inputs))
-    outputs = {key: value for key, value in leaves(written) if not _is_private(key)}
+    outputs = {key: value for key, value in leaves(written, "policy") if not _is_private(key)}
     for key, value in outputs.items():
         if value.shape[:1] != root.shape:
             raise ValueError(

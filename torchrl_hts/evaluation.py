@@ -29,9 +29,10 @@ from torchrl_hts.arguments import (
     make_policy,
 )
 from torchrl_hts.batch_plan import plan_batch
+from torchrl_hts.entries import leaves
 from torchrl_hts.pickling import pickle_factories, pickle_policy
 from torchrl_hts.playing import Evaluation, PlayerJob, PlayerPlan, PlayerProcess
-from torchrl_hts.slots import Slots, field_of, leaves, policy_tensors
+from torchrl_hts.slots import Slots, field_of, policy_tensors
 from torchrl_hts.storage import Layout, SharedMemory
 from torchrl_hts.video import find_ffmpeg, partial_path
 

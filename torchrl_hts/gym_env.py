@@ -24,7 +24,14 @@ from torchrl_hts.errors import InvalidValueError
 from torchrl_hts.gym_actions import action_reader
 from torchrl_hts.state_names import Names
 from torchrl_hts.storage import Array, Field, Key, SharedMemory
-from torchrl_hts.values import FLOAT32_MAX, check_keys, checked_reward, converted
+from torchrl_hts.values import (
+    FLOAT32_MAX,
+    check_keys,
+    checked_reward,
+    converted,
+    dict_levels,
+    unknown_key,
+)
 
 __all__ = [
     "BackgroundEnv",
@@ -164,6 +171,7 @@ class GymEnvironment:
             for field, path in observation_fields(self.env.observation_space)
             for after in [rows("next", *field.key) if options.write_next_observation else None]
         ]
+        self._levels = dict_levels(self.env.observation_space)
         self._done = words("next", "done", of="?")
         self._terminated = words("next", "terminated", of="?")
         self._truncated = words("next", "truncated", of="?")
@@ -289,6 +297,12 @@ class GymEnvironment:
                     f"{np.argwhere(np.isnan(value))[:5].tolist()} of shape {value.shape}. If NaN "
                     "is meant to say something, replace it with a gymnasium.ObservationWrapper"
                 )
+        for path, names in self._levels:
+            value = observation
+            for name in path:
+                value = value[name]
+            if len(value) > len(names):
+                raise unknown_key(value, names)
 
     def close(self) -> None:
         """Close the environment."""

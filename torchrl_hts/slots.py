@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from tensordict import TensorDict, TensorDictBase
+from tensordict import TensorDict
 from torch import Tensor, nn
 
 from torchrl_hts.storage import Array, Field, Key, SharedMemory
 
-__all__ = ["Slots", "bind_parameters", "field_of", "leaves", "policy_tensors", "tensor_over"]
+__all__ = ["Slots", "bind_parameters", "field_of", "policy_tensors", "tensor_over"]
 
 
 def tensor_over(array: Array, dtype: str) -> Tensor:
@@ -23,22 +23,6 @@ def tensor_over(array: Array, dtype: str) -> Tensor:
 def field_of(key: Key, value: Tensor, batch_dims: int) -> Field:
     """The field that holds one transition of a value."""
     return Field(key, tuple(value.shape[batch_dims:]), str(value.dtype).removeprefix("torch."))
-
-
-def leaves(td: TensorDictBase) -> Iterable[tuple[Key, Tensor]]:
-    """The tensors of a TensorDict with their keys as tuples.
-
-    Raises:
-        TypeError: for an entry that is no plain tensor.
-    """
-    for key, value in td.items(include_nested=True, leaves_only=True):
-        path = key if isinstance(key, tuple) else (key,)
-        if not isinstance(value, Tensor):
-            raise TypeError(
-                f"the entry {path} is a {type(value).__name__}; a batch of HTSCollector holds "
-                "plain tensors of fixed shapes: exclude it with a transform (ExcludeTransform)"
-            )
-        yield path, value
 
 
 def policy_tensors(policy: nn.Module) -> list[tuple[str, Tensor]]:

@@ -12,10 +12,12 @@ from torch import Tensor
 from torchrl.data import Composite
 from torchrl.envs import EnvBase, StepCounter, TransformedEnv
 
+from torchrl_hts.entries import check_specified, leaves
 from torchrl_hts.errors import CannotSaveError, InvalidValueError
 from torchrl_hts.gym_env import RowOptions
-from torchrl_hts.slots import leaves, tensor_over
+from torchrl_hts.slots import tensor_over
 from torchrl_hts.storage import Key, SharedMemory
+from torchrl_hts.torchrl_values import guard_conversions
 
 __all__ = ["TorchRLDescription", "TorchRLEnvironment", "TorchRLPlay"]
 
@@ -75,6 +77,7 @@ class TorchRLEnvironment:
             env = TransformedEnv(env, StepCounter(max_steps=max_frames_per_traj))
         if device is not None:
             env = env.to(device)
+        guard_conversions(env)
         self.env = env
         self.index = index
         self._done_keys = [_path(key) for key in env.done_keys]
@@ -100,6 +103,7 @@ class TorchRLEnvironment:
             for slot in range(layout.num_slots)
         ]
         ours = {key for key, _ in leaves(self.description.transition)}
+        self._known = {*ours, *options.policy_keys}
         # At the root the policy has the last word, in "next" the environment, as in TorchRL.
         ours -= {key for key in options.policy_keys if key[0] != "next"}
         self._from_policy = [(key, [row[key] for row in rows]) for key in options.policy_keys]
@@ -124,6 +128,8 @@ class TorchRLEnvironment:
             return self.env.reset()
 
         self._current = self._with_own_randomness(start)
+        check_specified(self._current, self._known)
+        self._has_stepped = False
 
     def save(self) -> bytes:
         """Raises CannotSaveError: what a TorchRL environment holds can't be known from outside."""
@@ -149,6 +155,9 @@ class TorchRLEnvironment:
         done_step, self._current = self._with_own_randomness(
             lambda: self.env.step_and_maybe_reset(current)
         )
+        if not self._has_stepped:  # what a first step gives shows what all give
+            check_specified(done_step.get("next"), self._known, ("next",))
+            self._has_stepped = True
         for key, rows in self._next:
             _copy(key, done_step.get(key), rows[slot][t])
         self._trajectory[slot][t] = self.index + self._num_envs * self._episode

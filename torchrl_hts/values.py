@@ -8,6 +8,7 @@ becomes infinite and a mask that is dropped are. Knows nothing of torch.
 from __future__ import annotations
 
 import reprlib
+from collections.abc import Collection, Mapping
 from math import inf, isinf
 from typing import Any
 
@@ -17,7 +18,14 @@ import numpy as np
 from torchrl_hts.errors import InvalidValueError
 from torchrl_hts.storage import Array, Field
 
-__all__ = ["FLOAT32_MAX", "check_keys", "checked_reward", "converted"]
+__all__ = [
+    "FLOAT32_MAX",
+    "check_keys",
+    "checked_reward",
+    "converted",
+    "dict_levels",
+    "unknown_key",
+]
 
 FLOAT32_MAX = float(np.finfo(np.float32).max)
 
@@ -161,3 +169,25 @@ def check_keys(what: str, space: gym.Space[Any], path: tuple[Any, ...] = ()) -> 
                 f"gymnasium.wrappers.Transform{what.capitalize()}"
             )
         check_keys(what, child, (*path, name))
+
+
+def dict_levels(
+    space: gym.Space[Any], path: tuple[str, ...] = ()
+) -> list[tuple[tuple[str, ...], frozenset[str]]]:
+    """The Dict spaces within a space, itself included: path and keys of each."""
+    if not isinstance(space, gym.spaces.Dict):
+        return []
+    levels = [(path, frozenset(space.spaces))]
+    for name, child in space.spaces.items():
+        levels += dict_levels(child, (*path, name))
+    return levels
+
+
+def unknown_key(found: Mapping[Any, Any], known: Collection[str]) -> InvalidValueError:
+    """The error of an observation with a key that its space doesn't have."""
+    unknown = next(name for name in found if name not in known)
+    return InvalidValueError(
+        f"the environment returned an observation with {unknown!r}, which its observation space "
+        "does not have, so that a batch would lack it: add it to the space, or take it out with "
+        f"gymnasium.wrappers.FilterObservation(env, {sorted(known)})"
+    )
