@@ -7,6 +7,7 @@ import os
 import shutil
 import subprocess
 import sys
+import warnings
 from collections.abc import Callable
 from dataclasses import fields
 from functools import partial
@@ -33,7 +34,7 @@ from torchrl.trainers.algorithms import PPOTrainer
 from torchrl.trainers.algorithms.configs import PPOTrainerConfig  # noqa: F401  # registers them all
 from torchrl.trainers.algorithms.configs.envs import BatchedEnvConfig
 
-from torchrl_hts import DelayedGradient, HTSCollector
+from torchrl_hts import DelayedGradient, HTSCollector, UndelayedUpdateWarning
 from torchrl_hts.configs import (
     AtariEnvConfig,
     DelayedGradientConfig,
@@ -151,7 +152,8 @@ def trainer_by_hand(lag: int) -> Trainer:
 
 
 def trained(trainer: Trainer) -> str:
-    with trainer.collector:
+    with trainer.collector, warnings.catch_warnings():
+        warnings.simplefilter("error", UndelayedUpdateWarning)
         trainer.train()
     assert trainer._modules["delayed_gradient"].round == ROUNDS
     return digest(trainer.loss_module.parameters())
@@ -220,7 +222,7 @@ def test_a_trainer_without_the_hook() -> None:
     trainer.register_op(
         "batch_process", lambda batch: versions.extend(batch["policy_version"].unique().tolist())
     )
-    with trainer.collector:
+    with trainer.collector, pytest.warns(UndelayedUpdateWarning):
         trainer.train()
     assert versions == [*range(ROUNDS)]
     assert digest(trainer.loss_module.parameters()) != before

@@ -24,7 +24,7 @@ ORDER = [
     "entries", "slots", "torchrl_values", "torchrl_env", "invariance", "draws", "short_cut",
     "array_policy", "sampling", "packed", "passes", "transposed", "batch_inference", "actor", "timeline_picture",
     "saved_state", "timeline", "statistics", "weights",
-    "stock_arguments",
+    "stock_arguments", "undelayed",
     "restarts", "pickling", "limits", "arguments", "batch_plan", "progress", "failures", "roster",
     "choosing", "staff", "crew", "learner", "collector", "delayed_gradient", "episodes", "video",
     "running_statistics", "playing", "evaluation", "configs", "from_config", "testing",
@@ -64,8 +64,9 @@ def test_no_torch_on_an_executors_path(name: str) -> None:
 
 
 def test_delayed_gradient_does_not_know_the_collector() -> None:
-    used = imported(PACKAGE / "delayed_gradient.py", lazily=True)
-    assert not {m for m in used if m.startswith("torchrl_hts")}
+    for name in ("delayed_gradient", "undelayed"):
+        used = imported(PACKAGE / f"{name}.py", lazily=True)
+        assert {m for m in used if m.startswith("torchrl_hts")} <= {"torchrl_hts.undelayed"}
 
 
 @pytest.mark.parametrize("path", sorted((ROOT / "recipes").rglob("*.py")), ids=lambda p: p.name)

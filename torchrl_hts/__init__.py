@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from torchrl_hts.statistics import Statistics, WorkerStatistics
     from torchrl_hts.system import keep_large_blocks
     from torchrl_hts.timeline import Timeline
+    from torchrl_hts.undelayed import UndelayedUpdateWarning
 
 __version__ = "0.1.0"
 
@@ -46,6 +47,7 @@ _MODULE_OF = {
     "ResourceError": "errors",
     "Statistics": "statistics",
     "Timeline": "timeline",
+    "UndelayedUpdateWarning": "undelayed",
     "WorkerError": "errors",
     "WorkerStatistics": "statistics",
     "keep_large_blocks": "system",
@@ -67,6 +69,7 @@ __all__ = [
     "ResourceError",
     "Statistics",
     "Timeline",
+    "UndelayedUpdateWarning",
     "WorkerError",
     "WorkerStatistics",
     "__version__",

@@ -54,6 +54,7 @@ from torchrl_hts.statistics import Statistics, summarise
 from torchrl_hts.stock_arguments import take_stock_arguments
 from torchrl_hts.storage import Layout
 from torchrl_hts.timeline import Timeline, check_path, read_timeline
+from torchrl_hts.undelayed import UpdateWatch
 from torchrl_hts.weights import WeightSource
 
 __all__ = ["HTSCollector"]
@@ -74,6 +75,8 @@ class HTSCollector(BaseCollector):  # type: ignore[misc]  # torchrl has no types
 
     Resuming the iterator says that the update with the last batch is done: it stages the newest
     values of the policy and opens the next round. `update_policy_weights_` stages explicitly.
+    With a lag, an update belongs inside a `DelayedGradient`; `UndelayedUpdateWarning` tells of one
+    that is not.
 
     Args:
         create_env_fn: a callable per environment, each returning a `gymnasium.Env` (the fast path:
@@ -249,6 +252,8 @@ class HTSCollector(BaseCollector):  # type: ignore[misc]  # torchrl has no types
         self.storing_device = torch.device(storing_device or "cpu")
         self.policy = make_policy(policy, policy_factory)
         self._weights = WeightSource(self.policy)
+        # One of several collectors has its learner elsewhere.
+        self._updates = UpdateWatch(self.policy, self.lag, learns_here=self.worker_idx is None)
         policy_bytes = pickle_policy(self.policy)
         self._frames = 0
         self._frames_loaded = 0  # of which so many were collected by an earlier collector
@@ -382,6 +387,7 @@ class HTSCollector(BaseCollector):  # type: ignore[misc]  # torchrl has no types
             self._frames += self.frames_per_batch
             self._iter += 1
             batch = self._hand_out(round_, slot)
+            self._updates.batch_handed_out(stacklevel=3)  # beyond TorchRL's __iter__
             if self.post_collect_hook is not None:
                 self.post_collect_hook(batch)
             yield batch
@@ -462,6 +468,8 @@ class HTSCollector(BaseCollector):  # type: ignore[misc]  # torchrl has no types
         if model_id not in (None, "policy"):
             raise KeyError(f"HTSCollector has one model, 'policy'; got model_id={model_id!r}")
         self._learner.stage(policy_or_weights)
+        if self._weights.are_others():
+            self._updates.staged_others()
 
     @property
     def policy_version(self) -> int:
@@ -596,6 +604,7 @@ class HTSCollector(BaseCollector):  # type: ignore[misc]  # torchrl has no types
             )
         self.policy.load_state_dict(state_dict["policy_state_dict"])  # refuses another policy's
         self._learner.load_state_dict(state_dict)
+        self._updates.forget()
         self._frames, self._iter = state_dict["frames"], state_dict["iter"]
         self._frames_loaded = self._frames
 

@@ -27,6 +27,8 @@ from torch.nn.parameter import is_lazy
 from torchrl.trainers import Trainer
 from torchrl.trainers.trainers import TrainerHookBase
 
+from torchrl_hts.undelayed import note_use
+
 if TYPE_CHECKING:
     from typing_extensions import Self
 
@@ -180,6 +182,7 @@ class DelayedGradient(TrainerHookBase):  # type: ignore[misc]  # torchrl is unty
             if self._depth > 1:
                 torch._foreach_copy_(live, behaviour)  # I2, I3
         self._active = True
+        note_use(self)
         return self
 
     def __exit__(

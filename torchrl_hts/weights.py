@@ -69,6 +69,10 @@ class WeightSource:
         values, self._keep = state["values"], state["keep"]
         self._staged = None if values is None else [values[name] for name in self._names]
 
+    def are_others(self) -> bool:
+        """Whether what is staged isn't the policy's own values."""
+        return self._keep
+
     def take(self) -> list[Tensor]:
         """The values for the round that opens now."""
         values = self.live() if self._staged is None else self._staged

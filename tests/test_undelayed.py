@@ -1,0 +1,182 @@
+"""A loop that trains without `DelayedGradient` is told so once, and nobody else is."""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from collectors import end_all, start
+from environments import EchoEnv
+from policies import categorical
+from tensordict import TensorDict
+from torch import nn
+from torchrl.modules import ValueOperator
+from torchrl.objectives import A2CLoss
+
+from torchrl_hts import DelayedGradient, HTSCollector, UndelayedUpdateWarning, undelayed
+
+pytestmark = [pytest.mark.usefixtures("nothing_left")]
+
+WARNED = UndelayedUpdateWarning
+
+
+@pytest.fixture(autouse=True)
+def _ends(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """No DelayedGradient of another test is still in use."""
+    monkeypatch.setattr(undelayed, "_in_use", type(undelayed._in_use)())
+    yield
+    end_all()
+
+
+def step(policy: nn.Module, batch: TensorDict) -> None:
+    """One update: an optimizer step on something."""
+    optimizer = torch.optim.SGD(policy.parameters(), lr=1e-2)
+    sum(p.square().sum() for p in policy.parameters()).backward()
+    optimizer.step()
+    optimizer.zero_grad()
+
+
+def told(
+    policy: nn.Module,
+    update: Callable[[HTSCollector, Any], None],
+    batches: int = 4,
+    **kwargs: Any,
+) -> list[warnings.WarningMessage]:
+    """The warnings of a loop of so many batches."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        with start([EchoEnv] * 2, policy, total_frames=8 * batches, **kwargs) as collector:
+            for batch in collector:
+                update(collector, batch)
+    return [warning for warning in caught if warning.category is WARNED]
+
+
+def plain(policy: nn.Module) -> Callable[[HTSCollector, Any], None]:
+    def update(collector: HTSCollector, batch: Any) -> None:
+        step(policy, batch)
+        collector.update_policy_weights_()
+
+    return update
+
+
+@pytest.mark.parametrize("lag", [1, 2])
+def test_a_plain_loop_is_told_once_where_it_iterates(lag: int) -> None:
+    policy = categorical()
+    (warning,) = told(policy, plain(policy), lag=lag)
+    assert warning.filename == __file__
+    for advice in ("with delayed(batch)", f"lag={lag}", "lag=0", "gradient_at='newest'", "A2C"):
+        assert advice in str(warning.message)
+
+
+def test_without_a_lag_there_is_nothing_to_tell() -> None:
+    policy = categorical()
+    assert not told(policy, plain(policy), lag=0)
+
+
+def test_evaluation_only() -> None:
+    assert not told(categorical(), lambda collector, batch: None)
+    assert not told(categorical(), lambda collector, batch: collector.update_policy_weights_())
+
+
+@pytest.mark.parametrize("gradient_at", ["behaviour", "newest"])
+@pytest.mark.parametrize("whole_loss", [False, True])
+def test_inside_a_delayed_gradient_of_either_kind(gradient_at: Any, whole_loss: bool) -> None:
+    """The advice of the warning, followed."""
+    policy = categorical()
+    loss_module = A2CLoss(policy, ValueOperator(nn.Linear(4, 1), ["observation"]))
+    delayed = DelayedGradient(loss_module if whole_loss else policy, lag=1, gradient_at=gradient_at)
+
+    def update(collector: HTSCollector, batch: Any) -> None:
+        with delayed(batch):
+            step(policy, batch)
+        collector.update_policy_weights_()
+
+    assert not told(policy, update)
+
+
+def test_one_that_is_made_and_never_entered_delays_nothing() -> None:
+    policy = categorical()
+    delayed = DelayedGradient(policy, lag=1)
+    assert len(told(policy, plain(policy))) == 1
+    assert delayed.round == 0
+
+
+def test_one_of_another_module_does_not_count() -> None:
+    policy, other = categorical(), nn.Linear(1, 1)
+    delayed = DelayedGradient(other, lag=1)
+
+    def update(collector: HTSCollector, batch: Any) -> None:
+        with delayed(batch):
+            step(policy, batch)
+
+    assert len(told(policy, update)) == 1
+
+
+@pytest.mark.parametrize("as_module", [False, True])
+def test_a_copy_that_learns(as_module: bool) -> None:
+    policy = categorical()
+    learner = copy.deepcopy(policy)
+    delayed = DelayedGradient(learner, lag=1)
+
+    def weights() -> Any:
+        return learner if as_module else TensorDict.from_module(learner).data
+
+    def undelayed_update(collector: HTSCollector, batch: Any) -> None:
+        step(learner, batch)
+        collector.update_policy_weights_(weights())
+
+    def delayed_update(collector: HTSCollector, batch: Any) -> None:
+        with delayed(batch):
+            step(learner, batch)
+        collector.update_policy_weights_(weights())
+
+    assert len(told(policy, undelayed_update)) == 1
+    learner.load_state_dict(policy.state_dict())
+    assert not told(policy, delayed_update)
+
+
+def test_weights_that_are_given_before_the_first_batch_are_no_update() -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", WARNED)
+        with start([EchoEnv] * 2, total_frames=24) as collector:
+            collector.update_policy_weights_(TensorDict.from_module(categorical(seed=1)).data)
+            assert len(list(collector)) == 3
+
+
+def test_the_parameters_of_a_checkpoint_are_no_update() -> None:
+    policy = categorical()
+    with start([EchoEnv] * 2, policy, total_frames=32) as collector:
+        next(iter(collector))
+        state = collector.state_dict()
+    other = categorical(seed=1)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", WARNED)
+        with start([EchoEnv] * 2, other, total_frames=32) as collector:
+            next(iter(collector))
+            collector.load_state_dict(state)
+            list(collector)
+
+
+def test_it_can_be_silenced_and_be_made_an_error() -> None:
+    policy = categorical()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        warnings.filterwarnings("ignore", category=WARNED)
+        with start([EchoEnv] * 2, policy, total_frames=24) as collector:
+            for batch in collector:
+                step(policy, batch)
+    with warnings.catch_warnings(), start([EchoEnv] * 2, policy, total_frames=24) as collector:
+        warnings.simplefilter("error", WARNED)
+        batches = iter(collector)
+        step(policy, next(batches))
+        with pytest.raises(WARNED):
+            next(batches)
+
+
+def test_a_collector_whose_learner_is_elsewhere() -> None:
+    policy = categorical()
+    assert not told(policy, plain(policy), worker_idx=0)

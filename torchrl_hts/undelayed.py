@@ -1,0 +1,95 @@
+"""Tells once where a batch is learned from with other parameters than those that gathered it.
+
+With a lag, that is what a plain training loop does, and A2C learns worse or not at all from it
+(recipes/README.md, "Which update"). `DelayedGradient` notes here that it is in use, and the
+collector looks whether the policy is changed without it.
+"""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+from weakref import WeakSet
+
+from torch import nn
+
+__all__ = ["UndelayedUpdateWarning", "UpdateWatch", "note_use"]
+
+
+class UndelayedUpdateWarning(UserWarning):
+    """Gradients are taken at newer parameters than those that gathered the batch.
+
+    Example:
+        >>> import warnings
+        >>> warnings.filterwarnings("ignore", category=UndelayedUpdateWarning)  # for PPO, say
+    """
+
+
+# DelayedGradients that have been entered; each has a `loss_module`.
+_in_use: WeakSet[Any] = WeakSet()
+
+
+def note_use(delayed: Any) -> None:
+    """A `DelayedGradient` is entered, of whatever kind: its user knows of the delay."""
+    _in_use.add(delayed)
+
+
+class UpdateWatch:
+    """Warns once if a policy is updated between two batches and no `DelayedGradient` knows of it.
+
+    Args:
+        policy: the policy that the collector was given.
+        lag: of the collector.
+        learns_here: False where another process learns, as with collectors of ``RayCollector``.
+    """
+
+    def __init__(self, policy: nn.Module, lag: int, *, learns_here: bool = True) -> None:
+        self._policy = policy
+        self._lag = lag
+        self._watching = lag > 0 and learns_here
+        self._versions: list[int] | None = None
+        self._others_staged = False
+
+    def staged_others(self) -> None:
+        """Parameters that are not the policy's own were staged: it is a copy that learns."""
+        self._others_staged = True
+
+    def forget(self) -> None:
+        """What changed so far was no update: a checkpoint was loaded."""
+        self._versions, self._others_staged = None, False
+
+    def batch_handed_out(self, stacklevel: int) -> None:
+        """A batch is handed out: look at what became of the policy since the one before."""
+        if not self._watching:
+            return
+        # Autograd's counters, which every change in place raises.
+        versions = [p._version for p in self._policy.parameters() if not p.is_inference()]
+        second, changed = self._versions is not None, self._versions != versions
+        others_staged, self._others_staged = self._others_staged, False
+        self._versions = versions
+        if not second or not (changed or others_staged):
+            return
+        # Once is enough, either way: who delays the policy, or has been told, knows.
+        if self._policy_is_delayed():
+            self._watching = False
+        elif changed or not _in_use:  # with a copy that learns, it may be that which is delayed
+            self._watching = False
+            warnings.warn(self._message(), UndelayedUpdateWarning, stacklevel=stacklevel + 1)
+
+    def _policy_is_delayed(self) -> bool:
+        own = {id(parameter) for parameter in self._policy.parameters()}
+        return any(
+            id(parameter) in own for user in _in_use for parameter in user.loss_module.parameters()
+        )
+
+    def _message(self) -> str:
+        return (
+            "the policy was updated outside of a DelayedGradient, so gradients are taken at newer "
+            f"parameters than the batch's (lag={self._lag}). A2C and other losses without "
+            "importance ratios must not: update inside `with delayed(batch):`, where delayed = "
+            "DelayedGradient(policy, lag=collector.lag), or with a Trainer call "
+            "DelayedGradient(policy).register(trainer); or collect with lag=0. For PPO, whose "
+            "ratio allows for it, DelayedGradient(policy, lag=collector.lag, "
+            "gradient_at='newest') says that it is meant, as does warnings.filterwarnings("
+            "'ignore', category=torchrl_hts.UndelayedUpdateWarning)"
+        )
