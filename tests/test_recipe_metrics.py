@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 
 import pytest
 import script_paths  # noqa: F401  so that the scripts are found
 from support.errors import RecipeError
-from support.metrics import Table
+from support.metrics import Table, curve
 
 ROWS = [{"step": 10 * i, "loss/critic": 0.1 * i} for i in range(1, 4)]
 
@@ -55,3 +56,44 @@ def test_a_table_that_is_cut_off_or_damaged_is_left_as_it_is(tmp_path: Path) -> 
         with pytest.raises(RecipeError, match="put the file back as it was"):
             Table(path, keep=3)
         assert path.read_bytes() == broken
+
+
+def rows_of(name: str, *values: float) -> list[dict[str, float]]:
+    return [{"step": 1000.0 * (i + 1), name: value} for i, value in enumerate(values)]
+
+
+@pytest.mark.parametrize(
+    ("training", "evaluation", "labels"),
+    [
+        ((20.0, 30.0), (), ["training, mean of the last 100 episodes"]),
+        ((math.nan, math.nan), (30.0,), ["evaluation"]),
+        ((20.0,), (30.0,), ["training, mean of the last 100 episodes", "evaluation"]),
+    ],
+)
+def test_the_curves_legend_is_of_what_is_drawn(
+    training: tuple[float, ...], evaluation: tuple[float, ...], labels: list[str]
+) -> None:
+    (axes,) = curve(
+        "",
+        rows_of("episode/return_mean", *training),
+        rows_of("evaluation/return_mean", *evaluation),
+    ).axes
+    assert [text.get_text() for text in axes.get_legend().get_texts()] == labels
+
+
+@pytest.mark.parametrize("value", [20.5, -81.25, 0.0])
+def test_one_point_is_seen_on_an_axis_that_begins_at_nothing(value: float) -> None:
+    (axes,) = curve("", rows_of("episode/return_mean", math.nan, value), []).axes
+    (line,) = axes.get_lines()
+    assert (line.get_marker(), line.get_xdata(), line.get_ydata()) == ("o", (2000,), (value,))
+    (left, right), (low, high) = axes.get_xlim(), axes.get_ylim()
+    assert (left, right) == (0, pytest.approx(2100))
+    assert low <= 0 <= high
+    assert low < value < high
+    assert high - low >= abs(value)
+
+
+def test_a_run_without_an_episode_says_so() -> None:
+    (axes,) = curve("", rows_of("episode/return_mean", math.nan), []).axes
+    assert axes.get_legend() is None
+    assert [text.get_text() for text in axes.texts] == ["no episode has ended yet"]

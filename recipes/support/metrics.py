@@ -27,6 +27,7 @@ from torchrl_hts import EpisodeReturns, Evaluation, Statistics
 __all__ = [
     "Row",
     "Table",
+    "curve",
     "draw_curve",
     "episode_metrics",
     "evaluation_metrics",
@@ -173,24 +174,37 @@ def time_metrics(now: Statistics, before: tuple[int, float], elapsed_before_s: f
 
 def draw_curve(path: Path, title: str, rows: list[Row], evaluations: list[Row]) -> None:
     """Draw returns against steps."""
+    picture = io.BytesIO()
+    curve(title, rows, evaluations).savefig(picture, dpi=150, format=path.suffix[1:])
+    write_atomically(path, picture.getbuffer())
+
+
+def curve(title: str, rows: list[Row], evaluations: list[Row]) -> Figure:
+    """Returns against steps, as far as there are any."""
     figure = Figure(figsize=(7, 4), layout="constrained")
     axes = figure.subplots()
-    axes.plot(
-        [row["step"] for row in rows],
-        [row.get("episode/return_mean", math.nan) for row in rows],
-        label="training, mean of the last 100 episodes",
+    drawn = (
+        ("training, mean of the last 100 episodes", rows, "episode/return_mean", ""),
+        ("evaluation", evaluations, "evaluation/return_mean", "o"),
     )
-    if evaluations:
-        axes.plot(
-            [row["step"] for row in evaluations],
-            [row["evaluation/return_mean"] for row in evaluations],
-            "o-",
-            markersize=3,
-            label="evaluation",
-        )
+    values: set[float] = set()
+    for label, table, name, marker in drawn:
+        points = [
+            (row["step"], row[name]) for row in table if math.isfinite(row.get(name, math.nan))
+        ]
+        if points:
+            alone = "o" if len(points) == 1 else marker  # a line of one point is not seen
+            axes.plot(*zip(*points, strict=True), marker=alone, markersize=3, label=label)
+            values.update(value for _, value in points)
     axes.set(xlabel="environment steps", ylabel="episode return", title=title)
     axes.grid(alpha=0.3)
-    axes.legend()
-    picture = io.BytesIO()
-    figure.savefig(picture, dpi=150, format=path.suffix[1:])
-    write_atomically(path, picture.getbuffer())
+    axes.set_xlim(0, 1.05 * max((row["step"] for row in [*rows, *evaluations]), default=1.0))
+    if len(values) == 1:  # or the axis would tell of parts of a thousandth
+        (value,) = values
+        axes.set_ylim(*sorted((0.0, 1.2 * value)) if value else (-1.0, 1.0))
+    if values:
+        axes.legend()
+    else:
+        axes.set_yticks([])
+        axes.text(0.5, 0.5, "no episode has ended yet", ha="center", transform=axes.transAxes)
+    return figure
