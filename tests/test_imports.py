@@ -17,7 +17,7 @@ ORDER = [
     "versions", "wording", "statistics_table",
     "command_line", "system", "theory", "errors", "schedule", "exchange", "watching",
     "storage", "gathering", "recording", "messages",
-    "worker_output", "worker_server", "undivided", "workers", "servers",
+    "worker_output", "surroundings", "worker_server", "undivided", "workers", "servers",
     "ale_state", "state_names", "state_pickle",
     "factories",
     "env_state", "values", "gym_actions", "gym_env", "sizing", "probing", "forecast", "executor",

@@ -30,11 +30,12 @@ from torchrl.envs.utils import ExplorationType, set_exploration_type
 from torchrl_hts.errors import WorkerError
 from torchrl_hts.failures import Site, died, failed
 from torchrl_hts.gym_env import GymDescription, GymEnvironment, RowOptions
-from torchrl_hts.messages import receive_object, send_object
+from torchrl_hts.messages import pickled, receive_object, send_object
 from torchrl_hts.running_statistics import normalisation_warnings
 from torchrl_hts.servers import WITH_TORCH, ServerUser, acquire_server, release_servers
 from torchrl_hts.slots import Slots, bind_parameters
 from torchrl_hts.storage import Key, Layout, SharedMemory
+from torchrl_hts.surroundings import Surroundings
 from torchrl_hts.undivided import Ending
 from torchrl_hts.video import check_renders, film
 from torchrl_hts.workers import POLITE_S
@@ -147,9 +148,11 @@ class PlayerProcess:
         # Copies are raised: the one that is raised keeps alive what its traceback passes through.
         self._failure: WorkerError | None = None
         self._user = ServerUser()
+        inheritance = pickled((Surroundings.here(),))
         try:
             server = acquire_server(WITH_TORCH, self._user)
-            self.worker = server.spawn("evaluator", "torchrl_hts.playing:run_player", [memory_fd])
+            target = "torchrl_hts.playing:run_player"
+            self.worker = server.spawn("evaluator", target, [memory_fd], inheritance)
             self._poll = select.poll()
             for fd in self.worker.fds:
                 self._poll.register(fd, select.POLLIN)

@@ -9,6 +9,8 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from weakref import WeakSet
 
+from torchrl_hts.messages import pickled
+from torchrl_hts.surroundings import Surroundings
 from torchrl_hts.undivided import Ending, undivided
 from torchrl_hts.workers import ServerEndedError, WorkerProcess, WorkerServer
 
@@ -128,11 +130,14 @@ def keep_servers(*preloads: tuple[str, ...]) -> Iterator[None]:
 class Servers:
     """The servers that the workers of one collector come from; one that has ended is replaced.
 
+    All workers inherit what this process hands down at the moment in which this object is made.
+
     Attributes:
         with_torch: whether the executors' server is the one that has it.
     """
 
     def __init__(self) -> None:
+        self._inheritance = pickled((Surroundings.here(),))
         self.with_torch = False
         self._modules: list[str] = []
         self._lock = threading.Lock()
@@ -175,9 +180,9 @@ class Servers:
         self, preload: tuple[str, ...], name: str, target: str, fds: Sequence[int]
     ) -> WorkerProcess:
         try:
-            return self._server(preload).spawn(name, target, fds)
+            return self._server(preload).spawn(name, target, fds, self._inheritance)
         except ServerEndedError:  # just now, or because all has been shut down
-            return self._server(preload).spawn(name, target, fds)
+            return self._server(preload).spawn(name, target, fds, self._inheritance)
 
     def _server(self, preload: tuple[str, ...]) -> WorkerServer:
         """The one there is, or, if it has ended, a new one that imports what it had imported."""

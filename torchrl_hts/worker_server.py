@@ -17,13 +17,19 @@ import socket
 import sys
 import threading
 import traceback
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from multiprocessing.connection import Connection
 from types import FrameType
 from typing import NoReturn
 
 from torchrl_hts.errors import failure_of
-from torchrl_hts.messages import read_fds, read_message, send_message, send_object
+from torchrl_hts.messages import (
+    read_fds,
+    read_message,
+    receive_object,
+    send_message,
+    send_object,
+)
 from torchrl_hts.system import die_with_parent, keep_large_blocks, wake_on_time, watch_end
 from torchrl_hts.worker_output import WorkerOutput
 
@@ -38,6 +44,7 @@ def serve(fd: int, main_pid: int) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGCHLD, _do_nothing)
     keep_large_blocks(_KEPT_BYTES)  # inherited by all workers
+    started_with = frozenset(os.environ)
     requests = socket.socket(fileno=fd)
     requests.set_inheritable(False)
     wake_read, wake_write = os.pipe()
@@ -82,7 +89,7 @@ def serve(fd: int, main_pid: int) -> None:
                     try:
                         fds = read_fds(requests, request["fds"])
                         output = WorkerOutput()
-                        pid = _fork(request["spawn"], fds, output, ours)
+                        pid = _fork(request["spawn"], fds, output, ours, started_with)
                     except OSError as error:  # of descriptors or of processes there are too few
                         refusal = {"refused": error.errno, "why": str(error)}
                         send_message(requests, {"id": request["id"], **refusal})
@@ -142,7 +149,13 @@ def _ending_with_main(
         os.close(done_read)
 
 
-def _fork(target: str, fds: list[int], output: WorkerOutput, server_fds: list[int]) -> int:
+def _fork(
+    target: str,
+    fds: list[int],
+    output: WorkerOutput,
+    server_fds: list[int],
+    started_with: Collection[str],
+) -> int:
     """Fork a worker, whose stderr is ``output``; returns its process id."""
     server_pid = os.getpid()
     gc.freeze()  # collections in workers leave the shared pages alone
@@ -155,7 +168,7 @@ def _fork(target: str, fds: list[int], output: WorkerOutput, server_fds: list[in
     if pid == 0:
         os.setpgid(0, 0)  # a group of its own, with all that its environments will start
         die_with_parent(server_pid)
-        _run_worker(target, fds, output, [*server_fds, output.fd])
+        _run_worker(target, fds, output, [*server_fds, output.fd], started_with)
     os.close(output.write_fd)
     return pid
 
@@ -167,7 +180,13 @@ def _last_lines(output: WorkerOutput | None) -> str:
     return output.tail()
 
 
-def _run_worker(target: str, fds: list[int], output: WorkerOutput, server_fds: list[int]) -> None:
+def _run_worker(
+    target: str,
+    fds: list[int],
+    output: WorkerOutput,
+    server_fds: list[int],
+    started_with: Collection[str],
+) -> None:
     """Run a target in a freshly forked worker; never returns."""
     code = 1
     try:
@@ -182,6 +201,9 @@ def _run_worker(target: str, fds: list[int], output: WorkerOutput, server_fds: l
         control = Connection(fds[0])
         module, _, function = target.partition(":")
         try:
+            # What it inherits comes first: all that is unpickled later may depend on it.
+            for part in receive_object(control):
+                part.take_over(started_with)
             getattr(importlib.import_module(module), function)(control, fds[1:])
             code = 0
         except (EOFError, BrokenPipeError, ConnectionResetError):

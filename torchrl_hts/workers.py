@@ -20,6 +20,7 @@ import contextlib
 import errno
 import itertools
 import os
+import pickle
 import resource
 import signal
 import socket
@@ -34,6 +35,7 @@ from typing import Any
 
 from torchrl_hts.errors import ResourceError
 from torchrl_hts.messages import read_message, readable, send_message
+from torchrl_hts.surroundings import WORKER_ENVIRONMENT
 from torchrl_hts.system import watch_end
 from torchrl_hts.undivided import undivided
 
@@ -47,15 +49,7 @@ __all__ = [
 # How long workers may take to end by themselves: then everything is gone after 5 s in all.
 POLITE_S = 4.0
 
-# One thread per worker, set on purpose: two OpenMP threads each on an oversubscribed machine
-# collapse. Where more are asked for, they wait for each other asleep: spinning, they keep the cores
-# from those that they wait for.
-_WORKER_ENVIRONMENT = {
-    "OMP_NUM_THREADS": "1",
-    "OMP_WAIT_POLICY": "PASSIVE",
-    "MKL_NUM_THREADS": "1",
-    "OPENBLAS_NUM_THREADS": "1",
-}
+_NOTHING = pickle.dumps(())  # is inherited
 
 _REMEDIES = collections.defaultdict(
     str,
@@ -211,7 +205,7 @@ class WorkerServer:
                 self._process = subprocess.Popen(
                     [sys.executable, *flags, "-c", bootstrap],
                     pass_fds=[theirs.fileno()],
-                    env={**os.environ, **_WORKER_ENVIRONMENT},
+                    env={**os.environ, **WORKER_ENVIRONMENT},
                     stdin=subprocess.DEVNULL,
                     start_new_session=True,  # Ctrl-C is for the main process, which then ends us
                 )
@@ -250,13 +244,16 @@ class WorkerServer:
         with self._lock:
             self._request({"preload": list(modules)}, [])
 
-    def spawn(self, name: str, target: str, fds: Sequence[int]) -> WorkerProcess:
+    def spawn(
+        self, name: str, target: str, fds: Sequence[int], inheritance: bytes = _NOTHING
+    ) -> WorkerProcess:
         """Fork a worker.
 
         Args:
             name: for messages.
             target: ``"module:function"``, called in the worker as ``function(control, fds)``.
             fds: file descriptors to hand to it, in this order.
+            inheritance: pickled objects whose ``take_over`` is called before; see `Surroundings`.
 
         Raises:
             ServerEndedError: if the server has ended.
@@ -272,7 +269,16 @@ class WorkerServer:
         if "refused" in message:
             ours.close()
             raise _refused(name, message["why"], message["refused"])
-        return WorkerProcess(name, message["pid"], Connection(ours.detach()), self)
+        worker = WorkerProcess(name, message["pid"], Connection(ours.detach()), self)
+        try:
+            worker.control.send_bytes(inheritance)
+        except ConnectionError:
+            pass  # it has ended, as whoever waits for it will find out
+        except BaseException:
+            worker.hang_up()
+            worker.close()
+            raise
+        return worker
 
     def stderr(self, pid: int) -> str:
         """The last lines that a worker has written to stderr; empty if the server has ended."""
