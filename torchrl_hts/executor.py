@@ -26,6 +26,7 @@ from torchrl_hts.gathering import fills_cores
 from torchrl_hts.gym_env import GymEnvironment, RowOptions
 from torchrl_hts.messages import receive_object, send_object
 from torchrl_hts.recording import Activity, Record, recorder
+from torchrl_hts.registrations import explaining_what_is_missing
 from torchrl_hts.schedule import Phase
 from torchrl_hts.storage import Counter, Layout, SharedMemory
 from torchrl_hts.watching import Watcher
@@ -148,7 +149,8 @@ def _make(factory: bytes, index: int, job: ExecutorJob) -> GymEnvironment | Torc
     torch = sys.modules.get("torch")
     if torch is not None:
         torch.manual_seed(0)  # what is drawn while it is made is not to depend on its neighbours
-    env = make()
+    with explaining_what_is_missing():
+        env = make()
     if isinstance(env, gym.Env):
         return GymEnvironment(env, index)
     if any(c.__module__ == "torchrl.envs.common" for c in type(env).__mro__):

@@ -31,6 +31,7 @@ from torchrl_hts.errors import WorkerError
 from torchrl_hts.failures import Site, died, failed
 from torchrl_hts.gym_env import GymDescription, GymEnvironment, RowOptions
 from torchrl_hts.messages import pickled, receive_object, send_object
+from torchrl_hts.registrations import Registrations, explaining_what_is_missing
 from torchrl_hts.running_statistics import normalisation_warnings
 from torchrl_hts.servers import WITH_TORCH, ServerUser, acquire_server, release_servers
 from torchrl_hts.slots import Slots, bind_parameters
@@ -148,7 +149,7 @@ class PlayerProcess:
         # Copies are raised: the one that is raised keeps alive what its traceback passes through.
         self._failure: WorkerError | None = None
         self._user = ServerUser()
-        inheritance = pickled((Surroundings.here(),))
+        inheritance = pickled((Surroundings.here(), Registrations.here()))
         try:
             server = acquire_server(WITH_TORCH, self._user)
             target = "torchrl_hts.playing:run_player"
@@ -273,7 +274,8 @@ def run_player(control: Connection, fds: list[int]) -> None:
 
 
 def _make(factory: bytes) -> Any:
-    return pickle.loads(factory)()
+    with explaining_what_is_missing():
+        return pickle.loads(factory)()
 
 
 def _refusal(env: object) -> str:

@@ -10,6 +10,7 @@ from functools import partial
 from weakref import WeakSet
 
 from torchrl_hts.messages import pickled
+from torchrl_hts.registrations import Registrations
 from torchrl_hts.surroundings import Surroundings
 from torchrl_hts.undivided import Ending, undivided
 from torchrl_hts.workers import ServerEndedError, WorkerProcess, WorkerServer
@@ -130,14 +131,17 @@ def keep_servers(*preloads: tuple[str, ...]) -> Iterator[None]:
 class Servers:
     """The servers that the workers of one collector come from; one that has ended is replaced.
 
-    All workers inherit what this process hands down at the moment in which this object is made.
+    All workers inherit what this process hands down at the moment in which this object is made, and
+    those that make environments what it has registered.
 
     Attributes:
         with_torch: whether the executors' server is the one that has it.
     """
 
     def __init__(self) -> None:
-        self._inheritance = pickled((Surroundings.here(),))
+        surroundings = Surroundings.here()
+        self._for_actors = pickled((surroundings,))
+        self._for_executors = pickled((surroundings, Registrations.here()))
         self.with_torch = False
         self._modules: list[str] = []
         self._lock = threading.Lock()
@@ -156,11 +160,11 @@ class Servers:
 
     def spawn_executor(self, name: str, target: str, fds: Sequence[int]) -> WorkerProcess:
         """Start a worker for environments; see `WorkerServer.spawn`."""
-        return self._spawn(self._executors, name, target, fds)
+        return self._spawn(self._executors, name, target, fds, self._for_executors)
 
     def spawn_actor(self, name: str, target: str, fds: Sequence[int]) -> WorkerProcess:
         """Start a worker for the policy; see `WorkerServer.spawn`."""
-        return self._spawn(WITH_TORCH, name, target, fds)
+        return self._spawn(WITH_TORCH, name, target, fds, self._for_actors)
 
     def release(self) -> None:
         """Use them no more; may be called again, and by any thread."""
@@ -177,12 +181,17 @@ class Servers:
         return WITH_TORCH if self.with_torch else TORCH_FREE
 
     def _spawn(
-        self, preload: tuple[str, ...], name: str, target: str, fds: Sequence[int]
+        self,
+        preload: tuple[str, ...],
+        name: str,
+        target: str,
+        fds: Sequence[int],
+        inheritance: bytes,
     ) -> WorkerProcess:
         try:
-            return self._server(preload).spawn(name, target, fds, self._inheritance)
+            return self._server(preload).spawn(name, target, fds, inheritance)
         except ServerEndedError:  # just now, or because all has been shut down
-            return self._server(preload).spawn(name, target, fds, self._inheritance)
+            return self._server(preload).spawn(name, target, fds, inheritance)
 
     def _server(self, preload: tuple[str, ...]) -> WorkerServer:
         """The one there is, or, if it has ended, a new one that imports what it had imported."""
