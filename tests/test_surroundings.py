@@ -107,18 +107,15 @@ class TellingEnv(EchoEnv):
 
 
 class Telling(nn.Module):
-    """Tells where it is unpickled."""
+    """Tells where it is run."""
 
     def __init__(self, file: Path, policy: nn.Module) -> None:
         super().__init__()
         self.file, self.policy = file, policy
         self.in_keys, self.out_keys = policy.in_keys, policy.out_keys
 
-    def __setstate__(self, state: Any) -> None:
-        self.__dict__.update(state)
-        tell(self.file)
-
     def forward(self, tensordict: Any) -> Any:
+        tell(self.file)
         return self.policy(tensordict)
 
 
@@ -267,6 +264,23 @@ def test_a_module_of_a_folder_that_was_added(tmp_path: Path, monkeypatch: Any) -
         return importlib.import_module("hts_test_added_module").EchoEnv()
 
     assert next(iter(start([make_env] * 2))).shape == (2, 4)
+
+
+def test_modules_that_warn_as_a_factory_is_unpickled(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The main process has heard it, before its filters made errors of warnings."""
+    (tmp_path / "hts_test_warns.py").write_text(
+        "import warnings\nfrom environments import EchoEnv\nwarnings.warn('old')\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.warns(UserWarning, match="old"):
+        make_env = importlib.import_module("hts_test_warns").EchoEnv
+    monkeypatch.setattr(make_env, "__module__", "hts_test_warns")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        collector = start([make_env] * 2)
+    assert next(iter(collector)).shape == (2, 4)
 
 
 def test_a_working_directory_that_is_gone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

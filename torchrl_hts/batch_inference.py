@@ -9,7 +9,6 @@ Axes: N environments, D times N example rows, T steps of a round.
 
 from __future__ import annotations
 
-import pickle
 from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import replace
@@ -27,6 +26,7 @@ from torchrl.envs.utils import ExplorationType
 from torchrl_hts.draws import CounterNoise, Words
 from torchrl_hts.errors import PolicyError
 from torchrl_hts.invariance import InvariantSizes, choose_sizes, mixing_modules
+from torchrl_hts.messages import unpickled
 from torchrl_hts.packed import PackedLayers
 from torchrl_hts.sampling import CounterPolicy
 from torchrl_hts.slots import Slots, bind_parameters
@@ -81,10 +81,10 @@ class BatchInference:
         self.num_slots = layout.num_slots
         self.schedule = memory.schedule(last_round)
         self.sizes = InvariantSizes((self.num_envs,), self.num_envs, fixed_rows=True)
-        self.examples: TensorDictBase = pickle.loads(examples)
+        self.examples: TensorDictBase = unpickled(examples)
         self.device = torch.device(device)
         self.slots = Slots(memory)
-        module: TensorDictModuleBase = pickle.loads(policy).to(self.device)
+        module: TensorDictModuleBase = unpickled(policy).to(self.device)
         self.exploration_type = exploration_type
         self.packed = self.transposed = False
         modules: list[TensorDictModuleBase] = []

@@ -8,7 +8,6 @@ one by one, in the same order.
 from __future__ import annotations
 
 import contextlib
-import pickle
 import sys
 import time
 import traceback
@@ -24,7 +23,7 @@ from torchrl_hts.errors import CannotSaveError, Failure, failure_of
 from torchrl_hts.exchange import SAVE, WAKE, ExecutorPort, Inbox
 from torchrl_hts.gathering import fills_cores
 from torchrl_hts.gym_env import GymEnvironment, RowOptions
-from torchrl_hts.messages import receive_object, send_object
+from torchrl_hts.messages import receive_object, send_object, unpickled
 from torchrl_hts.recording import Activity, Record, recorder
 from torchrl_hts.registrations import explaining_what_is_missing
 from torchrl_hts.schedule import Phase
@@ -145,7 +144,7 @@ def run_executor(control: Connection, fds: list[int]) -> None:
 
 
 def _make(factory: bytes, index: int, job: ExecutorJob) -> GymEnvironment | TorchRLEnvironment:
-    make = pickle.loads(factory)
+    make = unpickled(factory)
     torch = sys.modules.get("torch")
     if torch is not None:
         torch.manual_seed(0)  # what is drawn while it is made is not to depend on its neighbours

@@ -14,6 +14,7 @@ import select
 import socket
 import struct
 import sys
+import warnings
 from collections.abc import Sequence
 from multiprocessing.connection import Connection
 from typing import Any
@@ -28,6 +29,7 @@ __all__ = [
     "receive_object",
     "send_message",
     "send_object",
+    "unpickled",
 ]
 
 _HEADER = struct.Struct("!II")  # bytes of JSON that follow, file descriptors that come along
@@ -43,6 +45,17 @@ def pickled(value: object) -> bytes:
     return data
 
 
+def unpickled(data: bytes) -> Any:
+    """What `pickled` has made of a value.
+
+    Without the warnings of modules that this imports: the main process has imported the same ones,
+    with filters that may have been others then. An error of those of now would end a worker.
+    """
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return pickle.loads(data)
+
+
 def send_object(control: Connection, message: object) -> None:
     """Send an object through a control connection."""
     control.send_bytes(pickled(message))
@@ -54,7 +67,7 @@ def receive_object(control: Connection) -> Any:
     An end may come within a message. What a signal handler raises goes through, TimeoutError too.
     """
     try:
-        message = pickle.loads(control.recv_bytes())
+        message = unpickled(control.recv_bytes())
     except OSError as error:
         if type(error) is OSError and error.errno is None:  # multiprocessing's own
             raise EOFError from error

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pickle
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -16,7 +15,7 @@ from tensordict import TensorDictBase
 from tensordict.nn import TensorDictModuleBase
 from torchrl.envs.utils import ExplorationType
 
-from torchrl_hts.messages import receive_object, send_object
+from torchrl_hts.messages import receive_object, send_object, unpickled
 from torchrl_hts.packed import PackedLayers
 from torchrl_hts.sampling import CounterPolicy, inference
 from torchrl_hts.sizing import PassCosts
@@ -56,9 +55,9 @@ def run_passes(control: Connection, fds: Sequence[int]) -> None:
     job: PassJob = receive_object(control)
     be_silent()  # the actors' policies will say it as well
     torch.set_num_threads(1)
-    examples = pickle.loads(job.examples)
+    examples = unpickled(job.examples)
     rows = sorted({1, examples.batch_size[0]})
-    policy = pickle.loads(job.policy)
+    policy = unpickled(job.policy)
     costs = time_passes(policy, examples, rows, _SECONDS, job.exploration_type, _AT_MOST_S)
     send_object(control, ("timed", costs, None))
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import math
 import os
-import pickle
 import select
 from collections.abc import Mapping
 from copy import copy, deepcopy
@@ -30,7 +29,7 @@ from torchrl.envs.utils import ExplorationType, set_exploration_type
 from torchrl_hts.errors import WorkerError
 from torchrl_hts.failures import Site, died, failed
 from torchrl_hts.gym_env import GymDescription, GymEnvironment, RowOptions
-from torchrl_hts.messages import pickled, receive_object, send_object
+from torchrl_hts.messages import pickled, receive_object, send_object, unpickled
 from torchrl_hts.registrations import Registrations, explaining_what_is_missing
 from torchrl_hts.running_statistics import normalisation_warnings
 from torchrl_hts.servers import WITH_TORCH, ServerUser, acquire_server, release_servers
@@ -275,7 +274,7 @@ def run_player(control: Connection, fds: list[int]) -> None:
 
 def _make(factory: bytes) -> Any:
     with explaining_what_is_missing():
-        return pickle.loads(factory)()
+        return unpickled(factory)()
 
 
 def _refusal(env: object) -> str:
@@ -319,7 +318,7 @@ class _Player:
         rows = {key: tensor[:, 0] for key, tensor in slots.fields[0].items()}
         self.inputs = {key: rows[key] for key in given.inputs}
         self.outputs = {key: rows[key] for key in given.outputs}
-        self.policy: TensorDictModuleBase = pickle.loads(given.policy)
+        self.policy: TensorDictModuleBase = unpickled(given.policy)
         bind_parameters(self.policy, slots.parameters[0], torch.device("cpu"))
         self.episodes = [_Episode(env, keep_actions=stage is not None) for env in environments]
         self.rows = [GymEnvironment(episode, k) for k, episode in enumerate(self.episodes)]

@@ -6,7 +6,6 @@ trained on.
 
 from __future__ import annotations
 
-import pickle
 import resource
 import signal
 import sys
@@ -23,7 +22,7 @@ import numpy as np
 import numpy.typing as npt
 
 from torchrl_hts.gym_env import GymDescription
-from torchrl_hts.messages import receive_object, send_object
+from torchrl_hts.messages import receive_object, send_object, unpickled
 from torchrl_hts.sizing import StepCosts
 from torchrl_hts.worker_output import be_silent
 
@@ -195,7 +194,7 @@ def run_probe(control: Connection, fds: Sequence[int]) -> None:
     factory, torch_allowed, env_options = receive_object(control)
     be_silent()  # the executors' environments will say it as well
     costs: StepCosts | None = None
-    env = pickle.loads(factory)()
+    env = unpickled(factory)()
     signal.signal(signal.SIGALRM, _give_up)
     signal.alarm(_PROBE_ENDS_S)
     used = time.process_time()

@@ -23,7 +23,7 @@ import gymnasium as gym
 from gymnasium.envs import registration
 from gymnasium.envs.registration import EnvSpec
 
-from torchrl_hts.messages import pickled
+from torchrl_hts.messages import pickled, unpickled
 
 __all__ = ["Registrations", "explaining_what_is_missing"]
 
@@ -151,7 +151,7 @@ def _come_true(spec: EnvSpec) -> None:
     cause, why = None, sent
     if isinstance(sent, bytes):
         try:
-            real = pickle.loads(sent)
+            real = unpickled(sent)
         except Exception as error:
             cause, why = error, f"{type(error).__name__}: {error}"
         else:

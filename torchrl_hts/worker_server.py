@@ -201,10 +201,11 @@ def _run_worker(
         control = Connection(fds[0])
         module, _, function = target.partition(":")
         try:
+            run = getattr(importlib.import_module(module), function)
             # What it inherits comes first: all that is unpickled later may depend on it.
             for part in receive_object(control):
                 part.take_over(started_with)
-            getattr(importlib.import_module(module), function)(control, fds[1:])
+            run(control, fds[1:])
             code = 0
         except (EOFError, BrokenPipeError, ConnectionResetError):
             code = 0  # the main process has closed its side
