@@ -17,7 +17,7 @@ import delay_study
 from delay_study import Cell
 from support.classic import TASKS, MinAtar
 from support.errors import RecipeError
-from support.study import VARIANTS, curves_of, load
+from support.study import VARIANTS, curves_of, load, picture
 
 TINY = (
     "--envs cartpole --algorithms ppo --variants lag1-delayed --learning-rates 1 "
@@ -159,6 +159,33 @@ def test_pictures_and_table_are_made_of_the_cells_that_are_there(
     ]
     cells = load(tmp_path)["ppo"]["cartpole", 2.5]["lag1-newest"]
     np.testing.assert_array_equal(curves_of(cells), [[np.nan, 100, 200, 300]] * 3)
+
+
+def test_a_picture_shows_three_lines_at_most_in_each_panel(tmp_path: Path) -> None:
+    for multiplier in (1.0, 2.5):
+        for name in VARIANTS:
+            for seed in (0, 1):
+                cell = Cell("cartpole", "ppo", name, multiplier, seed)
+                write_cell(tmp_path, cell, [100.0 + seed, 200.0], 200.0)
+    figure = picture("ppo", load(tmp_path)["ppo"])
+    assert [axes.get_title() for axes in figure.axes] == [
+        f"CartPole-v1{rate}: {rule}"
+        for rate in ("", ", learning rate × 2.5")
+        for rule in ("all delayed", "newest", "policy delayed")
+    ]
+    assert [len(axes.get_lines()) for axes in figure.axes] == [3] * 6
+    (legend,) = figure.legends
+    assert [text.get_text() for text in legend.get_texts()] == ["lag 0", "lag 1", "lag 2"]
+
+
+def test_a_picture_has_no_column_of_a_rule_that_was_not_run(tmp_path: Path) -> None:
+    write_cell(tmp_path, Cell("acrobot", "a2c", "lag0", 1.0, 0), [-500.0, -80.0], -80.0)
+    (alone,) = picture("a2c", load(tmp_path)["a2c"]).axes
+    assert len(alone.get_lines()) == 1
+    write_cell(tmp_path, Cell("acrobot", "a2c", "lag2-split", 1.0, 0), [-500.0, -80.0], -80.0)
+    (axes,) = picture("a2c", load(tmp_path)["a2c"]).axes
+    assert axes.get_title() == "Acrobot-v1: policy delayed"
+    assert len(axes.get_lines()) == 2
 
 
 def test_cells_of_different_lengths_make_no_mean(tmp_path: Path) -> None:

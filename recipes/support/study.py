@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,7 +15,7 @@ from matplotlib.figure import Figure
 from support.classic import TASKS
 from support.errors import RecipeError
 
-__all__ = ["ALGORITHMS", "VARIANTS", "Variant", "curves_of", "draw", "load", "table"]
+__all__ = ["ALGORITHMS", "VARIANTS", "Variant", "curves_of", "draw", "load", "picture", "table"]
 
 
 @dataclass(frozen=True)
@@ -31,20 +30,25 @@ class Variant:
     label: str
     lag: int
     gradient_at: Literal["behaviour", "newest"]
-    color: str
-    line: str
     critic_delayed: bool = True
 
 
 VARIANTS = {
-    "lag0": Variant("lag 0", 0, "behaviour", "black", "-"),
-    "lag1-delayed": Variant("lag 1, delayed", 1, "behaviour", "C0", "-"),
-    "lag1-newest": Variant("lag 1, newest", 1, "newest", "C1", "-"),
-    "lag1-split": Variant("lag 1, policy delayed", 1, "behaviour", "C2", "-", False),
-    "lag2-delayed": Variant("lag 2, delayed", 2, "behaviour", "C0", "--"),
-    "lag2-newest": Variant("lag 2, newest", 2, "newest", "C1", "--"),
-    "lag2-split": Variant("lag 2, policy delayed", 2, "behaviour", "C2", "--", False),
+    "lag0": Variant("lag 0", 0, "behaviour"),
+    "lag1-delayed": Variant("lag 1, delayed", 1, "behaviour"),
+    "lag1-newest": Variant("lag 1, newest", 1, "newest"),
+    "lag1-split": Variant("lag 1, policy delayed", 1, "behaviour", False),
+    "lag2-delayed": Variant("lag 2, delayed", 2, "behaviour"),
+    "lag2-newest": Variant("lag 2, newest", 2, "newest"),
+    "lag2-split": Variant("lag 2, policy delayed", 2, "behaviour", False),
 }
+# A column of a picture each: where gradients are taken, at each lag. At lag 0 it is all the same.
+RULES = {
+    "all delayed": ("lag0", "lag1-delayed", "lag2-delayed"),
+    "newest": ("lag0", "lag1-newest", "lag2-newest"),
+    "policy delayed": ("lag0", "lag1-split", "lag2-split"),
+}
+COLORS = ("black", "C0", "C1")  # of lags
 ALGORITHMS = ("a2c", "ppo")
 
 Panel = tuple[str, float]  # environment and multiplier of the learning rate
@@ -86,32 +90,45 @@ def curves_of(cells: Sequence[dict[str, Any]]) -> np.ndarray:
 
 
 def draw(algorithm: str, panels: dict[Panel, dict[str, list[dict[str, Any]]]], file: Path) -> None:
-    """Draws return against steps: a panel per environment and learning rate."""
-    columns = min(2, len(panels))
-    rows = math.ceil(len(panels) / columns)
-    figure = Figure(figsize=(6 * columns, 3.5 * rows + 1), layout="constrained")
-    grid = figure.subplots(rows, columns, squeeze=False)
-    lines = {}
-    for axes, (panel, cells) in zip(grid.flat, panels.items(), strict=False):
-        for name in [name for name in VARIANTS if name in cells]:
-            variant, curves = VARIANTS[name], curves_of(cells[name])
-            steps, mean = cells[name][0]["steps"], curves.mean(0)
-            (lines[variant.label],) = axes.plot(steps, mean, variant.line, color=variant.color)
-            if len(curves) > 1:
-                error = curves.std(0, ddof=1) / len(curves) ** 0.5
-                axes.fill_between(
-                    steps, mean - error, mean + error, color=variant.color, alpha=0.1, linewidth=0
-                )
-        counts = sorted({len(each) for each in cells.values()})
-        seeds = " to ".join(str(count) for count in dict.fromkeys((counts[0], counts[-1])))
-        axes.set(xlabel="environment steps", ylabel="episode return")
-        axes.set_title(f"{panel_title(panel)} (seeds: {seeds})")
-        axes.grid(alpha=0.3)
-    for axes in grid.flat[len(panels) :]:
-        axes.remove()
+    """Draws return against steps."""
+    picture(algorithm, panels).savefig(file, dpi=120)
+
+
+def picture(algorithm: str, panels: dict[Panel, dict[str, list[dict[str, Any]]]]) -> Figure:
+    """Return against steps: a row per environment and learning rate, a column per rule."""
+    there = {name for cells in panels.values() for name in cells}
+    rules = [rule for rule, names in RULES.items() if there & set(names[1:])] or [*RULES][:1]
+    size = (1 + 3.7 * len(rules), 1 + 2.5 * len(panels))
+    figure = Figure(figsize=size, layout="constrained")
+    grid = figure.subplots(len(panels), len(rules), squeeze=False, sharex="row", sharey="row")
+    lines: dict[str, Any] = {}
+    for row, (panel, cells) in zip(grid, panels.items(), strict=True):
+        for axes, rule in zip(row, rules, strict=True):
+            for name in (name for name in RULES[rule] if name in cells):
+                label = f"lag {VARIANTS[name].lag}"
+                lines[label] = _draw_line(axes, cells[name], COLORS[VARIANTS[name].lag])
+            axes.set_title(f"{panel_title(panel)}: {rule}", fontsize=9)
+            axes.grid(alpha=0.3)
+        row[0].set_ylabel("episode return")
+    for axes in grid[-1]:
+        axes.set_xlabel("environment steps")
     figure.legend(lines.values(), lines.keys(), loc="outside lower center", ncols=len(lines))
-    figure.suptitle(f"{algorithm.upper()}: mean over the seeds; band: \u00b1 standard error")
-    figure.savefig(file, dpi=120)
+    counts = sorted({len(each) for cells in panels.values() for each in cells.values()})
+    seeds = " to ".join(str(count) for count in dict.fromkeys((counts[0], counts[-1])))
+    figure.suptitle(
+        f"{algorithm.upper()}: mean over the seeds ({seeds}); band: \u00b1 standard error"
+    )
+    return figure
+
+
+def _draw_line(axes: Any, cells: Sequence[dict[str, Any]], color: str) -> Any:
+    curves = curves_of(cells)
+    steps, mean = cells[0]["steps"], curves.mean(0)
+    (line,) = axes.plot(steps, mean, color=color)
+    if len(curves) > 1:
+        error = curves.std(0, ddof=1) / len(curves) ** 0.5
+        axes.fill_between(steps, mean - error, mean + error, color=color, alpha=0.1, linewidth=0)
+    return line
 
 
 def table(results: Results) -> str:
