@@ -41,7 +41,7 @@ class ActorJob:
         layout: the shared memory's layout.
         last_round: the round at which the run ends; None for an endless one.
         worker: its row of counters.
-        examples: pickled TensorDict ``[D N]`` of the policy's inputs, to calibrate with.
+        examples: pickled `TrialInputs` of the policy, to calibrate with.
         outputs: keys that the policy writes and that are stored.
         exploration_type: under which the policy runs.
         device: where it runs.

@@ -32,6 +32,7 @@ from torchrl_hts.sampling import CounterPolicy
 from torchrl_hts.slots import Slots, bind_parameters
 from torchrl_hts.storage import Array, Key, SharedMemory
 from torchrl_hts.transposed import transpose_layers
+from torchrl_hts.trial_inputs import TrialInputs
 
 __all__ = ["BatchInference"]
 
@@ -48,7 +49,7 @@ class BatchInference:
     Args:
         memory: the shared memory.
         policy: the pickled policy, its tensors on the CPU.
-        examples: pickled TensorDict ``[D N]`` of the policy's inputs, to calibrate with.
+        examples: pickled `TrialInputs` of the policy, to calibrate with.
         outputs: keys that the policy writes and that are stored.
         exploration_type: under which the policy runs.
         device: where it runs.
@@ -81,7 +82,8 @@ class BatchInference:
         self.num_slots = layout.num_slots
         self.schedule = memory.schedule(last_round)
         self.sizes = InvariantSizes((self.num_envs,), self.num_envs, fixed_rows=True)
-        self.examples: TensorDictBase = unpickled(examples)
+        self.trial: TrialInputs = unpickled(examples)
+        self.examples = self.trial.rows(self.num_envs)
         self.device = torch.device(device)
         self.slots = Slots(memory)
         module: TensorDictModuleBase = unpickled(policy).to(self.device)
@@ -136,8 +138,9 @@ class BatchInference:
     def _prepare(self, modules: Sequence[TensorDictModuleBase]) -> None:
         """Get the policy of each slot ready to run."""
         self.policies = [CounterPolicy(module, self.exploration_type) for module in modules]
+        others = next(self.trial.kinds())[: self.num_envs].to(self.device)
         for policy in self.policies:
-            policy.prepare(self.examples[: self.num_envs].to(self.device))
+            policy.prepare(self.examples.to(self.device), others)
 
     def _arrange(self, *, packed: bool, transposed: bool) -> None:
         """Have large layers packed from now on, and the others transposed, or not."""
@@ -308,11 +311,29 @@ class BatchInference:
             PolicyError: if rows aren't independent of each other.
         """
         self.refresh_all()
-        available = self.examples.shape[0]
+        for number, rows in enumerate(self.trial.kinds(), 1):
+            is_last = number == self.trial.num_kinds
+            try:
+                return self._measure_with(rows, takes_nan=is_last)
+            except PolicyError:
+                raise
+            except Exception:  # the policy refuses what is not real
+                if is_last:
+                    raise
+        raise AssertionError("there is one kind of rows at least")
+
+    def _measure_with(self, examples: TensorDictBase, *, takes_nan: bool) -> InvariantSizes:
+        """The batch sizes that agree on some rows.
+
+        Raises:
+            PolicyError: if rows aren't independent of each other.
+            ValueError: if the policy returns NaN, unless that is taken.
+        """
+        available = examples.shape[0]
         words = np.random.default_rng(0).integers(
             0, 2**64, (available, self.width), np.uint64, endpoint=False
         )
-        sources = [_as_array(self.examples.get(key)) for key in self.inputs]
+        sources = [_as_array(examples.get(key)) for key in self.inputs]
         policy = self.policies[0]
         noise = policy.noise_of(words)
         inner: list[Tensor] = []
@@ -325,6 +346,8 @@ class BatchInference:
             inner.clear()
             result = self._run(policy, size)
             outputs = [torch.as_tensor(result[key]) for key, _, _ in self.output_rows[0]]
+            if not takes_nan and any(value.isnan().any() for value in outputs):
+                raise ValueError("NaN")
             outputs += [value for value in inner if value.shape[:1] == (size,)]
             return [v.cpu().clone(memory_format=torch.contiguous_format) for v in outputs]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import gymnasium as gym
@@ -24,11 +24,13 @@ from torchrl_hts.passes import PassJob
 from torchrl_hts.slots import field_of
 from torchrl_hts.storage import Field, Key
 from torchrl_hts.torchrl_env import TorchRLDescription
+from torchrl_hts.trial_inputs import TrialInputs
+from torchrl_hts.trial_observations import Observations
 from torchrl_hts.values import check_keys
 
 __all__ = ["BatchPlan", "Planner", "plan_batch"]
 
-_EXAMPLES = 512  # of random inputs; how many are needed is for the calibration to say
+_EXAMPLES = 512  # rows; how many are needed is for the calibration to say
 _EXAMPLE_BYTES = 1 << 25  # but no more than this, however large an observation is
 _DONE_NAMES = ("done", "terminated", "truncated")
 
@@ -39,7 +41,8 @@ class BatchPlan:
 
     Attributes:
         fields: every array of a slot.
-        examples: TensorDict ``[count]`` of random policy inputs, to calibrate with.
+        examples: TensorDict ``[count]`` of policy inputs that an environment gave.
+        trial: these, and others to calibrate with.
         outputs: keys that the policy writes.
         options: how executors write their rows.
         truncated_keys: ``("next", ...)`` keys of the truncation flags.
@@ -47,6 +50,7 @@ class BatchPlan:
 
     fields: tuple[Field, ...]
     examples: TensorDictBase
+    trial: TrialInputs
     outputs: tuple[Key, ...]
     options: RowOptions
     truncated_keys: tuple[Key, ...]
@@ -81,8 +85,13 @@ class Planner:
         self._last: tuple[GymDescription | TorchRLDescription, BatchPlan] | None = None
 
     def plan(self, description: GymDescription | TorchRLDescription) -> BatchPlan:
-        """See `plan_batch`; what was planned last is kept for environments that are alike."""
-        if self._last is None or not are_alike(description, self._last[0]):
+        """See `plan_batch`; what was planned last is kept for environments that are alike.
+
+        But not if that was done without observations, and now there are some.
+        """
+        last = None if self._last is None else self._last[0]
+        blind = last is not None and last.observations is None
+        if not are_alike(description, last) or (blind and description.observations is not None):
             planned = plan_batch(
                 description,
                 pickle.loads(self._policy),
@@ -91,8 +100,17 @@ class Planner:
                 max_frames_per_traj=self._max_frames_per_traj,
                 compact_obs=self._compact_obs,
             )
+            if not self._on_cpu:  # where a row that is refused may cost the device its sanity
+                planned = replace(planned, trial=planned.trial.accepted_by(self._run))
             self._last = description, planned
+        assert self._last is not None
         return self._last[1]
+
+    def _run(self, inputs: TensorDictBase) -> TensorDictBase:
+        generator, kind = torch.random.fork_rng(devices=[]), self._exploration_type
+        with generator, torch.no_grad(), set_exploration_type(kind):
+            written: TensorDictBase = pickle.loads(self._policy)(inputs.copy())
+            return written
 
     def pass_job(self, description: GymDescription | TorchRLDescription) -> PassJob | None:
         """What it takes to time a pass of all environments; None if it can't be, or on no CPU."""
@@ -118,7 +136,7 @@ def plan_batch(
 
     Args:
         description: of one environment; the others are equal.
-        policy: a copy of the policy on the CPU, which is run once on random inputs.
+        policy: a copy of the policy on the CPU, which is run once on what the environment gave.
         num_envs: N.
         exploration_type: under which the policy runs.
         max_frames_per_traj: length at which episodes are truncated; 0: never.
@@ -140,7 +158,9 @@ def plan_batch(
             check_fixed_shapes(description.specs)
             root = _torchrl_root(description, count)
         inputs = _inputs(policy, root)
-        written = _try_out(policy, root.select(*inputs))
+        trial = _trial_inputs(description, root.select(*inputs), max_frames_per_traj)
+        examples = trial.rows(count)
+        written = _try_out(policy, examples, is_real=trial.real is not None)
     outputs = {key: value for key, value in leaves(written, "policy") if not _is_private(key)}
     for key, value in outputs.items():
         if value.shape[:1] != root.shape:
@@ -174,7 +194,8 @@ def plan_batch(
     carried = tuple(key[1:] for key in outputs if key[0] == "next" and key[1:] in inputs)
     return BatchPlan(
         fields=tuple(fields.values()),
-        examples=root.select(*inputs).contiguous(),
+        examples=examples,
+        trial=trial,
         outputs=tuple(outputs),
         options=RowOptions(
             max_frames_per_traj=max_frames_per_traj,
@@ -194,15 +215,22 @@ def _row_bytes(description: GymDescription | TorchRLDescription) -> int:
     return sum(value.nbytes for _, value in leaves(description.transition.exclude("next"))) + 1
 
 
-def _try_out(policy: TensorDictModuleBase, inputs: TensorDictBase) -> TensorDictBase:
-    """What the policy writes for some inputs."""
+def _try_out(
+    policy: TensorDictModuleBase, inputs: TensorDictBase, *, is_real: bool
+) -> TensorDictBase:
+    """What the policy writes for some inputs, which an environment gave or which are made up."""
     try:
         return policy(inputs.copy()).select(*policy.out_keys, strict=False)
     except Exception as error:
         given = [f"{_name(key)} {v.dtype} {tuple(v.shape)}" for key, v in leaves(inputs)]
+        source = (
+            "what the environment gave"
+            if is_real
+            else "random values of its spaces, since it could not be observed,"
+        )
         raise PolicyError(
-            f"the policy failed in a trial run on random inputs such as the environment gives "
-            f"({', '.join(given) or 'none'}): {type(error).__name__}: {error}"
+            f"the policy failed in a trial run on {source} ({', '.join(given) or 'none'}): "
+            f"{type(error).__name__}: {error}"
         ) from error
 
 
@@ -254,6 +282,48 @@ def _gym_root(
             if key in specs:
                 root[key] = torch.randn(count, *specs[key].shape).to(specs[key].dtype)
     return root
+
+
+def _trial_inputs(
+    description: GymDescription | TorchRLDescription, made_up: TensorDictBase, max_frames: int
+) -> TrialInputs:
+    """Inputs to try a policy with: those that are made up, and what an environment gave.
+
+    Args:
+        description: with its observations.
+        made_up: ``[count]``, of the policy's inputs.
+        max_frames: see `plan_batch`.
+    """
+    observed: Observations | None = description.observations
+    if observed is None:
+        return TrialInputs(None, 0, made_up.contiguous())
+    lengths = torch.tensor(observed.lengths)[:, None]
+    real = TensorDict({}, [len(lengths)])
+    added = []
+    for key, value in leaves(made_up):
+        given = _observed(description, observed, key)
+        if given is not None and (given.dtype, given.shape[1:]) == (value.dtype, value.shape[1:]):
+            real[key] = given
+            continue
+        added.append(key)
+        if key == ("is_init",):
+            real[key] = lengths == 0
+        elif key == ("step_count",) and max_frames:
+            real[key] = lengths.clamp(max=max_frames - 1)
+        else:  # as where an episode starts
+            real[key] = torch.zeros_like(value[:1]).expand(len(lengths), *value.shape[1:])
+    return TrialInputs(real.contiguous(), observed.num_resets, made_up.contiguous(), tuple(added))
+
+
+def _observed(
+    description: GymDescription | TorchRLDescription, observed: Observations, key: Key
+) -> Tensor | None:
+    """What was observed under a key, ``[m, *shape]``."""
+    if isinstance(description, GymDescription):
+        array = observed.values.get(key)
+        return None if array is None else torch.from_numpy(array)
+    found: Tensor | None = observed.values.get(key, None)
+    return found
 
 
 def _torchrl_root(description: TorchRLDescription, count: int) -> TensorDict:

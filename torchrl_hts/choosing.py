@@ -74,8 +74,8 @@ class Tryout:
 
 def choose_team(
     tryout: Tryout, num_envs: int, num_actors: int | None, actor_threads: int, cores: int
-) -> tuple[TeamSize, bool]:
-    """Executors and actors for environments like the one that is tried; whether that worked.
+) -> tuple[TeamSize, Description | None]:
+    """Executors and actors for environments like the one that is tried; what that one is.
 
     Args:
         tryout: tells what they cost; a single environment needs none.
@@ -84,6 +84,7 @@ def choose_team(
         actor_threads: of each actor.
         cores: that the collector may use.
     """
+    description: Description | None = None
     tried = tryout.steps() if num_envs > 1 else None
     if tried is None:
         wanted = TeamSize(min(num_envs, cores), num_actors or 1)
@@ -103,4 +104,4 @@ def choose_team(
         while actors > 1 and most_executors(actors) < wanted.executors:
             actors -= 1
     executors = max(1, min(wanted.executors, most_executors(actors)))
-    return TeamSize(executors, actors), tried is not None
+    return TeamSize(executors, actors), description

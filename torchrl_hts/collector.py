@@ -40,8 +40,10 @@ from torchrl_hts.arguments import (
     check_timeouts,
     make_policy,
 )
-from torchrl_hts.batch_plan import Planner
+from torchrl_hts.batch_plan import BatchPlan, Planner
+from torchrl_hts.choosing import Description
 from torchrl_hts.crew import Crew
+from torchrl_hts.errors import PolicyError
 from torchrl_hts.exchange import MAX_ENVS
 from torchrl_hts.factories import initialised
 from torchrl_hts.learner import LearnerSide
@@ -324,7 +326,7 @@ class HTSCollector(BaseCollector):  # type: ignore[misc]  # torchrl has no types
             factories, env_options, ceil(cores), planner.pass_job
         )
         check_equal(descriptions)
-        plan = planner.plan(descriptions[0])
+        plan = self._plan(planner, descriptions[0])
         asked_for = {"set_truncated=True": set_truncated}
         asked_for["on_executor_failure='restart'"] = self._crew.restarts.enabled
         for argument, asked in asked_for.items():
@@ -361,7 +363,7 @@ class HTSCollector(BaseCollector):  # type: ignore[misc]  # torchrl has no types
                 layout=layout,
                 last_round=self._last_round,
                 worker=0,
-                examples=pickle.dumps(plan.examples),
+                examples=pickle.dumps(plan.trial),
                 outputs=plan.outputs,
                 exploration_type=self.exploration_type,
                 device=policy_device,
@@ -371,6 +373,16 @@ class HTSCollector(BaseCollector):  # type: ignore[misc]  # torchrl has no types
                 a_core_each=a_core_each,
             )
         )
+
+    def _plan(self, planner: Planner, description: Description) -> BatchPlan:
+        """The layout of batches; for it environment 0 is observed, if the policy needs that."""
+        try:
+            return planner.plan(description)
+        except PolicyError:
+            if description.observations is not None:
+                raise
+            description = self._crew.observe(description)
+            return planner.plan(description)
 
     # The iterator: the learner's side of the schedule.
 

@@ -22,6 +22,7 @@ from torchrl_hts.gym_env import GymDescription
 from torchrl_hts.passes import median_cpu_time, time_passes
 from torchrl_hts.probing import EnvironmentTimes, GymPlay, time_steps
 from torchrl_hts.sizing import PassCosts
+from torchrl_hts.trial_observations import gym_observations
 
 __all__ = [
     "Trial",
@@ -173,7 +174,8 @@ def _examples(
 ) -> TensorDictBase:
     env = make_env()
     try:
-        description = GymDescription(env.observation_space, env.action_space)
+        seen = gym_observations(env)
+        description = GymDescription(env.observation_space, env.action_space, seen)
     finally:
         env.close()
     plan = plan_batch(

@@ -28,8 +28,10 @@ from torchrl_hts.arguments import (
     check_integer,
     make_policy,
 )
-from torchrl_hts.batch_plan import plan_batch
+from torchrl_hts.batch_plan import BatchPlan, plan_batch
 from torchrl_hts.entries import leaves
+from torchrl_hts.errors import PolicyError
+from torchrl_hts.gym_env import GymDescription
 from torchrl_hts.pickling import pickle_factories, pickle_policy
 from torchrl_hts.playing import Evaluation, PlayerJob, PlayerPlan, PlayerProcess
 from torchrl_hts.slots import Slots, field_of, policy_tensors
@@ -158,14 +160,25 @@ class Evaluator:
         description, to_warn_of = self._process.receive("while it made the environments")
         for warning in to_warn_of:
             warnings.warn(warning, RuntimeWarning, stacklevel=3)
-        plan = plan_batch(
-            description,
-            deepcopy(policy),
-            job.num_episodes,
-            exploration_type=exploration_type,
-            max_frames_per_traj=max_frames_per_episode,
-            compact_obs=True,
-        )
+
+        def plan_for(description: GymDescription) -> BatchPlan:
+            return plan_batch(
+                description,
+                deepcopy(policy),
+                job.num_episodes,
+                exploration_type=exploration_type,
+                max_frames_per_traj=max_frames_per_episode,
+                compact_obs=True,
+            )
+
+        try:
+            plan = plan_for(description)
+        except PolicyError:
+            if description.observations is not None:
+                raise
+            self._process.send("observe")  # the policy refuses what isn't real
+            observations = self._process.receive("while it observed an environment")
+            plan = plan_for(replace(description, observations=observations))
         parameters = tuple(field_of((n,), t, 0) for n, t in policy_tensors(self.policy))
         layout = Layout(job.num_episodes, 1, 0, 0, plan.fields, parameters)
         self._slots = Slots(SharedMemory(fd, layout))

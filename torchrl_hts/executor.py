@@ -12,7 +12,8 @@ import sys
 import time
 import traceback
 from collections import deque
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from math import ceil
 from multiprocessing.connection import Connection
 from typing import TYPE_CHECKING, Any
@@ -28,6 +29,12 @@ from torchrl_hts.recording import Activity, Record, recorder
 from torchrl_hts.registrations import explaining_what_is_missing
 from torchrl_hts.schedule import Phase
 from torchrl_hts.storage import Counter, Layout, SharedMemory
+from torchrl_hts.trial_observations import (
+    Observations,
+    gym_observations,
+    observed,
+    observed_and_restored,
+)
 from torchrl_hts.watching import Watcher
 
 if TYPE_CHECKING:
@@ -53,6 +60,8 @@ class ExecutorJob:
     Attributes:
         factories: pickled environment factories, and
         env_indices: the global indices of what they make.
+        observed: whether the first environment is to be observed, if it can be put back, before
+            the others are made. ``"observing"`` says that this begins.
         torch_allowed: False in a process that should not import torch: it answers ``"torchrl"``
             and ends if a factory makes a TorchRL environment.
         env_options: keyword arguments of `TorchRLEnvironment`.
@@ -60,6 +69,7 @@ class ExecutorJob:
 
     factories: tuple[bytes, ...]
     env_indices: tuple[int, ...]
+    observed: bool
     torch_allowed: bool
     env_options: dict[str, Any]
 
@@ -96,10 +106,17 @@ def run_executor(control: Connection, fds: list[int]) -> None:
     memory_fd, own, actors, learner = fds
     job: ExecutorJob = receive_object(control)
     environments: dict[int, GymEnvironment | TorchRLEnvironment] = {}
+    observations: Observations | None = None
     try:
         for index, factory in zip(job.env_indices, job.factories, strict=True):
             try:
                 environments[index] = _make(factory, index, job)
+                first = environments[index]
+                if job.observed and len(environments) == 1 and isinstance(first, GymEnvironment):
+                    send_object(control, ("observing", index, None))
+                    observations, is_back = observed_and_restored(first.env)
+                    if not is_back:
+                        environments[index] = _made_anew(first, factory, job)
             except _NeedsTorchError:
                 send_object(control, ("torchrl", index, None))
                 receive_object(control)  # the end of the connection: another process takes over
@@ -108,9 +125,17 @@ def run_executor(control: Connection, fds: list[int]) -> None:
                 send_object(control, ("failed", what, ((index,), None, None)))
                 return
             send_object(control, ("made", index, None))
-        descriptions = [env.description for env in environments.values()]
+        descriptions: list[Any] = [env.description for env in environments.values()]
+        descriptions[0] = replace(descriptions[0], observations=observations)
         send_object(control, ("described", descriptions, list(sys.modules)))
-        plan: ExecutorPlan = receive_object(control)
+        plan: ExecutorPlan | str = receive_object(control)
+        if isinstance(plan, str):  # "observe"
+            first = environments[job.env_indices[0]]
+            observations = observed(partial(_observations, first))
+            environments[first.index] = _made_anew(first, job.factories[0], job)
+            send_object(control, ("observed", observations, None))
+            plan = receive_object(control)
+        assert isinstance(plan, ExecutorPlan)
         memory = SharedMemory(memory_fd, plan.layout)
         for environment in environments.values():
             environment.bind(memory, plan.options)
@@ -165,6 +190,21 @@ def _make(factory: bytes, index: int, job: ExecutorJob) -> GymEnvironment | Torc
         f"create_env_fn[{index}] made a {type(env).__module__}.{type(env).__qualname__}; expected "
         f"a gymnasium.Env or a torchrl.envs.EnvBase.{hint}"
     )
+
+
+def _observations(environment: GymEnvironment | TorchRLEnvironment) -> Observations:
+    if isinstance(environment, GymEnvironment):
+        return gym_observations(environment.env)
+    return environment.observations()
+
+
+def _made_anew(
+    environment: GymEnvironment | TorchRLEnvironment, factory: bytes, job: ExecutorJob
+) -> GymEnvironment | TorchRLEnvironment:
+    """Another in the place of an environment that has been observed."""
+    with contextlib.suppress(Exception):
+        environment.close()
+    return _make(factory, environment.index, job)
 
 
 class _NeedsTorchError(Exception):

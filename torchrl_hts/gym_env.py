@@ -66,10 +66,16 @@ class BackgroundEnv(gym.Env[Any, Any]):
 
 @dataclass(frozen=True)
 class GymDescription:
-    """What the main process needs to know of an environment; equal for all of a collector."""
+    """What the main process needs to know of an environment; equal for all of a collector.
+
+    Attributes:
+        observation_space, action_space: of the environment.
+        observations: `trial_observations.Observations` of one of them; None where nobody looked.
+    """
 
     observation_space: gym.Space[Any]
     action_space: gym.Space[Any]
+    observations: Any = None
 
 
 @dataclass(frozen=True)

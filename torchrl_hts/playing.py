@@ -14,6 +14,7 @@ import select
 from collections.abc import Mapping
 from copy import copy, deepcopy
 from dataclasses import dataclass, field
+from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -36,6 +37,7 @@ from torchrl_hts.servers import WITH_TORCH, ServerUser, acquire_server, release_
 from torchrl_hts.slots import Slots, bind_parameters
 from torchrl_hts.storage import Key, Layout, SharedMemory
 from torchrl_hts.surroundings import Surroundings
+from torchrl_hts.trial_observations import gym_observations, observed, observed_and_restored
 from torchrl_hts.undivided import Ending
 from torchrl_hts.video import check_renders, film
 from torchrl_hts.workers import POLITE_S
@@ -109,7 +111,9 @@ class PlayerJob:
 
 @dataclass(frozen=True)
 class PlayerPlan:
-    """Second message: what to play with. Answered by None; then each job by its `Evaluation`.
+    """Then, after ``"observe"`` maybe: what to play with. Answered by None.
+
+    Then each job by its `Evaluation`.
 
     Attributes:
         policy: the pickled policy, on the CPU and in evaluation mode.
@@ -258,9 +262,19 @@ def run_player(control: Connection, fds: list[int]) -> None:
     if stage is not None:
         check_renders(stage, env_seed(job.seed, 0))
     first = environments[0]
-    description = GymDescription(first.observation_space, first.action_space)
+    observations, is_back = observed_and_restored(first)
+    if not is_back:
+        first = environments[0] = made[0] = _made_anew(first, job.factory)
+    description = GymDescription(first.observation_space, first.action_space, observations)
     send_object(control, ("described", (description, normalisation_warnings(first)), None))
-    player = _Player(job, receive_object(control), environments, stage, fds[0])
+    given: PlayerPlan | str = receive_object(control)
+    if isinstance(given, str):  # "observe"
+        observations = observed(partial(gym_observations, first))
+        environments[0] = made[0] = _made_anew(first, job.factory)
+        send_object(control, ("observed", observations, None))
+        given = receive_object(control)
+    assert isinstance(given, PlayerPlan)
+    player = _Player(job, given, environments, stage, fds[0])
     send_object(control, ("ready", None, None))
     try:
         while True:
@@ -275,6 +289,13 @@ def run_player(control: Connection, fds: list[int]) -> None:
 def _make(factory: bytes) -> Any:
     with explaining_what_is_missing():
         return unpickled(factory)()
+
+
+def _made_anew(env: gym.Env[Any, Any], factory: bytes) -> Any:
+    """Another in the place of an environment that has been observed."""
+    with contextlib.suppress(Exception):
+        env.close()
+    return _make(factory)
 
 
 def _refusal(env: object) -> str:

@@ -6,12 +6,13 @@ trained on.
 
 from __future__ import annotations
 
+import contextlib
 import resource
 import signal
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import inf
 from multiprocessing.connection import Connection
 from types import FrameType
@@ -24,6 +25,14 @@ import numpy.typing as npt
 from torchrl_hts.gym_env import GymDescription
 from torchrl_hts.messages import receive_object, send_object, unpickled
 from torchrl_hts.sizing import StepCosts
+from torchrl_hts.storage import Array, Key
+from torchrl_hts.trial_observations import (
+    MOST_PLAYED,
+    GymReader,
+    Observations,
+    gym_observations,
+    gym_reader,
+)
 from torchrl_hts.worker_output import be_silent
 
 __all__ = [
@@ -102,27 +111,55 @@ class RandomPlay(Protocol):
         """Make a step; returns whether the episode has ended."""
 
 
+class _ObservedPlay(RandomPlay, Protocol):
+    """The same, and what there was to see."""
+
+    def observations(self) -> Observations:
+        """What there was to see, after resets with further seeds."""
+
+
 class GymPlay:
     """`RandomPlay` of a gymnasium environment."""
 
     def __init__(self, env: gym.Env[Any, Any]) -> None:
         self.env = env
+        # Steps since the reset, and what there was to see, of the first moments.
+        self.played: list[tuple[int, dict[Key, Array]]] = []
         self._seed: int | None = 0  # of the first reset
+        self._length = 0
+        self._read: GymReader | None = None
+        with contextlib.suppress(TypeError):  # which is met again, and told, where it is needed
+            self._read = gym_reader(env.observation_space)
         env.action_space.seed(0)
 
     def reset(self) -> None:
         """Begin an episode."""
-        self.env.reset(seed=self._seed)
-        self._seed = None
+        first = self._seed is not None
+        self._observation, _ = self.env.reset(seed=self._seed)
+        self._seed, self._length = None, 0
+        if first:
+            self._note()
 
     def choose(self) -> None:
         """Draw the next action."""
+        if self._length and len(self.played) < MOST_PLAYED:
+            self._note()
         self.action = self.env.action_space.sample()
 
     def step(self) -> bool:
         """Make a step; returns whether the episode has ended."""
-        _, _, terminated, truncated, _ = self.env.step(self.action)
+        self._observation, _, terminated, truncated, _ = self.env.step(self.action)
+        self._length += 1
         return bool(terminated or truncated)
+
+    def _note(self) -> None:
+        if self._read is not None:
+            with contextlib.suppress(Exception):  # likewise
+                self.played.append((self._length, self._read(self._observation)))
+
+    def observations(self) -> Observations:
+        """What there was to see, after resets with further seeds."""
+        return gym_observations(self.env, self.played)
 
 
 def time_steps(
@@ -183,8 +220,9 @@ def _preemptions() -> int:
 def run_probe(control: Connection, fds: Sequence[int]) -> None:
     """Try an environment out, and tell what its steps cost.
 
-    Answers ``"tried"`` with `StepCosts` and the environment's description, or ``"torchrl"`` if it
-    takes torch, which this process then doesn't have. Raises if the environment does.
+    Answers ``"tried"`` with `StepCosts` and the environment's description, with observations; or
+    ``"torchrl"`` if it takes torch, which this process then doesn't have. Raises if the
+    environment does.
 
     Args:
         control: connection to the main process, which sends the pickled factory, whether torch may
@@ -199,7 +237,7 @@ def run_probe(control: Connection, fds: Sequence[int]) -> None:
     signal.alarm(_PROBE_ENDS_S)
     used = time.process_time()
     try:
-        play: RandomPlay | None = None
+        play: _ObservedPlay | None = None
         description: Any = None
         if isinstance(env, gym.Env):
             description = GymDescription(env.observation_space, env.action_space)
@@ -213,9 +251,12 @@ def run_probe(control: Connection, fds: Sequence[int]) -> None:
         if play is not None:
             times = time_steps(play, _PROBE_S, least=_PROBE_STEPS, at_most_s=_PROBE_AT_MOST_S)
             costs = times.costs()
-    except _TooLongError:  # whether it computes or waits is known all the same
-        share = min(1.0, (time.process_time() - used) / _PROBE_ENDS_S)
-        costs = StepCosts(_PROBE_ENDS_S, share)
+            with contextlib.suppress(Exception):  # which is met again, and told, by an executor
+                description = replace(description, observations=play.observations())
+    except _TooLongError:
+        if costs is None:  # whether it computes or waits is known all the same
+            share = min(1.0, (time.process_time() - used) / _PROBE_ENDS_S)
+            costs = StepCosts(_PROBE_ENDS_S, share)
     finally:
         signal.alarm(0)
         env.close()

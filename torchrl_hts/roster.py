@@ -35,6 +35,7 @@ class Roster:
         site: Callable[[WorkerProcess], Site],
     ) -> None:
         self.made: set[int] = set()  # environments, as far as executors have said
+        self.observing: set[int] = set()  # those that were asked for observations, likewise
         self._site_of = weakref.WeakMethod(site)  # of the crew, which holds us
         self._watch = ProgressWatch(timeouts_s)
         self._by_fd: dict[int, WorkerProcess] = {}
@@ -99,6 +100,8 @@ class Roster:
                     message = self._read(worker)
                     if message[0] == "made":
                         self.made.add(message[1])
+                    elif message[0] == "observing":
+                        self.observing.add(message[1])
                     else:
                         yield worker, message
 

@@ -9,7 +9,7 @@ Axes: m rows of a batch, W words per row.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from typing import Any
 
@@ -105,10 +105,14 @@ class CounterPolicy:
                 if exploration_type is ExplorationType.RANDOM:
                     self._hooks.append((module, "get_dist", self._bound_dist(module)))
 
-    def prepare(self, example: TensorDictBase) -> None:
+    def prepare(self, example: TensorDictBase, other: TensorDictBase | None = None) -> None:
         """Run the policy on `example` ``[m]``, with its `in_keys`, to learn how it draws.
 
         Sets `width`, `row_by_row` and `takes_arrays`. To be called once, before the first call.
+
+        Args:
+            example: its inputs, as they will be.
+            other: some that it may refuse; if it doesn't, a short cut has to serve them too.
 
         Raises:
             PolicyError: if the policy has lazy or dropout modules, changes a buffer, does not
@@ -127,12 +131,12 @@ class CounterPolicy:
             self._hooks = [hook for hook in self._hooks if hook[1] == "_resolve_generator"]
         words = CounterNoise(0, example.batch_size[0], 1, self.width).round(0)[:, 0]
 
-        def output_bits() -> dict[Any, bytes]:
-            out = self(example.copy(), words).select(*self._out_keys, strict=False)
+        def output_bits(td: TensorDictBase) -> dict[Any, bytes]:
+            out = self(td.copy(), words).select(*self._out_keys, strict=False)
             return {key: row_bits([value]).tobytes() for key, value in out.items(True, True)}
 
-        expected = output_bits()
-        if output_bits() != expected:
+        expected = [(example, output_bits(example))]
+        if output_bits(example) != expected[0][1]:
             raise PolicyError(
                 "the policy's outputs change from call to call, for the same inputs, parameters "
                 "and noise. Keep what it remembers in its inputs and outputs, and draw random "
@@ -141,10 +145,13 @@ class CounterPolicy:
         modules = None if self.row_by_row or self._unknown else flatten(self.policy)
         if modules is None:
             return
+        if other is not None:
+            with suppress(Exception):
+                expected.append((other, output_bits(other)))
         kind = self.exploration_type
         steps = self._steps = [exact_step(module, kind) for module in modules]
         try:
-            equal = all(output_bits() == expected for _ in range(2))
+            equal = all(output_bits(td) == bits for td, bits in 2 * expected)
         except Exception:  # whatever the short cut stumbles over, the policy itself ran
             equal = False
         if not equal:

@@ -16,7 +16,7 @@ from typing import Any
 
 from torchrl_hts.actor import ActorJob
 from torchrl_hts.choosing import Description, Tryout, choose_team
-from torchrl_hts.errors import WorkerError
+from torchrl_hts.errors import Failure, WorkerError
 from torchrl_hts.exchange import STOP, Inbox, LearnerPort
 from torchrl_hts.executor import ExecutorJob, ExecutorPlan
 from torchrl_hts.failures import Site
@@ -39,6 +39,9 @@ _PROBE_LIMIT_S = 30.0
 # A pickled factory that speaks of TorchRL, though not of our own environments, most likely makes
 # one of its environments. A wrong guess costs time alone.
 _TORCHRL = re.compile(rb"torchrl(?!_hts)")
+
+
+_TOLD = (Failure.RAISED, Failure.INVALID, Failure.OUT_OF_MEMORY)  # by an exception
 
 
 class Staff:
@@ -119,8 +122,9 @@ class Staff:
     ) -> list[Description]:
         """Make all environments; returns what each says of itself.
 
-        Without a probe that has told it, the first executor goes ahead, and tells whether the
-        environments need torch, and which modules the others should share.
+        The first says what it has observed. Without a probe that has told it, the first executor
+        goes ahead, and tells that, whether the environments need torch, and which modules the
+        others should share.
 
         Args:
             factories: a pickled environment factory per environment.
@@ -135,17 +139,16 @@ class Staff:
         tryout = Tryout(self._servers, factories[0], env_options, pass_job, self._ask_once)
         tried = self._spread(tryout, cores)
         descriptions: list[Description] = []
-        if not tried:
-            first = self._spawn_executor(0)
-            kind, descriptions, modules = self._receive_all([first])[0]
+        known = None if tried is None else tried.observations
+        if known is None:
+            kind, descriptions, modules = self._start_first()
             if kind == "torchrl":
-                self._roster.dismiss(first)
+                self._roster.dismiss(self.executors[0])
                 self._servers.with_torch = True
-                first = self._spawn_executor(0)
-                _, descriptions, modules = self._receive_all([first])[0]
+                _, descriptions, modules = self._start_first()
             if self.num_executors > 1:  # or its server would import them for nobody
                 self._servers.preload(modules)
-        rest = range(0 if tried else 1, self.num_executors)
+        rest = range(1 if descriptions else 0, self.num_executors)
         others = [self._spawn_executor(index) for index in rest]
         for kind, described, _ in self._receive_all(others):
             if kind == "torchrl":
@@ -154,11 +157,39 @@ class Staff:
                     "gymnasium one; all environments of a collector must be of one kind"
                 )
             descriptions += described
+        if known is not None:
+            descriptions[0] = replace(descriptions[0], observations=known)
         return descriptions
 
-    def _spread(self, tryout: Tryout, cores: int) -> bool:
-        """Spread the environments over executors; returns whether one was tried out for it."""
-        num_envs, was_tried = self.num_envs, False
+    def observe(self, description: Description) -> Description:
+        """Environment 0's description with observations, after which it has been made anew.
+
+        Where it can't be observed either, there are none. To be called before `share`.
+        """
+        first = self.executors[0]
+        self._roster.send(first, "observe")
+        return replace(description, observations=self._receive_all([first])[0][1])
+
+    def _start_first(self) -> tuple[str, Any, Any]:
+        """Start executor 0; returns what it says of its environments, and of its modules.
+
+        It observes its first environment, if that can be put back. What ends the process at that,
+        or takes too long, is for the first round to meet, and to tell where.
+        """
+        self._roster.observing.clear()
+        first = self._spawn_executor(0, observed=True)
+        try:
+            said: tuple[str, Any, Any] = self._receive_all([first])[0]
+        except WorkerError as error:
+            if self.is_closed() or not self._roster.observing or error.failure in _TOLD:
+                raise
+            self._roster.dismiss(first)
+            said = self._receive_all([self._spawn_executor(0)])[0]
+        return said
+
+    def _spread(self, tryout: Tryout, cores: int) -> Description | None:
+        """Spread the environments over executors; returns the one that was tried out for it."""
+        num_envs, was_tried = self.num_envs, None
         if not self.num_executors:
             team, was_tried = choose_team(
                 tryout, num_envs, self.num_actors or None, self._actor_threads, cores
@@ -187,7 +218,7 @@ class Staff:
             self._roster.dismiss(worker)
             self.executors = []
 
-    def _spawn_executor(self, index: int) -> WorkerProcess:
+    def _spawn_executor(self, index: int, *, observed: bool = False) -> WorkerProcess:
         """Start an executor, in the place of the one that was there, and let it make its envs."""
         fds = [
             self.memory_fd,
@@ -203,6 +234,7 @@ class Staff:
         job = ExecutorJob(
             factories=tuple(self._factories[env] for env in envs),
             env_indices=envs,
+            observed=observed,
             torch_allowed=self._servers.with_torch,
             env_options=self._env_options,
         )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,6 +18,7 @@ from torchrl_hts.gym_env import RowOptions
 from torchrl_hts.slots import tensor_over
 from torchrl_hts.storage import Key, SharedMemory
 from torchrl_hts.torchrl_values import guard_conversions
+from torchrl_hts.trial_observations import MOST_PLAYED, Observations, at_resets, kept
 
 __all__ = ["TorchRLDescription", "TorchRLEnvironment", "TorchRLPlay"]
 
@@ -32,6 +33,7 @@ class TorchRLDescription:
         action_keys: keys of the actions.
         state_keys: observation and state keys, which ``compact_obs`` drops from ``"next"``.
         truncated_keys: keys of the truncation flags.
+        observations: `trial_observations.Observations` of one of them; None where nobody looked.
     """
 
     specs: Composite
@@ -39,6 +41,7 @@ class TorchRLDescription:
     action_keys: tuple[Key, ...]
     state_keys: tuple[Key, ...]
     truncated_keys: tuple[Key, ...]
+    observations: Any = None
 
 
 class TorchRLEnvironment:
@@ -131,6 +134,10 @@ class TorchRLEnvironment:
         check_specified(self._current, self._known)
         self._has_stepped = False
 
+    def observations(self) -> Observations:
+        """What resets with seeds of their own give."""
+        return _observations(self.env)
+
     def save(self) -> bytes:
         """Raises CannotSaveError: what a TorchRL environment holds can't be known from outside."""
         raise CannotSaveError(
@@ -187,21 +194,68 @@ class TorchRLPlay:
 
     def __init__(self, env: EnvBase) -> None:
         self.env = env
+        self.played: list[tuple[int, TensorDictBase]] = []  # see `GymPlay`
+        self._length = 0
         self._done_keys = env.done_keys
 
     def reset(self) -> None:
         """Begin an episode."""
-        self._current = self.env.reset()
+        first = not self.played
+        self._current = _reset(self.env, 0) if first else self.env.reset()
+        self._length = 0
+        if first:
+            self._note()
 
     def choose(self) -> None:
         """Draw the next action."""
+        if self._length and len(self.played) < MOST_PLAYED:
+            self._note()
         self.env.rand_action(self._current)
+
+    def _note(self) -> None:
+        self.played.append((self._length, self._current.clone()))
+
+    def observations(self) -> Observations:
+        """What there was to see, after resets with further seeds."""
+        return _observations(self.env, self.played)
 
     def step(self) -> bool:
         """Make a step; returns whether the episode has ended."""
         successor = self.env.step(self._current).get("next")
         self._current = self.env.step_mdp(self._current)
+        self._length += 1
         return any(bool(successor.get(key).any()) for key in self._done_keys)
+
+
+def _reset(env: EnvBase, seed: int) -> TensorDictBase:
+    torch.manual_seed(seed)
+    env.set_seed(seed)
+    return env.reset()
+
+
+def _observations(env: EnvBase, played: Sequence[tuple[int, TensorDictBase]] = ()) -> Observations:
+    """What an environment gives at its root at resets, and what random play met with.
+
+    Args:
+        env: the environment.
+        played: steps since the reset, and what there was; a reset among them is that of seed 0.
+    """
+    known = [td for length, td in played if not length]
+    resets = at_resets(lambda seed: _reset(env, seed).clone(), known)
+    moments = [*((0, td) for td in resets), *(each for each in played if each[0])]
+    tensors = [dict(_stackable(td)) for _, td in moments]
+    # Not the action, which the last step leaves there.
+    keys = [key for key in tensors[0] if all(key in each for each in tensors)]
+    moments = moments[: kept(sum(tensors[0][key].nbytes for key in keys))]
+    values = torch.stack([td.select(*keys).cpu() for _, td in moments]).contiguous()
+    lengths = tuple(length for length, _ in moments)
+    return Observations(values, lengths, min(len(resets), len(moments)))
+
+
+def _stackable(td: TensorDictBase) -> Iterable[tuple[Any, Tensor]]:
+    for key, value in td.items(include_nested=True, leaves_only=True):
+        if isinstance(value, Tensor) and not value.is_nested:
+            yield key, value
 
 
 def _copy(key: Key, value: Tensor, row: Tensor) -> None:
