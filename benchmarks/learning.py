@@ -44,8 +44,9 @@ from _contenders import serial, wrap
 from _curves import COLUMNS, LABELS, WINDOW, draw, print_table, read
 from _workloads import CORES
 from support import atari
+from support.pixel_options import PPOOptions
 from support.pixels import Agent, make_collector
-from support.ppo import PPO, PPOOptions
+from support.ppo import PPO
 from torch import Tensor
 from torchrl.collectors import Collector, MultiSyncCollector
 from torchrl.envs import ParallelEnv

@@ -13,18 +13,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import torch
-from support.atari import VIDEO_FPS, AtariOptions, eval_env, train_env
 from support.errors import exit_with
-from support.options import option, parse_options
-from support.pixels import Agent, PixelOptions, encode, make_collector
-from support.run import Run
-from tensordict import TensorDictBase
-from torch import Tensor, nn
-from torchrl.objectives import A2CLoss
-from torchrl.objectives.value import GAE
-
-from torchrl_hts import DelayedGradient, keep_large_blocks
+from support.options import option
+from support.pixel_options import AtariOptions, PixelOptions
+from support.start import begin
 
 
 @dataclass(frozen=True)
@@ -35,6 +27,21 @@ class Options(AtariOptions, PixelOptions):
     gae_lambda: float = option(
         1.0, "lambda of the advantage estimator; 1 is the n-step return", least=0, most=1
     )
+
+
+if __name__ == "__main__":  # before torch is imported, which takes seconds
+    OPTIONS = begin(Options, __doc__)
+
+import torch
+from support.atari import VIDEO_FPS, eval_env, train_env
+from support.pixels import Agent, encode, make_collector
+from support.run import Run
+from tensordict import TensorDictBase
+from torch import Tensor, nn
+from torchrl.objectives import A2CLoss
+from torchrl.objectives.value import GAE
+
+from torchrl_hts import DelayedGradient, keep_large_blocks
 
 
 class A2C:
@@ -111,4 +118,4 @@ def train(options: Options) -> int:
 
 
 if __name__ == "__main__":
-    exit_with(lambda: train(parse_options(Options, __doc__)))
+    exit_with(lambda: train(OPTIONS))

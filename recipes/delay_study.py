@@ -25,12 +25,18 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-import gymnasium as gym
-import torch
 from support.classic import TASKS, Settings
 from support.errors import RecipeError, exit_with
+from support.start import announce, parse_or_exit
+from support.study import VARIANTS, draw, load, parse, table
+
+if __name__ == "__main__":  # before torch is imported, which takes seconds
+    GIVEN = parse_or_exit(lambda: parse(__doc__))
+    announce("importing torch and torchrl")
+
+import gymnasium as gym
+import torch
 from support.pixels import Agent
-from support.study import ALGORITHMS, VARIANTS, draw, load, table
 from tensordict.nn import TensorDictModule, TensorDictModuleBase, TensorDictSequential
 from torch import Tensor, nn
 from torchrl.modules import ProbabilisticActor, ValueOperator
@@ -296,9 +302,8 @@ def is_done(cell: Cell, directory: Path) -> bool:
     return True
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
+def main(given: argparse.Namespace) -> int:
     """Runs the cells that are missing, or draws those that are there; returns the exit code."""
-    given = parse(arguments)
     directory: Path = given.output_dir
     if not given.plot:
         directory.mkdir(parents=True, exist_ok=True)
@@ -325,54 +330,5 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0
 
 
-def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
-    """The command line.
-
-    Raises:
-        RecipeError: for a name that isn't known.
-    """
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    known = {"envs": [*TASKS], "algorithms": [*ALGORITHMS], "variants": [*VARIANTS]}
-    for name, names in known.items():
-        parser.add_argument(
-            f"--{name}", nargs="+", default=names, metavar="NAME", help=f"of {', '.join(names)}"
-        )
-    parser.add_argument(
-        "--seeds",
-        nargs="+",
-        type=int,
-        default=[0, 1, 2, 3, 4],
-        metavar="SEED",
-        help="(default: 0 1 2 3 4)",
-    )
-    parser.add_argument(
-        "--learning-rates",
-        nargs="+",
-        type=float,
-        default=[1.0, 2.5],
-        metavar="MULTIPLIER",
-        help="multiples of each setting's own (default: 1 2.5)",
-    )
-    parser.add_argument("--total-frames", type=int, help="by default each environment's own")
-    parser.add_argument("--jobs", type=int, default=1, help="cells at a time (default: 1)")
-    parser.add_argument(
-        "--output-dir",
-        type=Path,
-        default=Path("runs/delay_study"),
-        help="where cells and pictures lie (default: runs/delay_study)",
-    )
-    parser.add_argument("--plot", action="store_true", help="train nothing, draw what is there")
-    given = parser.parse_args(arguments)
-    for name, names in known.items():
-        unknown = [each for each in getattr(given, name) if each not in names]
-        if unknown:
-            raise RecipeError(
-                f"--{name}: {', '.join(unknown)} is unknown; known are {', '.join(names)}"
-            )
-    return given
-
-
 if __name__ == "__main__":
-    exit_with(main)
+    exit_with(lambda: main(GIVEN))

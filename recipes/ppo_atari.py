@@ -13,20 +13,26 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import torch
-from support.atari import VIDEO_FPS, AtariOptions, eval_env, train_env
 from support.errors import exit_with
-from support.options import parse_options
-from support.pixels import Agent, make_collector
-from support.ppo import PPO, PPOOptions
-from support.run import Run
-
-from torchrl_hts import DelayedGradient, keep_large_blocks
+from support.pixel_options import AtariOptions, PPOOptions
+from support.start import begin
 
 
 @dataclass(frozen=True)
 class Options(AtariOptions, PPOOptions):
     """What is trained on what."""
+
+
+if __name__ == "__main__":  # before torch is imported, which takes seconds
+    OPTIONS = begin(Options, __doc__)
+
+import torch
+from support.atari import VIDEO_FPS, eval_env, train_env
+from support.pixels import Agent, make_collector
+from support.ppo import PPO
+from support.run import Run
+
+from torchrl_hts import DelayedGradient, keep_large_blocks
 
 
 def train(options: Options) -> int:
@@ -60,4 +66,4 @@ def train(options: Options) -> int:
 
 
 if __name__ == "__main__":
-    exit_with(lambda: train(parse_options(Options, __doc__)))
+    exit_with(lambda: train(OPTIONS))

@@ -15,18 +15,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import partial
 
-import gymnasium as gym
-import torch
 from support.errors import RecipeError, exit_with
-from support.options import RunOptions, option, parse_options
-from support.run import Run
-from tensordict.nn import TensorDictModule
-from torch import nn
-from torchrl.modules import ProbabilisticActor, ValueOperator
-from torchrl.objectives import ClipPPOLoss
-from torchrl.objectives.value import GAE
-
-from torchrl_hts import DelayedGradient, HTSCollector
+from support.options import RunOptions, option
+from support.start import begin
 
 
 @dataclass(frozen=True)
@@ -61,6 +52,27 @@ class Options(RunOptions):
         "exit with an error unless the last evaluation's mean return reaches this",
         may_change=True,
     )
+
+    def __post_init__(self) -> None:
+        """Refuse what makes no sense."""
+        super().__post_init__()
+        if self.require_return is not None and not self.eval_interval:
+            raise RecipeError("--require-return looks at evaluations: leave --eval-interval 0 out")
+
+
+if __name__ == "__main__":  # before torch is imported, which takes seconds
+    OPTIONS = begin(Options, __doc__)
+
+import gymnasium as gym
+import torch
+from support.run import Run
+from tensordict.nn import TensorDictModule
+from torch import nn
+from torchrl.modules import ProbabilisticActor, ValueOperator
+from torchrl.objectives import ClipPPOLoss
+from torchrl.objectives.value import GAE
+
+from torchrl_hts import DelayedGradient, HTSCollector
 
 
 def make_networks(env: gym.Env, hidden_units: int) -> tuple[ProbabilisticActor, ValueOperator]:
@@ -103,8 +115,6 @@ def make_networks(env: gym.Env, hidden_units: int) -> tuple[ProbabilisticActor, 
 
 def train(options: Options) -> int:
     """Trains a policy; returns the exit code."""
-    if options.require_return is not None and not options.eval_interval:
-        raise RecipeError("--require-return looks at evaluations: leave --eval-interval 0 out")
     torch.manual_seed(options.seed)
     torch.set_num_threads(options.torch_threads)
     make_env = partial(gym.make, options.env_id)
@@ -176,4 +186,4 @@ def train(options: Options) -> int:
 
 
 if __name__ == "__main__":
-    exit_with(lambda: train(parse_options(Options, __doc__)))
+    exit_with(lambda: train(OPTIONS))

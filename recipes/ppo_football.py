@@ -18,16 +18,10 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Literal
 
-import gymnasium as gym
-import torch
 from support.errors import exit_with
-from support.options import option, parse_options
-from support.pixels import Agent, make_collector
-from support.ppo import PPO, PPOOptions
-from support.run import Run
-
-from torchrl_hts import DelayedGradient, keep_large_blocks
-from torchrl_hts.envs import make_football
+from support.options import option
+from support.pixel_options import PPOOptions
+from support.start import begin
 
 
 @dataclass(frozen=True)
@@ -52,6 +46,19 @@ class Options(PPOOptions):
     def task(self) -> str:
         """What is learned."""
         return self.scenario
+
+
+if __name__ == "__main__":  # before torch is imported, which takes seconds
+    OPTIONS = begin(Options, __doc__)
+
+import gymnasium as gym
+import torch
+from support.pixels import Agent, make_collector
+from support.ppo import PPO
+from support.run import Run
+
+from torchrl_hts import DelayedGradient, keep_large_blocks
+from torchrl_hts.envs import make_football
 
 
 def train_env(options: Options) -> Callable[..., gym.Env]:
@@ -94,4 +101,4 @@ def train(options: Options) -> int:
 
 
 if __name__ == "__main__":
-    exit_with(lambda: train(parse_options(Options, __doc__)))
+    exit_with(lambda: train(OPTIONS))

@@ -38,8 +38,8 @@ from _loops import make_gymnasium_loop
 from _report import draw_variation
 from _workloads import CORES, TRAININGS, WORKLOADS, find_workload, make_agent, policy_of
 from matplotlib.figure import Figure
+from support.pixel_options import PPOOptions
 from support.pixels import Agent
-from support.ppo import PPOOptions
 
 
 def run(script: str, *flags: str) -> str:

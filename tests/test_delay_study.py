@@ -17,7 +17,7 @@ import delay_study
 from delay_study import Cell
 from support.classic import TASKS, MinAtar
 from support.errors import RecipeError
-from support.study import VARIANTS, curves_of, load, picture
+from support.study import VARIANTS, curves_of, load, parse, picture
 
 TINY = (
     "--envs cartpole --algorithms ppo --variants lag1-delayed --learning-rates 1 "
@@ -39,6 +39,11 @@ def write_cell(
     (directory / f"{cell.name}.json").write_text(json.dumps({**cell.description(), **curve}))
 
 
+def study(arguments: list[str]) -> int:
+    """Run the script."""
+    return delay_study.main(parse(None, arguments))
+
+
 def without_time(file: Path) -> dict[str, Any]:
     return {k: v for k, v in json.loads(file.read_text()).items() if k != "seconds"}
 
@@ -48,7 +53,7 @@ def test_a_cell_is_trained_once_and_is_the_same_again(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     one, other = tmp_path / "one", tmp_path / "other"
-    assert delay_study.main([*TINY.split(), "0", "--output-dir", str(one)]) == 0
+    assert study([*TINY.split(), "0", "--output-dir", str(one)]) == 0
     file = one / "cartpole-ppo-lag1-delayed-x1-seed0.json"
     found = json.loads(file.read_text())
     assert found["total_frames"] == 1536  # whole rounds
@@ -58,11 +63,11 @@ def test_a_cell_is_trained_once_and_is_the_same_again(
     assert "1 of 1 cells to run" in capsys.readouterr().out
 
     before = file.stat()
-    assert delay_study.main([*TINY.split(), "0", "1", "--output-dir", str(one)]) == 0
+    assert study([*TINY.split(), "0", "1", "--output-dir", str(one)]) == 0
     assert "1 of 2 cells to run" in capsys.readouterr().out
     assert (file.stat().st_mtime_ns, file.stat().st_ino) == (before.st_mtime_ns, before.st_ino)
 
-    delay_study.main([*TINY.split(), "0", "--output-dir", str(other)])
+    study([*TINY.split(), "0", "--output-dir", str(other)])
     assert without_time(other / file.name) == without_time(file)
     another_seed = without_time(one / "cartpole-ppo-lag1-delayed-x1-seed1.json")
     assert another_seed["returns"] != found["returns"]
@@ -96,7 +101,7 @@ def test_minatar_is_trained(env: str, algorithm: str, variant: str) -> None:
 
 
 def test_jobs_share_the_cells(tmp_path: Path) -> None:
-    delay_study.main([*TINY.split(), "0", "1", "--jobs", "2", "--output-dir", str(tmp_path)])
+    study([*TINY.split(), "0", "1", "--jobs", "2", "--output-dir", str(tmp_path)])
     assert len(list(tmp_path.glob("*.json"))) == 2
     assert not list(tmp_path.glob("*.part"))
 
@@ -117,19 +122,19 @@ def test_a_curve_is_the_mean_of_the_episodes_that_ended_in_each_part() -> None:
 def test_cells_of_other_settings_are_not_taken_for_these(tmp_path: Path) -> None:
     write_cell(tmp_path, Cell("cartpole", "ppo", "lag1-delayed", 1.0, 0, 9999), [1.0], 1.0)
     with pytest.raises(RecipeError, match="total_frames was 10240 and is 1536; delete it"):
-        delay_study.main([*TINY.split(), "0", "--output-dir", str(tmp_path)])
+        study([*TINY.split(), "0", "--output-dir", str(tmp_path)])
 
 
 @pytest.mark.parametrize("flag", ["--envs", "--algorithms", "--variants"])
 def test_an_unknown_name_is_refused_with_the_known_ones(flag: str, tmp_path: Path) -> None:
     with pytest.raises(RecipeError, match=rf"{flag}: nonsense is unknown; known are \w"):
-        delay_study.main([flag, "nonsense", "--output-dir", str(tmp_path / "new")])
+        study([flag, "nonsense", "--output-dir", str(tmp_path / "new")])
     assert not (tmp_path / "new").exists()
 
 
 def test_without_cells_there_is_nothing_to_draw(tmp_path: Path) -> None:
     with pytest.raises(RecipeError, match="no cells"):
-        delay_study.main(["--plot", "--output-dir", str(tmp_path)])
+        study(["--plot", "--output-dir", str(tmp_path)])
 
 
 def test_pictures_and_table_are_made_of_the_cells_that_are_there(
@@ -141,7 +146,7 @@ def test_pictures_and_table_are_made_of_the_cells_that_are_there(
         write_cell(tmp_path, cell, [None, 100.0, None, 300.0], value)
     write_cell(tmp_path, Cell("acrobot", "a2c", "lag0", 1.0, 0), [-500.0, -80.0], -81.25)
     write_cell(tmp_path, Cell("acrobot", "a2c", "lag1-newest", 1.0, 0), [None, None], None)
-    assert delay_study.main(["--plot", "--output-dir", str(tmp_path)]) == 0
+    assert study(["--plot", "--output-dir", str(tmp_path)]) == 0
     assert {file.name for file in tmp_path.glob("*.svg")} == {"a2c.svg", "ppo.svg"}
     rows = [
         [entry.strip() for entry in line.strip("|").split("|")]
@@ -192,7 +197,7 @@ def test_cells_of_different_lengths_make_no_mean(tmp_path: Path) -> None:
     write_cell(tmp_path, Cell("cartpole", "ppo", "lag0", 1.0, 0, 10_000), [1.0], 1.0)
     write_cell(tmp_path, Cell("cartpole", "ppo", "lag0", 1.0, 1, 20_000), [1.0], 1.0)
     with pytest.raises(RecipeError, match=r"seed1\.json has 20480 steps, others like it 10240"):
-        delay_study.main(["--plot", "--output-dir", str(tmp_path)])
+        study(["--plot", "--output-dir", str(tmp_path)])
 
 
 @pytest.mark.parametrize("env", ["breakout", "space_invaders"])

@@ -7,6 +7,7 @@ gymnasium environments, starts by a fork, and plays them again after a resume, b
 
 from __future__ import annotations
 
+import logging
 import math
 import os
 import pickle
@@ -39,6 +40,8 @@ from torchrl_hts.storage import Layout, SharedMemory
 from torchrl_hts.video import find_ffmpeg, partial_path
 
 __all__ = ["Evaluation", "Evaluator"]
+
+_LOG = logging.getLogger(__name__)
 
 
 class Evaluator:
@@ -156,6 +159,7 @@ class Evaluator:
         max_frames_per_episode: int,
     ) -> None:
         """Have the environments made, and lay out the memory that is shared."""
+        _LOG.info("making %d environments to evaluate in", job.num_episodes)
         self._process.send(job)
         description, to_warn_of = self._process.receive("while it made the environments")
         for warning in to_warn_of:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import re
 import time
@@ -32,6 +33,8 @@ from torchrl_hts.undivided import Ending
 from torchrl_hts.workers import POLITE_S, WorkerProcess
 
 __all__ = ["Staff"]
+
+_LOG = logging.getLogger(__name__)  # what is done at the start, where it may take seconds
 
 # How long a probe may take, the environment's making included, before it is given up.
 _PROBE_LIMIT_S = 30.0
@@ -138,6 +141,7 @@ class Staff:
         self._servers.with_torch = any(_TORCHRL.search(factory) for factory in set(factories))
         tryout = Tryout(self._servers, factories[0], env_options, pass_job, self._ask_once)
         tried = self._spread(tryout, cores)
+        _LOG.info("making %d environments (executors: %d)", self.num_envs, self.num_executors)
         descriptions: list[Description] = []
         known = None if tried is None else tried.observations
         if known is None:
@@ -191,6 +195,10 @@ class Staff:
         """Spread the environments over executors; returns the one that was tried out for it."""
         num_envs, was_tried = self.num_envs, None
         if not self.num_executors:
+            if num_envs > 1:
+                _LOG.info(
+                    "trying an environment and the policy out, to choose the number of workers"
+                )
             team, was_tried = choose_team(
                 tryout, num_envs, self.num_actors or None, self._actor_threads, cores
             )
@@ -276,6 +284,7 @@ class Staff:
             job: of every actor; which row of counters is its own is filled in here.
         """
         self._actor_job = job
+        _LOG.info("calibrating the batch sizes of inference (actors: %d)", self.num_actors)
         for index in range(self.num_actors):
             self._spawn_actor(index)
         for actor in self.actors:

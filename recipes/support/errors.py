@@ -7,10 +7,6 @@ import sys
 from collections.abc import Callable
 from typing import NoReturn
 
-import gymnasium as gym
-
-from torchrl_hts import HTSError
-
 __all__ = ["InterruptedTwice", "RecipeError", "exit_with"]
 
 _NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
@@ -35,7 +31,7 @@ def exit_with(main: Callable[[], int]) -> NoReturn:
     """Run a recipe and end the process with its exit code; 1 and a message if it fails."""
     try:
         code = main()
-    except (RecipeError, ModuleNotFoundError, ValueError, gym.error.Error, HTSError) as error:
+    except _what_users_can_mend() as error:
         print(f"error: {error}", file=sys.stderr)
         code = 1
     except OSError as error:
@@ -52,3 +48,11 @@ def exit_with(main: Callable[[], int]) -> NoReturn:
         print(f"error: {str(interrupt) or 'interrupted before the run was saved'}", file=sys.stderr)
         code = 130
     sys.exit(code)
+
+
+def _what_users_can_mend() -> tuple[type[Exception], ...]:
+    import gymnasium as gym  # not at the top: options are parsed, and refused, without it
+
+    from torchrl_hts import HTSError
+
+    return (RecipeError, ModuleNotFoundError, ValueError, gym.error.Error, HTSError)

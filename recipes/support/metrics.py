@@ -15,14 +15,17 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 from statistics import fmean
+from typing import TYPE_CHECKING
 
-from matplotlib.figure import Figure
 from tensordict import TensorDictBase
 from torch import Tensor
 
 from support.checkpoints import write_atomically
 from support.errors import RecipeError
 from torchrl_hts import EpisodeReturns, Evaluation, Statistics
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 __all__ = [
     "Row",
@@ -181,6 +184,8 @@ def draw_curve(path: Path, title: str, rows: list[Row], evaluations: list[Row]) 
 
 def curve(title: str, rows: list[Row], evaluations: list[Row]) -> Figure:
     """Returns against steps, as far as there are any."""
+    from matplotlib.figure import Figure  # half a second that the start does without
+
     figure = Figure(figsize=(7, 4), layout="constrained")
     axes = figure.subplots()
     drawn = (

@@ -16,6 +16,7 @@ from typing import Any, Literal, TypeVar
 from support.errors import RecipeError
 
 __all__ = [
+    "Options",
     "RunOptions",
     "differences",
     "from_json",

@@ -1,12 +1,10 @@
-"""What the recipes that learn from pictures share: options, the collector and the networks."""
+"""What the recipes that learn from pictures share: the collector and the networks."""
 
 # Axes: N environments, T steps of one batch (alpha), C channels of one observation.
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Literal
 
 import gymnasium as gym
 import torch
@@ -15,34 +13,10 @@ from tensordict.nn import TensorDictModule, TensorDictModuleBase, TensorDictSequ
 from torch import Tensor, nn
 from torchrl.modules import ProbabilisticActor, ValueOperator
 
-from support.options import RunOptions, option
+from support.pixel_options import PixelOptions
 from torchrl_hts import HTSCollector
 
-__all__ = ["Agent", "NatureCNN", "PixelOptions", "encode", "make_collector"]
-
-
-@dataclass(frozen=True)
-class PixelOptions(RunOptions):
-    """Options of the recipes that learn from pictures."""
-
-    num_envs: int = option(16, "games played at the same time", least=1, most=2048)
-    sync_interval: int = option(5, "steps per game and round (alpha)", least=1)
-    lag: int = option(
-        1, "updates that the behaviour parameters are behind; 0 is synchronous", least=0
-    )
-    gradient_at: Literal["behaviour", "newest"] = option(
-        "behaviour", "take gradients at the parameters that gathered the batch, or at the newest"
-    )
-    num_actors: int | None = option(
-        None, "processes that run the policy; by default as many as pay", may_change=True, least=1
-    )
-    num_executors: int | None = option(
-        None, "processes that step games; by default as many as pay", may_change=True, least=1
-    )
-    gamma: float = option(0.99, "discount", least=0, most=1)
-    entropy_coefficient: float = option(0.01, "weight of the entropy bonus", least=0)
-    critic_coefficient: float = option(0.5, "weight of the value loss", least=0)
-    max_grad_norm: float = option(0.5, "gradients are clipped to this norm", least=0)
+__all__ = ["Agent", "NatureCNN", "encode", "make_collector"]
 
 
 def make_collector(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 import torch
 from tensordict import TensorDictBase
@@ -11,28 +10,10 @@ from torch import Tensor, nn
 from torchrl.objectives import ClipPPOLoss
 from torchrl.objectives.value import GAE
 
-from support.options import option
-from support.pixels import Agent, PixelOptions
+from support.pixel_options import PPOOptions
+from support.pixels import Agent
 
-__all__ = ["PPO", "PPOOptions"]
-
-
-@dataclass(frozen=True)
-class PPOOptions(PixelOptions):
-    """Options of PPO; the defaults are those of the literature (Schulman et al. 2017)."""
-
-    num_envs: int = option(8, "games played at the same time", least=1, most=2048)
-    sync_interval: int = option(128, "steps per game and round (alpha)", least=1)
-    learning_rate: float = option(2.5e-4, "of Adam; decays linearly to 0", least=0)
-    gae_lambda: float = option(0.95, "lambda of the advantage estimator", least=0, most=1)
-    epochs: int = option(3, "passes over each batch", least=1)
-    minibatch_size: int = option(256, "steps per optimizer step", least=1)
-    clip_epsilon: float = option(0.1, "how far PPO's ratio, and the value, may move", least=0)
-    critic_coefficient: float = option(
-        0.25,
-        "weight of the value loss (the literature's 0.5 is of half the squared error)",
-        least=0,
-    )
+__all__ = ["PPO"]
 
 
 class PPO:

@@ -413,6 +413,10 @@ class Run:
         self._id = state["id"]
         self._elapsed_before_s = state["elapsed_s"]
         self._last_speed = (state["step"], 0.0)
+        self.say(
+            f"resumed from {self._checkpoints.paths()[-1]}: {state['step']:,} of "
+            f"{self._total_frames:,} steps are done"
+        )
         return state["rows"]
 
     def _check(self, state: dict[str, Any]) -> None:

@@ -1,21 +1,34 @@
-"""What the delay study compares, and the pictures and the table that are made of its cells."""
+"""What the delay study compares, its options, and the pictures and the table of its cells."""
 
 from __future__ import annotations
 
+import argparse
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean, stdev
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
-from matplotlib.figure import Figure
 
 from support.classic import TASKS
 from support.errors import RecipeError
 
-__all__ = ["ALGORITHMS", "VARIANTS", "Variant", "curves_of", "draw", "load", "picture", "table"]
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+__all__ = [
+    "ALGORITHMS",
+    "VARIANTS",
+    "Variant",
+    "curves_of",
+    "draw",
+    "load",
+    "parse",
+    "picture",
+    "table",
+]
 
 
 @dataclass(frozen=True)
@@ -96,6 +109,8 @@ def draw(algorithm: str, panels: dict[Panel, dict[str, list[dict[str, Any]]]], f
 
 def picture(algorithm: str, panels: dict[Panel, dict[str, list[dict[str, Any]]]]) -> Figure:
     """Return against steps: a row per environment and learning rate, a column per rule."""
+    from matplotlib.figure import Figure  # half a second that the start does without
+
     there = {name for cells in panels.values() for name in cells}
     rules = [rule for rule, names in RULES.items() if there & set(names[1:])] or [*RULES][:1]
     size = (1 + 3.7 * len(rules), 1 + 2.5 * len(panels))
@@ -156,3 +171,52 @@ def panel_title(panel: Panel) -> str:
     """Such as ``"CartPole-v1, learning rate x 2.5"``."""
     env, multiplier = panel
     return TASKS[env].title + (f", learning rate \u00d7 {multiplier:g}" if multiplier != 1 else "")
+
+
+def parse(description: str | None, arguments: Sequence[str] | None = None) -> argparse.Namespace:
+    """The command line.
+
+    Raises:
+        RecipeError: for a name that isn't known.
+    """
+    parser = argparse.ArgumentParser(
+        description=description, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    known = {"envs": [*TASKS], "algorithms": [*ALGORITHMS], "variants": [*VARIANTS]}
+    for name, names in known.items():
+        parser.add_argument(
+            f"--{name}", nargs="+", default=names, metavar="NAME", help=f"of {', '.join(names)}"
+        )
+    parser.add_argument(
+        "--seeds",
+        nargs="+",
+        type=int,
+        default=[0, 1, 2, 3, 4],
+        metavar="SEED",
+        help="(default: 0 1 2 3 4)",
+    )
+    parser.add_argument(
+        "--learning-rates",
+        nargs="+",
+        type=float,
+        default=[1.0, 2.5],
+        metavar="MULTIPLIER",
+        help="multiples of each setting's own (default: 1 2.5)",
+    )
+    parser.add_argument("--total-frames", type=int, help="by default each environment's own")
+    parser.add_argument("--jobs", type=int, default=1, help="cells at a time (default: 1)")
+    parser.add_argument(
+        "--output-dir",
+        type=Path,
+        default=Path("runs/delay_study"),
+        help="where cells and pictures lie (default: runs/delay_study)",
+    )
+    parser.add_argument("--plot", action="store_true", help="train nothing, draw what is there")
+    given = parser.parse_args(arguments)
+    for name, names in known.items():
+        unknown = [each for each in getattr(given, name) if each not in names]
+        if unknown:
+            raise RecipeError(
+                f"--{name}: {', '.join(unknown)} is unknown; known are {', '.join(names)}"
+            )
+    return given

@@ -1,0 +1,95 @@
+"""How a recipe begins: options first, then the imports that take seconds, and never in silence.
+
+Nothing here imports torch.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import logging
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from types import TracebackType
+from typing import TypeVar
+
+from support.errors import RecipeError
+from support.options import Options, parse_options
+
+__all__ = ["announce", "begin", "parse_or_exit"]
+
+Given = TypeVar("Given")
+
+_BEGAN_S = time.monotonic()
+
+
+def begin(options_class: type[Options], description: str | None) -> Options:
+    """The options of the command line; says what happens next, here and in the collector.
+
+    To be called before torch is imported. Meanwhile the servers that workers are forked from begin
+    to import it too.
+
+    Args:
+        options_class, description: see `parse_options`.
+
+    Raises:
+        SystemExit: if options are wrong, or only help was asked for.
+    """
+    options = parse_or_exit(lambda: parse_options(options_class, description))
+    if options.resume is not None:
+        announce(f"going on with the run in {options.resume}{_progress(options.resume)}")
+    announce("importing torch and torchrl, here and in the workers' servers")
+    from torchrl_hts import keep_servers  # which knows gymnasium
+
+    opened = contextlib.ExitStack()
+    atexit.register(opened.close)
+    opened.enter_context(keep_servers())
+    return options
+
+
+def parse_or_exit(parse: Callable[[], Given]) -> Given:
+    """What a command line says; ends the process with a message if that makes no sense.
+
+    From now on the package says what it is doing too.
+    """
+    try:
+        given = parse()
+    except RecipeError as error:
+        sys.exit(f"error: {error}")
+    logger = logging.getLogger("torchrl_hts")
+    logger.addHandler(_Announcing())
+    logger.setLevel(logging.INFO)
+    sys.excepthook = _say_what_ended
+    return given
+
+
+def announce(text: str) -> None:
+    """Print a line at once, on stderr, with the seconds since the start."""
+    print(f"{time.monotonic() - _BEGAN_S:5.1f} s  {text}", file=sys.stderr, flush=True)
+
+
+def _say_what_ended(
+    kind: type[BaseException], error: BaseException, trace: TracebackType | None
+) -> None:
+    """Of a Ctrl-C while torch is imported, no more than that."""
+    if issubclass(kind, KeyboardInterrupt):
+        print("error: interrupted before the run began", file=sys.stderr)
+    else:
+        sys.__excepthook__(kind, error, trace)
+
+
+class _Announcing(logging.Handler):
+    """Announces what is logged."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        announce(record.getMessage())
+
+
+def _progress(directory: Path) -> str:
+    """How far a run has come, by the name of its newest checkpoint."""
+    newest = max((file.stem for file in directory.glob("checkpoints/step-*.pt")), default=None)
+    if newest is None:
+        return ", which has no checkpoint yet"
+    return f", from its checkpoint at {int(newest.removeprefix('step-')):,} steps"

@@ -1,0 +1,146 @@
+"""How recipes begin: wrong options are told before torch is imported, and no start is silent."""
+
+from __future__ import annotations
+
+import functools
+import json
+import logging
+import os
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import gymnasium as gym
+import pytest
+from policies import categorical
+from processes import needs_linux, processes_below, wait_until_gone
+from recipe_runs import CARTPOLE, run, start
+from script_paths import RECIPES, ROOT
+
+from torchrl_hts import HTSCollector
+
+pytest.importorskip("rich")
+pytest.importorskip("matplotlib")
+
+pytestmark = pytest.mark.usefixtures("nothing_left")
+
+SLOW = ("torch", "torchrl", "tensordict", "matplotlib", "rich", "gymnasium")
+
+# Runs a script as Python does, and tells which modules there are where it ends.
+TELL = """
+import runpy, sys
+script, *names = sys.argv[1].split(",")
+del sys.argv[:2]
+sys.argv.insert(0, script)
+sys.path.insert(0, script.rpartition("/")[0])
+try:
+    runpy.run_path(script, run_name="__main__")
+except SystemExit as end:
+    print("imported", *[name for name in names if name in sys.modules], file=sys.stderr)
+    sys.exit(end.code)
+"""
+
+
+def loaded(recipe: str, *flags: str, code: int) -> tuple[str, list[str]]:
+    """What a recipe says that ends at once, and which slow modules it has imported."""
+    command = [sys.executable, "-c", TELL, ",".join([str(RECIPES / recipe), *SLOW]), *flags]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
+    assert done.returncode == code, done.stderr
+    (names,) = re.findall("^imported(.*)$", done.stderr, re.MULTILINE)
+    return done.stdout + done.stderr, names.split()
+
+
+@pytest.mark.parametrize("path", sorted(RECIPES.glob("*.py")), ids=lambda path: path.stem)
+def test_help_needs_nothing_that_is_slow_to_import(path: Path) -> None:
+    said, names = loaded(path.name, "--help", code=0)
+    assert "--output-dir" in said
+    assert set(names) <= ({"gymnasium"} if path.stem == "delay_study" else set())
+
+
+@pytest.mark.parametrize(
+    ("flags", "code", "message"),
+    [
+        (["--seed", "-1"], 1, "error: --seed must be at least 0, and is -1"),
+        (["--resume", "nowhere"], 1, "error: nowhere holds no run to go on with"),
+        (["--require-return", "1", "--eval-interval", "0"], 1, "leave --eval-interval 0 out"),
+        (["--num-envs", "many"], 2, "invalid int value: 'many'"),
+    ],
+)
+def test_wrong_options_are_told_before_torch_is_imported(
+    flags: list[str], code: int, message: str
+) -> None:
+    said, names = loaded("ppo_cartpole.py", *flags, code=code)
+    assert message in said
+    assert not names
+
+
+@needs_linux
+def test_the_servers_import_torch_while_the_recipe_does() -> None:
+    code = (
+        f"import sys; sys.path.insert(0, {str(RECIPES)!r}); sys.argv[1:] = []\n"
+        "from support.options import RunOptions\n"
+        "from support.start import begin\n"
+        "begin(RunOptions, None)\n"
+        "import json, os\n"
+        "children = open(f'/proc/self/task/{os.getpid()}/children').read().split()\n"
+        "found = [open(f'/proc/{pid}/cmdline').read() for pid in children]\n"
+        "servers = sum('worker_server' in each for each in found)\n"
+        "print(json.dumps([servers, 'torch' in sys.modules]))\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT)
+    assert json.loads(done.stdout) == [2, False], done.stderr
+
+
+def test_a_start_says_what_it_is_doing(tmp_path: Path) -> None:
+    process = start(f"{CARTPOLE} --total-frames 64", "--output-dir", str(tmp_path))
+    output, _ = process.communicate()
+    assert process.returncode == 0, output
+    said = [
+        line.partition(" s  ")[2] for line in output.splitlines() if re.match(r" *\d+\.\d s", line)
+    ]
+    assert said == [
+        "importing torch and torchrl, here and in the workers' servers",
+        "trying an environment and the policy out, to choose the number of workers",
+        next(
+            line for line in said if re.fullmatch(r"making 4 environments \(executors: \d\)", line)
+        ),
+        next(line for line in said if re.fullmatch(r"calibrating .* \(actors: \d\)", line)),
+        "making 2 environments to evaluate in",
+    ]
+
+
+def test_a_resumed_run_says_where_it_goes_on(tmp_path: Path) -> None:
+    run(f"{CARTPOLE} --total-frames 64", "--output-dir", str(tmp_path))
+    process = start(f"ppo_cartpole.py --resume {tmp_path}")
+    output, _ = process.communicate()
+    assert process.returncode == 0, output
+    assert f"going on with the run in {tmp_path}, from its checkpoint at 64 steps" in output
+    checkpoint = tmp_path / "checkpoints" / "step-000000000064.pt"
+    assert f"resumed from {checkpoint}: 64 of 64 steps are done" in output
+
+
+def test_an_interrupted_import_leaves_nothing_and_shows_no_traceback() -> None:
+    process = start(CARTPOLE)
+    assert "importing" in process.stdout.readline()
+    servers = processes_below(process.pid)
+    os.kill(process.pid, signal.SIGINT)
+    output, _ = process.communicate()
+    assert process.returncode == -signal.SIGINT
+    assert output == "error: interrupted before the run began\n"
+    wait_until_gone(servers)
+
+
+def test_a_collector_logs_what_takes_its_time(caplog: pytest.LogCaptureFixture) -> None:
+    make_env = functools.partial(gym.make, "CartPole-v1")
+    with (
+        caplog.at_level(logging.INFO, "torchrl_hts"),
+        HTSCollector(
+            [make_env] * 2, categorical(num_actions=2), frames_per_batch=8, num_executors=1
+        ),
+    ):
+        assert caplog.messages == [
+            "making 2 environments (executors: 1)",
+            "calibrating the batch sizes of inference (actors: 1)",
+        ]
