@@ -1,5 +1,7 @@
 # make train   a fresh machine to a trained policy: PPO on CartPole-v1 through HTSCollector
 # make test    the tests, in parallel
+# make test-others  the same with the oldest and the newest torch that have been tried, in virtual
+#              environments of their own; by hand before a release (docs/installation.md: results)
 # make check   format, lint, types, tests: run it before each commit; CI runs the same
 # make format  put the sources into the house format
 # make bench   steps per second against TorchRL's collectors
@@ -8,7 +10,8 @@
 # make football  install the engine of Google Research Football, built once (docs/football.md)
 #
 # Each makes a virtual environment first, where it is missing or out of date.
-#   VENV=path       use this environment; an existing one keeps a torch that fits
+#   VENV=path       use this environment; in an existing one torch becomes the pinned version,
+#                   unless TORCH names another
 #   PYTHON=python3  the interpreter that a new environment is made with
 #   TORCH=torch     what to install as torch: 'torch==2.13.0+cu130', a wheel, ...; by default the
 #                   pinned version, in the build that pip's own settings lead to
@@ -26,10 +29,13 @@ STAMP := $(VENV)/.torchrl_hts-installed
 TEST_STAMP := $(VENV)/.torchrl_hts-tests-installed
 CONSTRAINTS := requirements/constraints.txt
 
+# Beside the pinned one: the ends of what has been tried of the range in pyproject.toml.
+OTHER_TORCHES := 2.11.0 2.14.1
+
 POSIX_TESTS := $(addprefix tests/test_,workers.py hosts.py collector_faults.py collector_ends.py \
     boundaries.py portability.py)
 
-.PHONY: train test check format-check lint types format bench dist contenders football venv
+.PHONY: train test test-others check format-check lint types format bench dist contenders football venv
 
 train: $(STAMP)
 	$(RUN) recipes/ppo_cartpole.py --require-return 475 $(ARGS)
@@ -38,6 +44,11 @@ test: $(TEST_STAMP)
 	$(RUN) -m pytest -n $(JOBS) --dist worksteal $(ARGS)
 	@# Once more without what Linux offers beyond POSIX, as on macOS.
 	TORCHRL_HTS_POSIX_ONLY=1 $(RUN) -m pytest -n $(JOBS) --dist worksteal $(POSIX_TESTS)
+
+test-others: $(addprefix test-torch-,$(OTHER_TORCHES))
+
+test-torch-%:
+	$(MAKE) test VENV=.venv-torch-$* TORCH=torch==$*
 
 check: format-check lint types test
 

@@ -86,6 +86,23 @@ def test_versions_inside_are_taken(version: str) -> None:
         check(name, version)
 
 
+def test_the_torches_that_are_tried_are_in_the_range_that_pip_keeps_to() -> None:
+    project = (ROOT / "pyproject.toml").read_text()
+    (first, end) = re.findall(r'"torch>=([\d.]+),<([\d.]+)"', project)[0]
+    pinned = re.findall(r"^torch==(.*)$", (ROOT / "requirements/constraints.txt").read_text(), re.M)
+    others = re.findall(r"^OTHER_TORCHES := (.*)$", (ROOT / "Makefile").read_text(), re.M)[
+        0
+    ].split()
+    assert len(pinned) == 1
+    assert len(others) == 2
+    for tried in (*pinned, *others):
+        assert numbers(first) <= numbers(tried) < numbers(end)
+
+
+def numbers(version: str) -> list[int]:
+    return [int(part) for part in version.split(".")]
+
+
 def test_the_ranges_are_those_that_pip_keeps_to() -> None:
     project = (ROOT / "pyproject.toml").read_text()
     for name, (first, end) in RANGES.items():
