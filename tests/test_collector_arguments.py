@@ -150,7 +150,8 @@ def test_start_says_what_to_do() -> None:
         ({"postproc": 3}, TypeError, "^postproc must be callable, got 3"),
         ({"pre_collect_hook": 3}, TypeError, "^pre_collect_hook must be callable, got 3"),
         ({"post_collect_hook": []}, TypeError, r"^post_collect_hook must be callable, got \[\]"),
-        ({"policy_factory": [marked]}, TypeError, "^policy_factory must be callable"),
+        ({"policy_factory": []}, TypeError, r"^policy_factory must be callable, got \[\]"),
+        ({"policy_factory": ["a"]}, TypeError, "^policy_factory must be callable, got 'a'"),
         ({"create_env_kwargs": [{}]}, ValueError, "^create_env_kwargs has 1 dicts for 2 env"),
         ({"create_env_kwargs": 3}, TypeError, "^create_env_kwargs must be a dict or a list"),
         ({"create_env_kwargs": ["a", "b"]}, TypeError, "^create_env_kwargs must be a dict or"),
@@ -314,10 +315,9 @@ class TestPolicies:
         with pytest.raises(PolicyError, match="rows aren't independent"):
             make([EchoEnv] * 3, acting(Centred()))
 
-    @pytest.mark.parametrize("given", [{}, {"policy": marked(), "policy_factory": marked}])
-    def test_exactly_one_is_given(self, given: dict[str, Any]) -> None:
-        with pytest.raises(TypeError, match="either policy or policy_factory, and exactly one"):
-            HTSCollector([EchoEnv], frames_per_batch=4, **given)
+    def test_both_are_given(self) -> None:
+        with pytest.raises(TypeError, match="either policy or policy_factory, not both"):
+            HTSCollector([EchoEnv], marked(), policy_factory=marked, frames_per_batch=4)
 
     def test_a_factory_that_fails(self) -> None:
         def fail() -> nn.Module:

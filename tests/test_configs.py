@@ -351,7 +351,7 @@ def test_objects_are_taken_as_they_are() -> None:
         ({"create_env_fn": {"id": "CartPole-v1"}}, "with a _target_, such as"),
         ({"create_env_fn": GymnasiumEnvConfig()}, "Missing mandatory value: id"),
         ({"exploration_type": "BOLD"}, "must be one of MODE, .*; got 'BOLD'"),
-        ({"policy": None}, "give either policy or policy_factory"),
+        ({"policy_factory": {"_target_": "policies.categorical"}}, "either policy or policy_fact"),
         ({"lag": -1}, "lag must be at least 0"),
     ],
 )

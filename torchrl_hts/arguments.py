@@ -15,12 +15,12 @@ import gymnasium as gym
 import numpy as np
 import torch
 from tensordict.nn import TensorDictModule, TensorDictModuleBase
-from torch import nn
 from torch.nn.parameter import is_lazy
 from torchrl.envs import EnvBase
 
 from torchrl_hts.exchange import MAX_ENVS, MAX_PENDING
 from torchrl_hts.gym_env import GymDescription
+from torchrl_hts.policy_forms import as_module
 from torchrl_hts.restarts import Restarts
 from torchrl_hts.torchrl_env import TorchRLDescription
 
@@ -267,18 +267,25 @@ def check_factories(
 
 
 def make_policy(
-    policy: nn.Module | None, policy_factory: Callable[[], nn.Module] | None
+    policy: Any,
+    policy_factory: Any,
+    *,
+    trust_policy: bool = False,
 ) -> TensorDictModuleBase:
-    """The policy as a module on TensorDicts."""
+    """The policy as a module on TensorDicts; one for random actions if there is none."""
+    if isinstance(policy_factory, list | tuple) and policy_factory:
+        if any(factory is not policy_factory[0] for factory in policy_factory):
+            raise TypeError(
+                "policy_factory lists several factories, but one policy acts in all environments: "
+                "give one factory"
+            )
+        policy_factory = policy_factory[0]
     check_callables(policy_factory=policy_factory)
-    if (policy is None) == (policy_factory is None):
-        raise TypeError("give either policy or policy_factory, and exactly one of them")
+    if policy is not None and policy_factory is not None:
+        raise TypeError("give either policy or policy_factory, not both")
     if policy_factory is not None:
         policy = policy_factory()
-    if not isinstance(policy, nn.Module):
-        raise TypeError(
-            f"policy must be a TensorDictModule or an nn.Module, got a {type(policy).__name__}"
-        )
+    policy = as_module(policy, trust_policy=trust_policy)
     lazy = [name for name, parameter in policy.named_parameters() if is_lazy(parameter)]
     if lazy:
         raise ValueError(

@@ -10,6 +10,7 @@ import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict
+from functools import partial
 from math import ceil
 from os import PathLike
 from typing import Any
@@ -49,6 +50,7 @@ from torchrl_hts.factories import initialised
 from torchrl_hts.learner import LearnerSide
 from torchrl_hts.limits import available_cores
 from torchrl_hts.pickling import pickle_factories, pickle_policy
+from torchrl_hts.policy_forms import Fitted
 from torchrl_hts.recording import recorder
 from torchrl_hts.saved_state import check_state, saved_sizes
 from torchrl_hts.slots import Slots, field_of, policy_tensors
@@ -85,7 +87,8 @@ class HTSCollector(BaseCollector):  # type: ignore[misc]  # torchrl has no types
             its executor never imports torch) or a TorchRL `EnvBase` of empty batch size, with any
             transforms. A single callable makes one environment, or `num_workers`.
         policy: a TensorDictModule that writes ``"action"``, in training or evaluation mode as it
-            is; or a plain module that maps the only observation to the action.
+            is; or a plain module that maps the only observation to the action; or a callable of
+            either kind that uses no modules. By default, and with a ``RandomPolicy``, random.
         policy_factory: makes the policy instead.
 
     Keyword Args:
@@ -168,9 +171,9 @@ class HTSCollector(BaseCollector):  # type: ignore[misc]  # torchrl has no types
     def __init__(
         self,
         create_env_fn: Callable[..., Any] | Sequence[Callable[..., Any]],
-        policy: nn.Module | None = None,
+        policy: nn.Module | Callable[..., Any] | None = None,
         *,
-        policy_factory: Callable[[], nn.Module] | None = None,
+        policy_factory: Callable[[], Any] | Sequence[Callable[[], Any]] | None = None,
         frames_per_batch: int,
         total_frames: int = -1,
         lag: int = 1,
@@ -252,7 +255,7 @@ class HTSCollector(BaseCollector):  # type: ignore[misc]  # torchrl has no types
         self.worker_idx = stock.worker_idx
         self.return_same_td = return_same_td
         self.storing_device = torch.device(storing_device or "cpu")
-        self.policy = make_policy(policy, policy_factory)
+        self.policy = make_policy(policy, policy_factory, trust_policy=stock.trust_policy)
         self._weights = WeightSource(self.policy)
         # One of several collectors has its learner elsewhere.
         self._updates = UpdateWatch(self.policy, self.lag, learns_here=self.worker_idx is None)
@@ -313,20 +316,26 @@ class HTSCollector(BaseCollector):  # type: ignore[misc]  # torchrl has no types
 
         The others are those of the constructor.
         """
-        planner = Planner(
-            policy,
-            self.num_envs,
+        make_planner = partial(
+            Planner,
+            num_envs=self.num_envs,
             on_cpu=torch.device(policy_device).type == "cpu",
             exploration_type=self.exploration_type,
             max_frames_per_traj=max_frames_per_traj,
             compact_obs=compact_obs,
         )
+        planner = make_planner(policy)
         env_options = {"max_frames_per_traj": max_frames_per_traj, "device": env_device}
         descriptions = self._crew.start_executors(
             factories, env_options, ceil(cores), planner.pass_job
         )
         check_equal(descriptions)
-        plan = self._plan(planner, descriptions[0])
+        description = descriptions[0]
+        if isinstance(self.policy, Fitted):
+            description = self._fit(self.policy, description)
+            policy = pickle_policy(self.policy)
+            planner = make_planner(policy)
+        plan = self._plan(planner, description)
         asked_for = {"set_truncated=True": set_truncated}
         asked_for["on_executor_failure='restart'"] = self._crew.restarts.enabled
         for argument, asked in asked_for.items():
@@ -373,6 +382,17 @@ class HTSCollector(BaseCollector):  # type: ignore[misc]  # torchrl has no types
                 a_core_each=a_core_each,
             )
         )
+
+    def _fit(self, policy: Fitted, description: Description) -> Description:
+        """Fit the policy to the environment, which is observed if the policy needs that."""
+        try:
+            policy.fit(description)
+        except PolicyError:
+            if description.observations is not None:
+                raise
+            description = self._crew.observe(description)
+            policy.fit(description)
+        return description
 
     def _plan(self, planner: Planner, description: Description) -> BatchPlan:
         """The layout of batches; for it environment 0 is observed, if the policy needs that."""

@@ -35,6 +35,7 @@ from torchrl_hts.errors import PolicyError
 from torchrl_hts.gym_env import GymDescription
 from torchrl_hts.pickling import pickle_factories, pickle_policy
 from torchrl_hts.playing import Evaluation, PlayerJob, PlayerPlan, PlayerProcess
+from torchrl_hts.policy_forms import Fitted
 from torchrl_hts.slots import Slots, field_of, policy_tensors
 from torchrl_hts.storage import Layout, SharedMemory
 from torchrl_hts.video import find_ffmpeg, partial_path
@@ -166,6 +167,8 @@ class Evaluator:
             warnings.warn(warning, RuntimeWarning, stacklevel=3)
 
         def plan_for(description: GymDescription) -> BatchPlan:
+            if isinstance(policy, Fitted):
+                policy.fit(description)
             return plan_batch(
                 description,
                 deepcopy(policy),

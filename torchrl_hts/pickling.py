@@ -13,7 +13,7 @@ from torch import nn
 from torchrl_hts.messages import pickled
 from torchrl_hts.slots import policy_tensors
 
-__all__ = ["find_unpicklable", "pickle_factories", "pickle_policy"]
+__all__ = ["find_unpicklable", "parts", "pickle_factories", "pickle_policy"]
 
 _MAX_DEPTH = 30
 
@@ -74,7 +74,7 @@ def find_unpicklable(value: object, name: str) -> tuple[str, object] | None:
         return None
     seen = {id(value)}
     for _ in range(_MAX_DEPTH):
-        for part_name, part in _parts(value, name):
+        for part_name, part in parts(value, name):
             if id(part) not in seen and not _can_be_pickled(part):
                 seen.add(id(part))
                 value, name = part, part_name
@@ -92,7 +92,7 @@ def _can_be_pickled(value: object) -> bool:
     return True
 
 
-def _parts(value: Any, name: str) -> Iterator[tuple[str, object]]:
+def parts(value: Any, name: str) -> Iterator[tuple[str, object]]:
     """What a value holds, with names that lead there."""
     if isinstance(value, Mapping):
         yield from ((f"{name}[{key!r}]", part) for key, part in value.items())
@@ -100,8 +100,8 @@ def _parts(value: Any, name: str) -> Iterator[tuple[str, object]]:
         yield from ((f"{name}[{index}]", part) for index, part in enumerate(value))
     elif isinstance(value, functools.partial):
         yield f"{name}.func", value.func
-        yield from _parts(value.args, f"{name}.args")
-        yield from _parts(value.keywords, f"{name}.keywords")
+        yield from parts(value.args, f"{name}.args")
+        yield from parts(value.keywords, f"{name}.keywords")
     elif isinstance(value, types.MethodType):
         yield f"{name}.__self__", value.__self__
     elif isinstance(value, types.FunctionType):
@@ -111,7 +111,7 @@ def _parts(value: Any, name: str) -> Iterator[tuple[str, object]]:
                 yield f"{name}: its variable {variable!r}", cell.cell_contents
             except ValueError:  # not bound yet
                 continue
-        yield from _parts(value.__defaults__ or (), f"{name}.__defaults__")
+        yield from parts(value.__defaults__ or (), f"{name}.__defaults__")
         for variable in value.__code__.co_names:
             if variable in value.__globals__:
                 yield f"{name}: the global {variable!r}", value.__globals__[variable]

@@ -212,7 +212,8 @@ def _check(name: str, value: Any) -> None:
 
 def _check_taken(found: Mapping[str, Any]) -> None:
     cat_results = found.get("cat_results", "stack")
-    if isinstance(cat_results, bool) or cat_results not in ("stack", 0, -1):
+    known = isinstance(cat_results, str | int) and not isinstance(cat_results, bool)
+    if not known or cat_results not in ("stack", 0, -1):
         raise ValueError(f"cat_results must be 'stack', 0 or -1, got {cat_results!r}")
     for name in ("trust_policy", "auto_register_policy_transforms"):
         if not isinstance(found.get(name, False), bool):

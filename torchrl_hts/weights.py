@@ -38,6 +38,13 @@ class WeightSource:
         names = _aliases(self.policy)
         return {names.get(name, name): tensor for name, tensor in given.items()}
 
+    def _with_prefix(self, given: dict[str, Tensor]) -> dict[str, Tensor]:
+        """The names of a plain module's tensors as those of the module that was put around it."""
+        for prefix in ("module.", "function."):
+            if given and all(prefix + name in self._names for name in given):
+                return {prefix + name: tensor for name, tensor in given.items()}
+        return given
+
     def live(self) -> list[Tensor]:
         """The policy's own tensors."""
         return [tensor for _, tensor in policy_tensors(self.policy)]
@@ -100,7 +107,7 @@ class WeightSource:
             KeyError: for a name that the policy doesn't have.
             ValueError: for a tensor of another shape than the policy's.
         """
-        given = {} if weights is None else self._by_first_name(_by_name(weights))
+        given = {} if weights is None else self._by_first_name(self._with_prefix(_by_name(weights)))
         unknown = sorted(given.keys() - set(self._names))
         if unknown:
             raise KeyError(
