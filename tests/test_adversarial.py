@@ -89,7 +89,7 @@ ARGUMENTS = [
     *("env_device", "create_env_kwargs", "exploration_type", "max_frames_per_traj", "postproc"),
     *("split_trajs", "set_truncated", "compact_obs", "return_same_td", "track_policy_version"),
     *("actor_threads", "on_executor_failure", "max_restarts", "restart_window_s", "timeout_s"),
-    *("storage_dir", "timeline_events", "pre_collect_hook", "post_collect_hook"),
+    *("info_keys", "storage_dir", "timeline_events", "pre_collect_hook", "post_collect_hook"),
     *("replay_buffer", "trajs_per_batch", "num_workers", "nonsense", "cat_results", "init_fn"),
     *("trust_policy", "worker_idx", "backend", "preemptive_threshold"),
 ]

@@ -132,3 +132,80 @@ def test_a_state_goes_on() -> None:
     after.load_state_dict(before.state_dict())
     assert after.update(batch) == before.update(batch) == [3.0]
     assert (after.count, after.mean) == (before.count, before.mean) == (2, 2.5)
+
+
+@settings(max_examples=50, deadline=None)
+@given(
+    steps_per_batch=st.lists(st.integers(1, 7), min_size=1, max_size=5),
+    known=st.sampled_from([0.0, 0.2, 1.0]),
+    seed=st.integers(0, 2**31),
+    resumes=st.booleans(),
+)
+def test_the_last_number_of_each_episode_counts(
+    steps_per_batch: list[int], known: float, seed: int, resumes: bool
+) -> None:
+    """However the steps are cut into batches, and a state is taken between two of them."""
+    generator = torch.Generator().manual_seed(seed)
+    shape = (3, sum(steps_per_batch))
+    values = torch.randint(-3, 4, shape, generator=generator).double()
+    values[torch.rand(shape, generator=generator) >= known] = math.nan
+    done = torch.rand(shape, generator=generator) < 0.3
+    returns = EpisodeReturns(window=1_000, info_keys=["won", ("episode", "r")])
+    parts = (tensor.split(steps_per_batch, 1) for tensor in (values, done))
+    for value_part, done_part in zip(*parts, strict=True):
+        batch = make_batch(torch.zeros(value_part.shape), done_part)
+        batch["next", "won"] = value_part.unsqueeze(-1)
+        batch["next", "episode", "r"] = 2 * value_part.unsqueeze(-1)
+        returns.update(batch)
+        if resumes:
+            state = returns.state_dict()
+            returns = EpisodeReturns(window=1_000, info_keys=[("episode", "r"), "won"])
+            returns.load_state_dict(state)
+
+    expected, last = [], [math.nan] * 3
+    for step in range(shape[1]):
+        for env in range(3):
+            value = float(values[env, step])
+            last[env] = last[env] if math.isnan(value) else value
+            if done[env, step]:
+                expected.append(last[env])
+                last[env] = math.nan
+    numbers = [value for value in expected if not math.isnan(value)]
+    means = returns.info_means
+    assert means.keys() == {"won", ("episode", "r")}
+    if numbers:
+        assert means["won"] == pytest.approx(sum(numbers) / len(numbers))
+        assert means["episode", "r"] == pytest.approx(2 * sum(numbers) / len(numbers))
+    else:
+        assert all(map(math.isnan, means.values()))
+
+
+def test_numbers_of_an_episode_that_never_ended_are_dropped() -> None:
+    def batch(first_id: int, won: float) -> TensorDict:
+        done = torch.tensor([[[False], [first_id == 1]]])
+        data = {"reward": torch.ones(1, 2, 1), "done": done, "won": torch.full((1, 2, 1), won)}
+        ids = torch.full((1, 2), first_id)
+        return TensorDict({"next": data, "collector": {"traj_ids": ids}}, [1, 2])
+
+    returns = EpisodeReturns(info_keys=["won"])
+    returns.update(batch(0, 1.0))
+    returns.update(batch(1, math.nan))
+    assert returns.count == 1
+    assert math.isnan(returns.info_means["won"])
+
+
+def test_a_state_of_another_version_and_other_keys() -> None:
+    returns = EpisodeReturns(info_keys=["won"])
+    state = EpisodeReturns().state_dict()
+    returns.load_state_dict(state)
+    del state["infos"]
+    returns.load_state_dict(state)
+    assert math.isnan(returns.info_means["won"])
+
+
+def test_batches_without_the_numbers_are_refused() -> None:
+    batch = make_batch(torch.zeros(1, 2), torch.zeros(1, 2, dtype=torch.bool))
+    with pytest.raises(KeyError, match=r"no \('next', 'won'\): give the collector info_keys"):
+        EpisodeReturns(info_keys=["won"]).update(batch)
+    with pytest.raises(TypeError, match="info_keys must be a list"):
+        EpisodeReturns(info_keys="won")

@@ -20,6 +20,7 @@ from torchrl_hts.arguments import are_alike
 from torchrl_hts.entries import check_fixed_shapes, leaves
 from torchrl_hts.errors import PolicyError
 from torchrl_hts.gym_env import GymDescription, RowOptions, observation_fields
+from torchrl_hts.info import InfoKey, info_fields
 from torchrl_hts.passes import PassJob
 from torchrl_hts.slots import field_of
 from torchrl_hts.storage import Field, Key
@@ -63,7 +64,7 @@ class Planner:
         policy: pickled, its tensors on the CPU.
         num_envs: N.
         on_cpu: whether the policy will run on the CPU.
-        exploration_type, max_frames_per_traj, compact_obs: see `plan_batch`.
+        exploration_type, max_frames_per_traj, compact_obs, info_keys: see `plan_batch`.
     """
 
     def __init__(
@@ -75,6 +76,7 @@ class Planner:
         exploration_type: ExplorationType,
         max_frames_per_traj: int,
         compact_obs: bool,
+        info_keys: tuple[InfoKey, ...] = (),
     ) -> None:
         self._policy = policy
         self._num_envs = num_envs
@@ -82,6 +84,7 @@ class Planner:
         self._exploration_type = exploration_type
         self._max_frames_per_traj = max_frames_per_traj
         self._compact_obs = compact_obs
+        self._info_keys = info_keys
         self._last: tuple[GymDescription | TorchRLDescription, BatchPlan] | None = None
 
     def plan(self, description: GymDescription | TorchRLDescription) -> BatchPlan:
@@ -99,6 +102,7 @@ class Planner:
                 exploration_type=self._exploration_type,
                 max_frames_per_traj=self._max_frames_per_traj,
                 compact_obs=self._compact_obs,
+                info_keys=self._info_keys,
             )
             if not self._on_cpu:  # where a row that is refused may cost the device its sanity
                 planned = replace(planned, trial=planned.trial.accepted_by(self._run))
@@ -131,6 +135,7 @@ def plan_batch(
     exploration_type: ExplorationType,
     max_frames_per_traj: int,
     compact_obs: bool,
+    info_keys: tuple[InfoKey, ...] = (),
 ) -> BatchPlan:
     """Lay a batch out.
 
@@ -141,11 +146,13 @@ def plan_batch(
         exploration_type: under which the policy runs.
         max_frames_per_traj: length at which episodes are truncated; 0: never.
         compact_obs: leave ``("next", observation)`` out.
+        info_keys: of the numbers in a step's info that are written too; see `info_fields`.
 
     Raises:
         PolicyError: if the policy fails when it is run.
         ValueError: if the policy reads what the environment doesn't give, doesn't write the action,
-            or writes one that doesn't fit the action space.
+            or writes one that doesn't fit the action space; if an info key is taken, or the
+            environment is TorchRL's.
         TypeError: for spaces or entries that aren't arrays of a fixed shape.
     """
     count = max(2 * num_envs, min(_EXAMPLES, _EXAMPLE_BYTES // _row_bytes(description)))
@@ -185,11 +192,18 @@ def plan_batch(
         add(leaves(after), ("next",))
         truncated: tuple[Key, ...] = (("truncated",),)
     else:
+        if info_keys:
+            raise ValueError(
+                "info_keys is for gymnasium environments: let a TorchRL environment read its info "
+                "itself, with env.set_info_dict_reader(torchrl.envs.default_info_dict_reader("
+                "[...])) in the factory"
+            )
         _check_torchrl_action(description, outputs)
         successor = description.transition.get("next").expand(root.shape)
         add(leaves(successor.exclude(*(description.state_keys if compact_obs else ()))), ("next",))
         truncated = description.truncated_keys
     add(outputs.items())
+    fields |= {field.key: field for field in info_fields(info_keys, list(fields))}
     fields["collector", "traj_ids"] = Field(("collector", "traj_ids"), (), "int64")
     carried = tuple(key[1:] for key in outputs if key[0] == "next" and key[1:] in inputs)
     return BatchPlan(
@@ -202,6 +216,7 @@ def plan_batch(
             write_next_observation=not compact_obs,
             policy_keys=tuple(outputs),
             carried=carried if isinstance(description, GymDescription) else (),
+            info_keys=info_keys,
         ),
         truncated_keys=tuple(("next", *key) for key in truncated),
     )

@@ -47,6 +47,7 @@ from torchrl_hts.crew import Crew
 from torchrl_hts.errors import PolicyError
 from torchrl_hts.exchange import MAX_ENVS
 from torchrl_hts.factories import initialised
+from torchrl_hts.info import InfoKey, check_info_keys
 from torchrl_hts.learner import LearnerSide
 from torchrl_hts.limits import available_cores
 from torchrl_hts.pickling import pickle_factories, pickle_policy
@@ -121,6 +122,10 @@ class HTSCollector(BaseCollector):  # type: ignore[misc]  # torchrl has no types
         split_trajs: hand out ``[trajectories, time]``, padded, with ``("collector", "mask")``.
         set_truncated: mark the last step of every row as truncated.
         compact_obs: leave ``("next", observation)`` out.
+        info_keys: numbers in the ``info`` of a gymnasium environment's steps that batches carry
+            too, such as ``["is_success", ("episode", "r")]``: as ``("next", "is_success")`` and
+            ``("next", "episode", "r")``, float64 ``[N, T, 1]``, NaN where a step has none
+            (docs/info.md).
         return_same_td: hand out the slot itself instead of a copy; valid until the iterator is
             resumed.
         track_policy_version: accepted for compatibility; batches always carry the version.
@@ -191,6 +196,7 @@ class HTSCollector(BaseCollector):  # type: ignore[misc]  # torchrl has no types
         split_trajs: bool | None = False,
         set_truncated: bool = False,
         compact_obs: bool = False,
+        info_keys: Sequence[str | Sequence[str]] | None = None,
         return_same_td: bool = False,
         track_policy_version: bool = True,
         actor_threads: int = 1,
@@ -248,6 +254,7 @@ class HTSCollector(BaseCollector):  # type: ignore[misc]  # torchrl has no types
         endless = self._last_round is None
         self.total_frames: Any = float("inf") if endless else int(total_frames)
         seed = check_seed(seed)
+        checked_info_keys = check_info_keys(info_keys)
         self.exploration_type = exploration_type
         self.postproc = postproc
         self.split_trajs = split_trajs
@@ -284,6 +291,7 @@ class HTSCollector(BaseCollector):  # type: ignore[misc]  # torchrl has no types
                 policy_device=policy_device or "cpu",
                 max_frames_per_traj=max_frames,
                 compact_obs=compact_obs,
+                info_keys=checked_info_keys,
                 set_truncated=set_truncated,
                 actor_threads=actor_threads,
                 timeline_events=timeline_events,
@@ -303,6 +311,7 @@ class HTSCollector(BaseCollector):  # type: ignore[misc]  # torchrl has no types
         policy_device: str,
         max_frames_per_traj: int,
         compact_obs: bool,
+        info_keys: tuple[InfoKey, ...],
         set_truncated: bool,
         actor_threads: int,
         timeline_events: int,
@@ -323,6 +332,7 @@ class HTSCollector(BaseCollector):  # type: ignore[misc]  # torchrl has no types
             exploration_type=self.exploration_type,
             max_frames_per_traj=max_frames_per_traj,
             compact_obs=compact_obs,
+            info_keys=info_keys,
         )
         planner = make_planner(policy)
         env_options = {"max_frames_per_traj": max_frames_per_traj, "device": env_device}

@@ -77,6 +77,7 @@ class HTSCollectorConfig:
     split_trajs: bool = False
     set_truncated: bool = False
     compact_obs: bool = False
+    info_keys: Any = None
     return_same_td: bool = False
     track_policy_version: bool = True
     actor_threads: int = 1

@@ -22,6 +22,7 @@ from numpy import vdot
 from torchrl_hts.env_state import names_of, restore_environment, save_environment
 from torchrl_hts.errors import InvalidValueError
 from torchrl_hts.gym_actions import action_reader
+from torchrl_hts.info import InfoKey, info_number
 from torchrl_hts.state_names import Names
 from torchrl_hts.storage import Array, Field, Key, SharedMemory
 from torchrl_hts.values import (
@@ -88,12 +89,14 @@ class RowOptions:
         policy_keys: keys that the policy writes, the action among them.
         carried: root keys that take the value of their ``("next", key)``, which the policy wrote
             for the step before, and zero where an episode starts: recurrent states.
+        info_keys: of the numbers in a step's info that are written too.
     """
 
     max_frames_per_traj: int
     write_next_observation: bool
     policy_keys: tuple[Key, ...]
     carried: tuple[Key, ...]
+    info_keys: tuple[InfoKey, ...] = ()
 
 
 def observation_fields(space: gym.Space[Any]) -> list[tuple[Field, tuple[str, ...]]]:
@@ -169,7 +172,7 @@ class GymEnvironment:
         self._max_frames = options.max_frames_per_traj
 
         # Of words one by one, a memoryview is written in a fraction of an array's time.
-        def words(*key: str, of: Literal["?", "f", "q"]) -> list[Any]:
+        def words(*key: str, of: Literal["?", "f", "d", "q"]) -> list[Any]:
             return [row.data.cast("B").cast(of) for row in rows(*key)]
 
         self._observations = [
@@ -183,6 +186,7 @@ class GymEnvironment:
         self._truncated = words("next", "truncated", of="?")
         self._reward = words("next", "reward", of="f")
         self._trajectory = words("collector", "traj_ids", of="q")
+        self._infos = [(key, words("next", *key, of="d")) for key in options.info_keys]
         self._action = action_reader(self.env.action_space, ("action",), rows)
         self._carried = [(rows(*key), rows("next", *key)) for key in options.carried]
         self._is_init = rows("is_init") if ("is_init",) in keys else None
@@ -239,7 +243,7 @@ class GymEnvironment:
 
     def step(self, slot: int, t: int) -> bool:
         """Step with the action at ``t`` and write the transition; returns if the episode ended."""
-        observation, reward, terminated, truncated, _ = self.env.step(self._action(slot, t))
+        observation, reward, terminated, truncated, info = self.env.step(self._action(slot, t))
         self._check(observation)
         number = reward if isinstance(reward, float) else checked_reward(reward)
         if not -FLOAT32_MAX <= number <= FLOAT32_MAX:  # or NaN
@@ -254,6 +258,8 @@ class GymEnvironment:
         self._terminated[slot][t] = terminated
         self._truncated[slot][t] = truncated
         self._trajectory[slot][t] = self.index + self._num_envs * self._episode
+        for key, numbers in self._infos:
+            numbers[slot][t] = info_number(info, key)
         if self._step_count is not None:
             self._step_count[1][slot][t] = self._length
         if done:
