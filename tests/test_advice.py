@@ -15,10 +15,22 @@ from environments import EchoEnv
 from gymnasium import wrappers
 from policies import categorical, marked
 from tensordict import TensorDict, TensorDictBase
-from tensordict.nn import TensorDictModule
+from tensordict.nn import TensorDictModule, TensorDictSequential
 from torch import Tensor, nn
+from torch.distributions import Categorical
 from torchrl.data import Composite, NonTensor, TensorSpec, Unbounded
-from torchrl.envs import Compose, ExcludeTransform, GymWrapper, Transform, TransformedEnv
+from torchrl.envs import (
+    Compose,
+    DoubleToFloat,
+    ExcludeTransform,
+    GymWrapper,
+    InitTracker,
+    SerialEnv,
+    StepCounter,
+    Transform,
+    TransformedEnv,
+)
+from torchrl.modules import LSTMModule, OneHotCategorical, ProbabilisticActor
 from torchrl_environments import Spoken
 
 from torchrl_hts import WorkerError, keep_servers
@@ -49,9 +61,11 @@ class Odd(EchoEnv):
         return self.seen, self.given, *rest  # type: ignore[return-value]
 
 
-def gather(make: Callable[[], Any], policy: nn.Module | None = None, **kwargs: Any) -> Any:
-    """The first batch of one environment."""
-    collector = start([make], policy or marked(), num_executors=1, num_actors=1, **kwargs)
+def gather(
+    make: Callable[[], Any], policy: nn.Module | None = None, copies: int = 1, **kwargs: Any
+) -> Any:
+    """The first batch of one environment, or of several alike."""
+    collector = start([make] * copies, policy or marked(), num_executors=1, num_actors=1, **kwargs)
     try:
         return next(iter(collector)).clone()
     finally:
@@ -256,3 +270,217 @@ class OneHot(nn.Module):
         return torch.eye(3, dtype=torch.int64)[
             torch.ones(observation.shape[:-1], dtype=torch.int64)
         ]
+
+
+TEXT = S.Text(5)
+SENTENCE = S.Sequence(BOX)
+GRAPH = S.Graph(BOX, None)
+
+
+class TestSpaces:
+    """Spaces that have no fixed array shape."""
+
+    @pytest.mark.parametrize("space", [TEXT, SENTENCE, GRAPH, S.Tuple([TEXT, SENTENCE])], ids=repr)
+    def test_in_a_dict(self, space: gym.Space[Any]) -> None:
+        seen = {"observation": ZEROS, "odd": "text"}
+        make = partial(Odd, S.Dict(observation=BOX, odd=space), seen)
+        message = refusal(make)
+        assert f"'odd' is a {type(space).__name__} space; supported are Box" in message
+        assert "Leave it out with gymnasium.wrappers.FilterObservation(env, ['observation'])" in (
+            message
+        )
+        gather(lambda: wrappers.FilterObservation(make(), ["observation"]))
+
+    @pytest.mark.parametrize("space", [TEXT, S.Dict(a=S.Dict(b=GRAPH))], ids=repr)
+    def test_without_others_beside_it(self, space: gym.Space[Any]) -> None:
+        make = partial(Odd, space, "text")
+        assert "Make an array of it with gymnasium.wrappers.TransformObservation" in refusal(make)
+        gather(lambda: wrappers.TransformObservation(make(), lambda _: ZEROS, BOX))
+
+    @pytest.mark.parametrize(
+        ("space", "seen"),
+        [
+            (S.Tuple([BOX, S.Discrete(2)]), (ZEROS, 1)),
+            (S.OneOf([BOX, S.Discrete(2)]), (0, ZEROS)),
+            (S.Dict(a=S.Tuple([BOX, S.Discrete(2)]), b=BOX), {"a": (ZEROS, 1), "b": ZEROS}),
+        ],
+        ids=repr,
+    )
+    def test_that_can_be_flattened(self, space: gym.Space[Any], seen: Any) -> None:
+        make = partial(Odd, space, seen)
+        assert "Flatten it with gymnasium.wrappers.FlattenObservation(env)" in refusal(make)
+        gather(lambda: wrappers.FlattenObservation(make()))
+
+    def test_of_actions(self) -> None:
+        class Pairs(Odd):
+            def step(self, action: Any) -> Any:
+                return super().step(action[0])
+
+        def make() -> Any:
+            env = Pairs(BOX, ZEROS)
+            return wrappers.TransformAction(env, lambda a: a, S.Tuple([S.Discrete(3)]))
+
+        message = refusal(make)
+        assert "the action space has a Tuple" in message
+        assert "Turn it into one of these with gymnasium.wrappers.TransformAction" in message
+        gather(lambda: wrappers.TransformAction(make(), lambda a: (a,), S.Discrete(3)))
+
+    def test_a_vector_of_environments(self) -> None:
+        message = refusal(lambda: gym.vector.SyncVectorEnv([EchoEnv]))
+        assert "Give one factory per environment" in message
+        gather(EchoEnv)
+
+
+def actor(*, distribution: Any = Categorical, key: str = "observation") -> Any:
+    net = TensorDictModule(nn.Linear(4, 3), [key], ["logits"])
+    return ProbabilisticActor(net, in_keys=["logits"], distribution_class=distribution)
+
+
+def floats() -> Any:
+    return wrappers.DtypeObservation(EchoEnv(), np.float32)
+
+
+class TestPolicies:
+    """A policy and an environment that don't fit each other."""
+
+    def test_doubles(self) -> None:
+        message = refusal(EchoEnv, actor())
+        assert "'observation' is float64: make them float32 with" in message
+        assert "gymnasium.wrappers.DtypeObservation(env, numpy.float32)" in message
+        assert "TorchRL's DoubleToFloat" in message
+        gather(floats, actor())
+
+        def make() -> Any:
+            env = GymWrapper(EchoEnv(), categorical_action_encoding=True)
+            return TransformedEnv(env, DoubleToFloat())
+
+        gather(make, actor())
+
+    def test_doubles_in_a_dict(self) -> None:
+        space, seen = S.Dict(a=S.Box(-1, 1, (4,), np.float64)), {"a": np.zeros(4)}
+        make = partial(Odd, space, seen)
+        assert "of a Dict space, with TransformObservation" in refusal(make, actor(key="a"))
+        new = S.Dict(a=S.Box(-1, 1, (4,), np.float32))
+
+        def lower(seen: Any) -> Any:
+            return {"a": seen["a"].astype(np.float32)}
+
+        gather(lambda: wrappers.TransformObservation(make(), lower, new), actor(key="a"))
+
+    def test_whole_numbers(self) -> None:
+        make = partial(Odd, S.Box(0, 255, (4,), np.uint8), np.zeros(4, np.uint8))
+        message = refusal(make, actor())
+        assert "'observation' is no floats: let the policy convert them first" in message
+        gather(make, categorical())
+
+    def test_a_failure_that_has_nothing_to_do_with_data_types(self) -> None:
+        assert "float64" not in refusal(partial(Odd, S.Box(-1, 1, (5,)), ZEROS), actor())
+
+    def test_a_one_hot_action_spec(self) -> None:
+        make = partial(GymWrapper, categorical_action_encoding=True)
+        message = refusal(lambda: GymWrapper(floats()), actor())
+        assert "categorical_action_encoding=True" in message
+        assert "torchrl.modules.OneHotCategorical" in message
+        gather(lambda: make(floats()), actor())
+        gather(lambda: GymWrapper(floats()), actor(distribution=OneHotCategorical))
+
+    def test_an_index_action_spec(self) -> None:
+        def make(encoding: bool) -> Any:
+            return lambda: GymWrapper(floats(), categorical_action_encoding=encoding)
+
+        message = refusal(make(True), actor(distribution=OneHotCategorical))
+        assert "categorical_action_encoding=False" in message
+        assert "torch.distributions.Categorical" in message
+        gather(make(False), actor(distribution=OneHotCategorical))
+
+    def test_several_one_hot_actions(self) -> None:
+        class Indices(nn.Module):
+            def forward(self, observation: Tensor) -> Tensor:
+                return torch.ones(*observation.shape[:-1], 2, dtype=torch.int64)
+
+        policy = TensorDictModule(Indices(), ["observation"], ["action"])
+
+        def make(**kwargs: Any) -> Any:
+            return GymWrapper(EchoEnv(action_space=S.MultiDiscrete([2, 3])), **kwargs)
+
+        assert "categorical_action_encoding=True (GymEnv, GymWrapper)" in refusal(make, policy)
+        gather(partial(make, categorical_action_encoding=True), policy)
+
+    def test_a_recurrent_policy_without_a_primer(self) -> None:
+        lstm = LSTMModule(
+            4, 5, in_keys=["observation", "h", "c"], out_keys=["x", ("next", "h"), ("next", "c")]
+        )
+        head = TensorDictModule(nn.Linear(5, 3), ["x"], ["logits"])
+        policy = TensorDictSequential(
+            lstm, ProbabilisticActor(head, in_keys=["logits"], distribution_class=Categorical)
+        )
+
+        def make(*transforms: Transform) -> Any:
+            env = GymWrapper(floats(), categorical_action_encoding=True)
+            return TransformedEnv(env, Compose(*transforms))
+
+        message = refusal(make, policy)
+        assert "the policy reads 'h', which the environment does not give" in message
+        assert "torchrl.envs.InitTracker()" in message
+        assert "make_tensordict_primer()" in message
+        primer = lstm.make_tensordict_primer()
+        assert "InitTracker() to the environment's transforms" in refusal(
+            lambda: make(lstm.make_tensordict_primer()), policy
+        )
+        assert primer.primers["h"].shape == (1, 5)
+        gather(lambda: make(InitTracker(), lstm.make_tensordict_primer()), policy)
+
+    def test_bfloat16_actions(self) -> None:
+        class Half(nn.Module):
+            def forward(self, observation: Tensor) -> Tensor:
+                return torch.zeros(*observation.shape[:-1], 2, dtype=torch.bfloat16)
+
+        policy = TensorDictModule(Half(), ["observation"], ["action"])
+        make = partial(EchoEnv, action_space=BOX)
+        assert "let its distribution work in float32" in refusal(make, policy)
+
+        class Full(Half):
+            def forward(self, observation: Tensor) -> Tensor:
+                return super().forward(observation).float()
+
+        gather(make, TensorDictModule(Full(), ["observation"], ["action"]))
+
+    def test_lazy_parameters(self) -> None:
+        net = nn.Sequential(nn.LazyLinear(3))
+        policy = ProbabilisticActor(
+            TensorDictModule(net, ["observation"], ["logits"]),
+            in_keys=["logits"],
+            distribution_class=Categorical,
+        )
+        message = refusal(floats, policy)
+        assert "run it once on a batch like env.fake_tensordict()" in message
+        env = GymWrapper(floats(), categorical_action_encoding=True)
+        policy(env.fake_tensordict())
+        gather(floats, policy)
+
+
+class TestEnvironments:
+    """What a factory makes, and how long episodes are."""
+
+    def test_a_batch_of_environments(self) -> None:
+        message = refusal(lambda: SerialEnv(2, partial(Spoken, "none", "text")))
+        assert "give one factory per single environment" in message
+        gather(partial(Spoken, "none", "text"))
+
+    def test_steps_that_are_counted_already(self) -> None:
+        def make() -> Any:
+            return TransformedEnv(Spoken("none", "text"), StepCounter())
+
+        message = refusal(make, max_frames_per_traj=3)
+        assert "set max_frames_per_traj=0, or remove its StepCounter" in message
+        gather(make, max_frames_per_traj=0)
+        gather(partial(Spoken, "none", "text"), max_frames_per_traj=3)
+
+    def test_no_number_where_there_is_one_to_replace(self) -> None:
+        make = partial(Odd, BOX, np.array([0, np.nan], np.float32))
+        assert "replace it with a gymnasium.ObservationWrapper" in refusal(make)
+        gather(lambda: wrappers.TransformObservation(make(), np.nan_to_num, BOX))
+        spoken = partial(TransformedEnv, Spoken("none", "text"))
+        says = Says(torch.full((2,), torch.nan), Unbounded((2,)))
+        assert "replace it with a transform" in refusal(lambda: spoken(Compose(says)))
+        gather(lambda: spoken(Compose(says, Says(torch.zeros(2), Unbounded((2,))))))

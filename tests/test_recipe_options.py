@@ -5,14 +5,25 @@ from __future__ import annotations
 import importlib
 import json
 import re
+import shlex
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
 import pytest
 import script_paths  # noqa: F401  so that the scripts are found
+from support.checkpoints import Checkpoints
 from support.errors import RecipeError
-from support.options import RunOptions, differences, from_json, option, parse_options, to_json
+from support.metrics import Table
+from support.options import (
+    RunOptions,
+    differences,
+    from_json,
+    option,
+    parse_options,
+    refuse_old_run,
+    to_json,
+)
 
 
 @dataclass(frozen=True)
@@ -108,6 +119,34 @@ def test_a_resumed_run_may_be_told_what_it_has_anyway(tmp_path: Path) -> None:
 def test_a_resumed_run_keeps_its_options(tmp_path: Path, flags: list[str], message: str) -> None:
     with pytest.raises(RecipeError, match=f"{message}: leave them out, or start a new run"):
         parse_options(Options, "", ["--resume", str(saved_run(tmp_path)), *flags])
+
+
+def test_what_a_message_says_can_be_typed_into_a_shell(tmp_path: Path) -> None:
+    """Also where a path has blanks and quotes."""
+    directory = tmp_path / "my run's; $HOME"
+    directory.mkdir()
+    saved_run(directory)
+    with pytest.raises(RecipeError) as old:
+        refuse_old_run(directory)
+    assert resumed(str(old.value), directory).steps == 9
+    checkpoints = directory / "checkpoints"
+    checkpoints.write_text("no directory")
+    with pytest.raises(RecipeError, match="can't save the checkpoint") as unsaved:
+        Checkpoints(checkpoints, 1).save(1, {})
+    assert resumed(str(unsaved.value), directory).steps == 9
+    table = Table(directory / "metrics.csv")
+    table.close()
+    with pytest.raises(RecipeError, match="can't be written") as unwritten, table._writing():
+        raise OSError(28, "No space left on device")
+    assert resumed(str(unwritten.value), directory).steps == 9
+
+
+def resumed(message: str, directory: Path) -> Options:
+    """The options of a run that is gone on with as a message says."""
+    command = message[message.index("--resume ") :].split(", or give")[0]
+    words = shlex.split(command)
+    assert words == ["--resume", str(directory)]
+    return parse_options(Options, "", words)
 
 
 def test_only_a_run_can_be_resumed(tmp_path: Path) -> None:

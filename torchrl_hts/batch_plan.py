@@ -22,6 +22,7 @@ from torchrl_hts.errors import PolicyError
 from torchrl_hts.gym_env import GymDescription, RowOptions, observation_fields
 from torchrl_hts.info import InfoKey, info_fields
 from torchrl_hts.passes import PassJob
+from torchrl_hts.policy_advice import on_action, on_failure, on_missing
 from torchrl_hts.slots import field_of
 from torchrl_hts.storage import Field, Key
 from torchrl_hts.torchrl_env import TorchRLDescription
@@ -246,6 +247,7 @@ def _try_out(
         raise PolicyError(
             f"the policy failed in a trial run on {source} ({', '.join(given) or 'none'}): "
             f"{type(error).__name__}: {error}"
+            f"{on_failure(error, dict(leaves(inputs)))}"
         ) from error
 
 
@@ -261,7 +263,7 @@ def _inputs(policy: TensorDictModuleBase, root: TensorDictBase) -> list[Key]:
         if not below:
             raise ValueError(
                 f"the policy reads {_name(path)}, which the environment does not give; it gives "
-                f"{', '.join(sorted(map(_name, available)))}"
+                f"{', '.join(sorted(map(_name, available)))}{on_missing(path, policy)}"
             )
         inputs += sorted(below)
     return list(dict.fromkeys(inputs))
@@ -378,7 +380,8 @@ def _check_gym_action(space: gym.Space[Any], key: Key, outputs: dict[Key, Tensor
     else:
         raise TypeError(
             f"the action space has a {type(space).__name__}; supported are Discrete, "
-            "MultiDiscrete, MultiBinary, Box and Dicts of them"
+            "MultiDiscrete, MultiBinary, Box and Dicts of them. Turn it into one of these with "
+            "gymnasium.wrappers.TransformAction"
         )
     _expect_action(key, outputs)
     if outputs[key].dtype == torch.bfloat16:
@@ -399,10 +402,11 @@ def _check_torchrl_action(description: TorchRLDescription, outputs: dict[Key, Te
         _expect_action(key, outputs)
         expected = description.transition.get(key).shape
         found = outputs[key].shape[1:]
+        spec = description.specs[("input_spec", "full_action_spec", *key)]
         if found != expected:
             raise ValueError(
                 f"the policy writes {_name(key)} of shape {tuple(found)}; the environment's action "
-                f"spec has {tuple(expected)}"
+                f"spec has {tuple(expected)}{on_action(spec, tuple(found))}"
             )
 
 

@@ -25,6 +25,7 @@ from torchrl_hts.exchange import SAVE, WAKE, ExecutorPort, Inbox
 from torchrl_hts.gathering import fills_cores
 from torchrl_hts.gym_env import GymEnvironment, RowOptions
 from torchrl_hts.messages import receive_object, send_object, unpickled
+from torchrl_hts.old_api import REMEDY, is_old_gym
 from torchrl_hts.recording import Activity, Record, recorder
 from torchrl_hts.registrations import explaining_what_is_missing
 from torchrl_hts.schedule import Phase
@@ -183,7 +184,7 @@ def _make(factory: bytes, index: int, job: ExecutorJob) -> GymEnvironment | Torc
         from torchrl_hts.torchrl_env import TorchRLEnvironment
 
         return TorchRLEnvironment(env, index, **job.env_options)
-    hint = ""
+    hint = f" {REMEDY}." if is_old_gym(env) else ""
     if isinstance(env, gym.vector.VectorEnv):
         hint = " Give one factory per environment: the collector does what a vector would."
     raise TypeError(

@@ -23,6 +23,7 @@ from torchrl_hts.env_state import names_of, restore_environment, save_environmen
 from torchrl_hts.errors import InvalidValueError
 from torchrl_hts.gym_actions import action_reader
 from torchrl_hts.info import InfoKey, info_number
+from torchrl_hts.old_api import checked_reset, of_done, of_reset, of_step
 from torchrl_hts.state_names import Names
 from torchrl_hts.storage import Array, Field, Key, SharedMemory
 from torchrl_hts.values import (
@@ -32,6 +33,7 @@ from torchrl_hts.values import (
     converted,
     dict_levels,
     unknown_key,
+    unsupported_observation,
 )
 
 __all__ = [
@@ -106,7 +108,7 @@ def observation_fields(space: gym.Space[Any]) -> list[tuple[Field, tuple[str, ..
         TypeError: if the space, or a part of it, is of a kind that has no fixed array shape.
     """
     if not isinstance(space, gym.spaces.Dict):
-        return [(_leaf(("observation",), space), ())]
+        return [(_leaf(("observation",), space, space), ())]
     check_keys("observation", space)
     fields = []
     for path, leaf in _leaves((), space):
@@ -115,7 +117,7 @@ def observation_fields(space: gym.Space[Any]) -> list[tuple[Field, tuple[str, ..
                 f"the observation space has the key {path[0]!r}, which TorchRL's batches use for "
                 "something else: rename it with a gymnasium.ObservationWrapper"
             )
-        fields.append((_leaf(path, leaf), path))
+        fields.append((_leaf(path, leaf, space), path))
     return fields
 
 
@@ -127,7 +129,7 @@ def _leaves(path: Key, space: gym.Space[Any]) -> Iterable[tuple[Key, gym.Space[A
         yield path, space
 
 
-def _leaf(key: Key, space: gym.Space[Any]) -> Field:
+def _leaf(key: Key, space: gym.Space[Any], whole: gym.Space[Any]) -> Field:
     known = (
         gym.spaces.Box,
         gym.spaces.Discrete,
@@ -135,11 +137,7 @@ def _leaf(key: Key, space: gym.Space[Any]) -> Field:
         gym.spaces.MultiBinary,
     )
     if not isinstance(space, known) or space.shape is None or space.dtype is None:
-        raise TypeError(
-            f"the observation {'.'.join(key)!r} is a {type(space).__name__} space; supported are "
-            "Box, Discrete, MultiDiscrete, MultiBinary and Dicts of them. Flatten it with "
-            "gymnasium.wrappers.FlattenObservation"
-        )
+        raise unsupported_observation(key, space, whole)
     return Field(key, tuple(space.shape), np.dtype(space.dtype).name)
 
 
@@ -207,7 +205,13 @@ class GymEnvironment:
         self._begin_episode(seed)
 
     def _begin_episode(self, seed: int | None) -> None:
-        self._observation, _ = self.env.reset(seed=seed)
+        try:
+            outcome = self.env.reset(seed=seed)
+        except TypeError as error:
+            if (told := of_reset(error)) is not None:
+                raise told from error
+            raise
+        self._observation = checked_reset(outcome)
         self._check(self._observation)
         self._length = 0
         self._state: list[Array] | None = None
@@ -243,7 +247,13 @@ class GymEnvironment:
 
     def step(self, slot: int, t: int) -> bool:
         """Step with the action at ``t`` and write the transition; returns if the episode ended."""
-        observation, reward, terminated, truncated, info = self.env.step(self._action(slot, t))
+        action = self._action(slot, t)
+        try:
+            observation, reward, terminated, truncated, info = self.env.step(action)
+        except (TypeError, ValueError) as error:
+            if (told := of_step(error)) is not None:
+                raise told from error
+            raise
         self._check(observation)
         number = reward if isinstance(reward, float) else checked_reward(reward)
         if not -FLOAT32_MAX <= number <= FLOAT32_MAX:  # or NaN
@@ -252,7 +262,10 @@ class GymEnvironment:
         self._length += 1
         if self._max_frames and self._length >= self._max_frames:
             truncated = True
-        done = bool(terminated or truncated)
+        try:
+            done = bool(terminated or truncated)
+        except (TypeError, ValueError) as error:  # arrays, as of several environments
+            raise of_done(terminated, truncated) from error
         self._write(observation, slot, t, successor=True)
         self._done[slot][t] = done
         self._terminated[slot][t] = terminated

@@ -31,6 +31,7 @@ from torchrl_hts.errors import WorkerError
 from torchrl_hts.failures import Site, died, failed
 from torchrl_hts.gym_env import GymDescription, GymEnvironment, RowOptions
 from torchrl_hts.messages import pickled, receive_object, send_object, unpickled
+from torchrl_hts.old_api import REMEDY, checked_reset, is_old_gym
 from torchrl_hts.registrations import Registrations, explaining_what_is_missing
 from torchrl_hts.running_statistics import normalisation_warnings
 from torchrl_hts.servers import WITH_TORCH, ServerUser, acquire_server, release_servers
@@ -300,6 +301,8 @@ def _made_anew(env: gym.Env[Any, Any], factory: bytes) -> Any:
 
 def _refusal(env: object) -> str:
     kind = f"{type(env).__module__}.{type(env).__qualname__}"
+    if is_old_gym(env):
+        return f"the Evaluator's factory made a {kind}; expected a gymnasium.Env. {REMEDY}"
     return (
         f"the Evaluator plays gymnasium environments; its factory made a {kind}. Give it a "
         "factory of the gymnasium.Env that lies within, with its transforms as gymnasium wrappers, "
@@ -386,9 +389,10 @@ class _Episode(gym.Wrapper[Any, Any, Any, Any]):
     ) -> tuple[Any, dict[str, Any]]:
         """A new episode; without a seed, which asks for the next one, nothing happens."""
         if seed is not None:
-            self._observation, info = self.env.reset(seed=seed, options=options)
+            outcome = self.env.reset(seed=seed)
+            self._observation = checked_reset(outcome)
             self.rewards, self.actions = [], []
-            return self._observation, info
+            return outcome
         return self._observation, {}
 
     def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:

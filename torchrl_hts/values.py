@@ -10,13 +10,13 @@ from __future__ import annotations
 import reprlib
 from collections.abc import Collection, Mapping
 from math import inf, isinf
-from typing import Any
+from typing import Any, TypeGuard
 
 import gymnasium as gym
 import numpy as np
 
 from torchrl_hts.errors import InvalidValueError
-from torchrl_hts.storage import Array, Field
+from torchrl_hts.storage import Array, Field, Key
 
 __all__ = [
     "FLOAT32_MAX",
@@ -25,6 +25,7 @@ __all__ = [
     "converted",
     "dict_levels",
     "unknown_key",
+    "unsupported_observation",
 ]
 
 FLOAT32_MAX = float(np.finfo(np.float32).max)
@@ -191,3 +192,37 @@ def unknown_key(found: Mapping[Any, Any], known: Collection[str]) -> InvalidValu
         "does not have, so that a batch would lack it: add it to the space, or take it out with "
         f"gymnasium.wrappers.FilterObservation(env, {sorted(known)})"
     )
+
+
+def unsupported_observation(key: Key, space: gym.Space[Any], whole: gym.Space[Any]) -> TypeError:
+    """The error of a space whose values are no arrays of a fixed shape.
+
+    Args:
+        key: of the observation.
+        space: its space.
+        whole: the observation space in which it lies.
+    """
+    spaces = gym.spaces
+    others = [name for name in whole.spaces if name != key[0]] if _is_dict(whole) else []
+    if isinstance(space, spaces.Tuple | spaces.OneOf) and _flattens(space):
+        advice = "Flatten it with gymnasium.wrappers.FlattenObservation(env)"
+    elif others and len(key) == 1:
+        advice = f"Leave it out with gymnasium.wrappers.FilterObservation(env, {others})"
+    else:
+        advice = "Make an array of it with gymnasium.wrappers.TransformObservation"
+    return TypeError(
+        f"the observation {'.'.join(key)!r} is a {type(space).__name__} space; supported are "
+        f"Box, Discrete, MultiDiscrete, MultiBinary and Dicts of them. {advice}"
+    )
+
+
+def _is_dict(space: gym.Space[Any]) -> TypeGuard[gym.spaces.Dict]:
+    return isinstance(space, gym.spaces.Dict)
+
+
+def _flattens(space: gym.Space[Any]) -> bool:
+    """Whether FlattenObservation makes one array of it."""
+    try:
+        return isinstance(gym.spaces.flatten_space(space), gym.spaces.Box)
+    except NotImplementedError:
+        return False

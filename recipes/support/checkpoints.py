@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from support.errors import RecipeError
+from support.errors import RecipeError, quoted
 
 __all__ = ["Checkpoints", "save_atomically", "write_atomically"]
 
@@ -47,7 +47,8 @@ class Checkpoints:
             newest = f"the newest is {others[-1].name}" if others else "there is none yet"
             raise RecipeError(
                 f"can't save the checkpoint {path}: {error.strerror}. Earlier checkpoints are "
-                f"whole, {newest}. Make room, then go on with --resume {self.directory.parent}"
+                f"whole, {newest}. Make room, then go on with "
+                f"--resume {quoted(self.directory.parent)}"
             ) from error
         for old in (*self.paths()[: -self.keep], *self.directory.glob("*.tmp")):
             old.unlink()

@@ -3,17 +3,24 @@
 from __future__ import annotations
 
 import errno
+import shlex
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import NoReturn
 
-__all__ = ["InterruptedTwice", "RecipeError", "exit_with"]
+__all__ = ["InterruptedTwice", "RecipeError", "exit_with", "quoted"]
 
 _NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 class RecipeError(Exception):
     """Something that the user can mend; the message says how."""
+
+
+def quoted(path: Path) -> str:
+    """A path as it is to be typed into a shell."""
+    return shlex.quote(str(path))
 
 
 class InterruptedTwice(KeyboardInterrupt):

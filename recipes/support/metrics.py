@@ -21,7 +21,7 @@ from tensordict import TensorDictBase
 from torch import Tensor
 
 from support.checkpoints import write_atomically
-from support.errors import RecipeError
+from support.errors import RecipeError, quoted
 from torchrl_hts import EpisodeReturns, Evaluation, Statistics
 
 if TYPE_CHECKING:
@@ -97,7 +97,7 @@ class Table:
         except OSError as error:
             raise RecipeError(
                 f"{self._path} can't be written: {error.strerror}. Checkpoints are whole: make "
-                f"room, then go on with --resume {self._path.parent}"
+                f"room, then go on with --resume {quoted(self._path.parent)}"
             ) from error
 
     def close(self) -> None:

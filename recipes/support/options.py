@@ -13,7 +13,7 @@ from dataclasses import MISSING, Field, asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
-from support.errors import RecipeError
+from support.errors import RecipeError, quoted
 
 __all__ = [
     "Options",
@@ -195,8 +195,8 @@ def refuse_old_run(directory: Path) -> None:
     """Raise RecipeError if a directory holds a run already."""
     if (directory / "config.json").exists():
         raise RecipeError(
-            f"{directory} holds a run already: go on with it by --resume {directory}, or give "
-            "another --output-dir"
+            f"{directory} holds a run already: go on with it by --resume {quoted(directory)}, or "
+            "give another --output-dir"
         )
 
 

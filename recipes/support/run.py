@@ -27,7 +27,7 @@ from torch import Tensor
 
 from support.checkpoints import Checkpoints, save_atomically, write_atomically
 from support.display import Display
-from support.errors import InterruptedTwice, RecipeError
+from support.errors import InterruptedTwice, RecipeError, quoted
 from support.evaluations import Evaluations
 from support.loggers import make_logger, wandb_names
 from support.metrics import (
@@ -274,7 +274,7 @@ class Run:
     def _end_early(self) -> None:
         self._save()
         self.exit_code = 128 + self._stop_signal
-        self.say(f"stopped; go on with --resume {self.output_dir}")
+        self.say(f"stopped; go on with --resume {quoted(self.output_dir)}")
 
     def record(self, losses: TensorDictBase, gradient_norm: Tensor, learning_rate: float) -> None:
         """Take in an optimizer step; a row of metrics holds the means over those of its round.
