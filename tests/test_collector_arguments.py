@@ -112,8 +112,8 @@ def test_set_seed_takes_what_the_constructor_takes(seed: Any) -> None:
         ("num_threads", 2, "use actor_threads"),
         ("weight_updater", object(), "use update_policy_weights_"),
         ("weight_sync_schemes", {"policy": None}, "use update_policy_weights_"),
-        ("compile_policy", True, "compiled already"),
-        ("cudagraph_policy", True, "compiled already"),
+        ("compile_policy", True, "as it is written"),
+        ("cudagraph_policy", True, "as it is written"),
     ],
 )
 def test_arguments_of_other_collectors_say_what_to_use_instead(

@@ -15,6 +15,7 @@ import torch
 from torchrl.envs.utils import ExplorationType
 
 from torchrl_hts.batch_inference import BatchInference
+from torchrl_hts.compiled import eagerly
 from torchrl_hts.errors import Failure, PolicyError, failure_of
 from torchrl_hts.exchange import STOP, Inbox
 from torchrl_hts.gathering import Gatherer
@@ -79,7 +80,7 @@ def run_actor(control: Connection, fds: list[int]) -> None:
     memory = SharedMemory(fds[0], job.layout)
     inbox = Inbox(fds[1], fds[2])
     executors = [Inbox(-1, fd) for fd in fds[3:]]
-    with inference(job.exploration_type):
+    with inference(job.exploration_type), eagerly():
         try:
             actor = BatchInference(
                 memory,

@@ -18,6 +18,7 @@ from tensordict.nn import TensorDictModule, TensorDictModuleBase
 from torch.nn.parameter import is_lazy
 from torchrl.envs import EnvBase
 
+from torchrl_hts.compiled import check_wrapping, uncompiled
 from torchrl_hts.exchange import MAX_ENVS, MAX_PENDING
 from torchrl_hts.gym_env import GymDescription
 from torchrl_hts.policy_forms import as_module
@@ -285,6 +286,7 @@ def make_policy(
         raise TypeError("give either policy or policy_factory, not both")
     if policy_factory is not None:
         policy = policy_factory()
+    check_wrapping(policy)
     policy = as_module(policy, trust_policy=trust_policy)
     lazy = [name for name, parameter in policy.named_parameters() if is_lazy(parameter)]
     if lazy:
@@ -296,7 +298,7 @@ def make_policy(
         return policy
     if hasattr(policy, "in_keys") and hasattr(policy, "out_keys"):
         return policy  # compiled, or wrapped
-    parameters = list(inspect.signature(policy.forward).parameters)
+    parameters = list(inspect.signature(uncompiled(policy).forward).parameters)
     in_keys = parameters if len(parameters) > 1 else ["observation"]
     return TensorDictModule(policy, in_keys=in_keys, out_keys=["action"])
 

@@ -17,6 +17,7 @@ from torchrl.envs.utils import ExplorationType, set_exploration_type
 from torchrl.modules.utils import get_primers_from_module
 
 from torchrl_hts.arguments import are_alike
+from torchrl_hts.compiled import eagerly
 from torchrl_hts.entries import check_fixed_shapes, leaves
 from torchrl_hts.errors import PolicyError
 from torchrl_hts.gym_env import GymDescription, RowOptions, observation_fields
@@ -113,7 +114,7 @@ class Planner:
 
     def _run(self, inputs: TensorDictBase) -> TensorDictBase:
         generator, kind = torch.random.fork_rng(devices=[]), self._exploration_type
-        with generator, torch.no_grad(), set_exploration_type(kind):
+        with generator, torch.no_grad(), set_exploration_type(kind), eagerly():
             written: TensorDictBase = pickle.loads(self._policy)(inputs.copy())
             return written
 
@@ -158,7 +159,7 @@ def plan_batch(
     """
     count = max(2 * num_envs, min(_EXAMPLES, _EXAMPLE_BYTES // _row_bytes(description)))
     generator = torch.random.fork_rng(devices=[])
-    with generator, torch.no_grad(), set_exploration_type(exploration_type):
+    with generator, torch.no_grad(), set_exploration_type(exploration_type), eagerly():
         torch.manual_seed(0)
         if isinstance(description, GymDescription):
             root = _gym_root(description, policy, count, max_frames_per_traj)

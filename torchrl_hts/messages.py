@@ -7,6 +7,7 @@ file descriptors. Knows no worker: everything here is a function of a connection
 from __future__ import annotations
 
 import errno
+import io
 import json
 import os
 import pickle
@@ -36,13 +37,14 @@ _HEADER = struct.Struct("!II")  # bytes of JSON that follow, file descriptors th
 _MAX_FDS_PER_MESSAGE = 128
 
 
-def pickled(value: object) -> bytes:
+def pickled(value: object, pickler: type[cloudpickle.Pickler] = cloudpickle.Pickler) -> bytes:
     """A value as bytes, with what the main script defines by value: workers never import it."""
     main = sys.modules["__main__"]
     if main.__name__ != "__main__":  # in a process that multiprocessing has spawned
         cloudpickle.register_pickle_by_value(main)
-    data: bytes = cloudpickle.dumps(value)
-    return data
+    stream = io.BytesIO()
+    pickler(stream).dump(value)
+    return stream.getvalue()
 
 
 def unpickled(data: bytes) -> Any:

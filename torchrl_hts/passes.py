@@ -15,6 +15,7 @@ from tensordict import TensorDictBase
 from tensordict.nn import TensorDictModuleBase
 from torchrl.envs.utils import ExplorationType
 
+from torchrl_hts.compiled import eagerly
 from torchrl_hts.messages import receive_object, send_object, unpickled
 from torchrl_hts.packed import PackedLayers
 from torchrl_hts.sampling import CounterPolicy, inference
@@ -58,7 +59,8 @@ def run_passes(control: Connection, fds: Sequence[int]) -> None:
     examples = unpickled(job.examples)
     rows = sorted({1, examples.batch_size[0]})
     policy = unpickled(job.policy)
-    costs = time_passes(policy, examples, rows, _SECONDS, job.exploration_type, _AT_MOST_S)
+    with eagerly():
+        costs = time_passes(policy, examples, rows, _SECONDS, job.exploration_type, _AT_MOST_S)
     send_object(control, ("timed", costs, None))
 
 

@@ -10,6 +10,7 @@ from typing import Any
 
 from torch import nn
 
+from torchrl_hts.compiled import PolicyPickler
 from torchrl_hts.messages import pickled
 from torchrl_hts.slots import policy_tensors
 
@@ -36,11 +37,14 @@ def pickle_factories(factories: Sequence[Callable[[], Any]]) -> list[bytes]:
 
 
 def pickle_policy(policy: nn.Module) -> bytes:
-    """The policy as bytes, its tensors on the CPU: no other process is to touch its device."""
+    """The policy as bytes, its tensors on the CPU: no other process is to touch its device.
+
+    What was compiled is left out, not what it was made from.
+    """
     try:
-        copy = pickled(policy)
+        copy = pickled(policy, PolicyPickler)
         if any(tensor.device.type != "cpu" for _, tensor in policy_tensors(policy)):
-            copy = pickled(pickle.loads(copy).to("cpu"))
+            copy = pickled(pickle.loads(copy).to("cpu"), PolicyPickler)
         return copy
     except Exception as error:
         raise TypeError(
@@ -86,7 +90,7 @@ def find_unpicklable(value: object, name: str) -> tuple[str, object] | None:
 
 def _can_be_pickled(value: object) -> bool:
     try:
-        pickled(value)
+        pickled(value, PolicyPickler)
     except Exception:
         return False
     return True

@@ -27,6 +27,7 @@ from tensordict.nn import TensorDictModuleBase
 from torch import Tensor
 from torchrl.envs.utils import ExplorationType, set_exploration_type
 
+from torchrl_hts.compiled import eagerly
 from torchrl_hts.errors import WorkerError
 from torchrl_hts.failures import Site, died, failed
 from torchrl_hts.gym_env import GymDescription, GymEnvironment, RowOptions
@@ -355,7 +356,8 @@ class _Player:
         for episode, row in enumerate(self.rows):
             row.reset(env_seed(self.job.seed, episode), 0)
         playing = list(range(len(self.rows)))
-        with torch.inference_mode(), set_exploration_type(self.exploration_type):
+        exploration = set_exploration_type(self.exploration_type)
+        with torch.inference_mode(), exploration, eagerly():
             while playing:
                 for episode in playing:
                     self.rows[episode].write_observation(0, 0)

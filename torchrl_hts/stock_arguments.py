@@ -68,7 +68,7 @@ _TRAJECTORIES = (
 _WEIGHTS = "the iterator stages the policy's values; use update_policy_weights_"
 _NO_SERVER = "actors run the policy, and how they share it is not for the user to choose"
 _ACTORS = "the actors take whatever observations are ready; use num_actors"
-_COMPILED = "pass a policy that is compiled already"
+_AS_WRITTEN = "leave it out: actors run a policy as it is written"
 
 STOCK_ARGUMENTS: dict[str, StockArgument] = {
     # Without effect.
@@ -126,8 +126,10 @@ STOCK_ARGUMENTS: dict[str, StockArgument] = {
     "weight_sync_model_id": StockArgument("there is one model, 'policy'", (None, "policy")),
     "max_weight_update_interval": StockArgument(_WEIGHTS, (None, -1, 0, 1)),
     "update_interval": StockArgument(_WEIGHTS, (None, -1, 0, 1)),
-    "compile_policy": StockArgument(_COMPILED),
-    "cudagraph_policy": StockArgument(_COMPILED),
+    "compile_policy": StockArgument(
+        f"{_AS_WRITTEN}; a learner may run torch.compile(policy), which has the same parameters"
+    ),
+    "cudagraph_policy": StockArgument(f"{_AS_WRITTEN}; CUDA graphs are for the learner's update"),
     "policy_version_key": StockArgument(
         "the key is 'policy_version'; rename it with postproc, after which DelayedGradient can't "
         "check batches",

@@ -9,6 +9,7 @@ import torch
 from tensordict import TensorDict, TensorDictBase
 from torch import Tensor, nn
 
+from torchrl_hts.compiled import plain_name
 from torchrl_hts.slots import policy_tensors
 
 __all__ = ["WeightSource"]
@@ -33,10 +34,11 @@ class WeightSource:
     def _by_first_name(self, given: dict[str, Tensor]) -> dict[str, Tensor]:
         """The same, without the further names of parameters that a policy uses several times.
 
+        Whether it was compiled or not makes no difference to the names.
         Where they differ the last one counts, as in `torch.nn.Module.load_state_dict`.
         """
-        names = _aliases(self.policy)
-        return {names.get(name, name): tensor for name, tensor in given.items()}
+        names = {plain_name(alias): name for alias, name in _aliases(self.policy).items()}
+        return {names.get(plain_name(name), name): tensor for name, tensor in given.items()}
 
     def _with_prefix(self, given: dict[str, Tensor]) -> dict[str, Tensor]:
         """The names of a plain module's tensors as those of the module that was put around it."""

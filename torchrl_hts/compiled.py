@@ -1,0 +1,111 @@
+"""Policies that `torch.compile` has wrapped: workers run what was compiled as it is.
+
+A compiled network is made anew for other batch sizes, in each process, and gives other bits at
+each. What actors gain by it is small (docs/performance.md). The parameters are those of the module
+within, so a learner may run the compiled policy that it has.
+"""
+
+from __future__ import annotations
+
+import types
+from contextlib import AbstractContextManager
+from typing import Any
+
+import cloudpickle
+import torch
+from tensordict.nn import CudaGraphModule
+from torch import nn
+from torch.nn.utils import parametrize
+
+__all__ = ["PolicyPickler", "check_wrapping", "eagerly", "plain_name", "uncompiled"]
+
+
+def uncompiled(value: Any) -> Any:
+    """What lies within a compiled module or function; anything else as it is.
+
+    Example:
+        >>> net = nn.Linear(2, 1)
+        >>> uncompiled(torch.compile(net)) is net
+        True
+    """
+    while True:
+        if isinstance(value, torch._dynamo.OptimizedModule):
+            value = value._orig_mod
+        elif isinstance(value, types.FunctionType) and "_torchdynamo_orig_callable" in vars(value):
+            value = vars(value)["_torchdynamo_orig_callable"]
+        else:
+            return value
+
+
+def plain_name(name: str) -> str:
+    """A parameter's name without the levels that `torch.compile` has put in.
+
+    Example:
+        >>> plain_name("_orig_mod.module.0._orig_mod.weight")
+        'module.0.weight'
+    """
+    return name.replace("_orig_mod.", "")
+
+
+def eagerly() -> AbstractContextManager[object]:
+    """A context in which what is compiled runs as it was written."""
+    stance: AbstractContextManager[object] = torch.compiler.set_stance("force_eager")
+    return stance
+
+
+def _same(value: Any) -> Any:
+    return value
+
+
+def _with_attributes(kind: type[nn.Module], attributes: dict[str, Any]) -> nn.Module:
+    module = kind.__new__(kind)
+    vars(module).update(attributes)
+    return module
+
+
+class PolicyPickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has no types
+    """Pickles what lies within compiled modules and functions, and parametrized modules.
+
+    Those refuse pickle since their classes are made as they are; cloudpickle takes such classes.
+    """
+
+    def reducer_override(self, obj: Any) -> Any:
+        """How an object is pickled, where pickle is not to say it."""
+        plain = uncompiled(obj)
+        if plain is not obj:
+            return _same, (plain,)
+        if isinstance(obj, nn.Module) and parametrize.is_parametrized(obj):
+            return _with_attributes, (type(obj), vars(obj))
+        return super().reducer_override(obj)
+
+
+def check_wrapping(policy: object) -> None:
+    """Refuse a policy that is wrapped, or has a part that is, in what actors can't run.
+
+    Raises:
+        TypeError: with what to give instead.
+    """
+    if isinstance(policy, CudaGraphModule):
+        raise TypeError(
+            "the policy is a CudaGraphModule, which replays one shape of batch on one device: give "
+            "the policy that it wraps, policy.module, and keep the graph for the learner"
+        )
+    parts = policy.named_modules() if isinstance(policy, nn.Module) else ()
+    for name, module in parts:
+        what = f"the policy's part {name!r}" if name else "the policy"
+        kind = type(module).__name__
+        if isinstance(module, torch.jit.ScriptModule):
+            raise TypeError(
+                f"{what} is a torch.jit module ({kind}), whose bits may change while it optimises "
+                "itself in its first calls: give the nn.Module that was scripted or traced"
+            )
+        if isinstance(module, nn.DataParallel | nn.parallel.DistributedDataParallel):
+            raise TypeError(
+                f"{what} is wrapped in {kind}, which spreads batches over devices: give the module "
+                "that it wraps, its .module, which has the same parameters"
+            )
+        if any(isinstance(value, CudaGraphModule) for value in vars(module).values()):
+            raise TypeError(
+                f"{what} holds a CudaGraphModule, which replays one shape of batch on one device: "
+                "give a policy with the module that it wraps, its .module, in its place"
+            )
