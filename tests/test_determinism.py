@@ -25,7 +25,14 @@ CORNERS = [(1, 1, False), (2, 2, True), (4, 8, True)]
 
 @pytest.mark.parametrize(
     ("task", "grid"),
-    [("cartpole", GRID), ("continuous", CORNERS), ("lstm", CORNERS), ("pong", CORNERS)],
+    [
+        ("cartpole", GRID),
+        ("continuous", CORNERS),
+        ("lstm", CORNERS),
+        ("draws", CORNERS),
+        ("draws-torch", CORNERS),
+        ("pong", CORNERS),
+    ],
 )
 def test_i7_batches_and_parameters_are_equal_bit_for_bit(
     task: str, grid: list[tuple[int, int, bool]]

@@ -22,7 +22,8 @@ ORDER = [
     "ale_state", "state_names", "state_pickle",
     "factories",
     "old_api",
-    "env_state", "info", "values", "gym_actions", "gym_env", "trial_observations", "sizing",
+    "env_state", "generators", "env_spaces", "info", "values", "gym_actions", "gym_env",
+    "trial_observations", "sizing",
     "probing", "forecast", "executor",
     "compiled", "entries", "slots", "torchrl_values", "torchrl_env", "invariance", "draws",
     "short_cut",
@@ -34,7 +35,7 @@ ORDER = [
     "restarts", "pickling", "policy_forms",
     "limits", "arguments", "batch_plan", "progress", "failures", "roster",
     "choosing", "staff", "crew", "learner", "collector", "delayed_gradient", "episodes", "video",
-    "running_statistics", "playing", "evaluation", "configs", "from_config", "testing",
+    "running_statistics", "playing", "evaluation", "configs", "from_config", "drawing", "testing",
     "costs", "other_load", "bench_report", "bench",
 ]  # fmt: skip
 TORCH_FREE = ORDER[: ORDER.index("executor") + 1]

@@ -337,7 +337,7 @@ class HTSCollector(BaseCollector):  # type: ignore[misc]  # torchrl has no types
         planner = make_planner(policy)
         env_options = {"max_frames_per_traj": max_frames_per_traj, "device": env_device}
         descriptions = self._crew.start_executors(
-            factories, env_options, ceil(cores), planner.pass_job
+            factories, env_options, ceil(cores), planner.pass_job, seed
         )
         check_equal(descriptions)
         description = descriptions[0]

@@ -10,9 +10,9 @@ program sees, and depends on what was ever in them), and what can't be pickled a
 The new environment keeps its own layers, functions, emulators and specs; what functions hold in
 their closures and defaults, and the emulators' states, are set to what they were.
 
-Not saved: module globals, attributes of classes, Python's and numpy's global generators, the
-clock, and engines that an environment knows by a number only. An environment should draw from its
-own ``np_random``. Emulators show the restored state from their next frame on.
+Not saved: module globals, attributes of classes, the clock, and engines that an environment knows
+by a number only; global generators are saved by `torchrl_hts.generators`. Emulators show the
+restored state from their next frame on.
 
 Refused, too, is what a reader of the state would have to believe (`torchrl_hts.state_names`): above
 all functions, methods and modules, and objects of foreign packages, that the environment did not

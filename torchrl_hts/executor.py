@@ -23,6 +23,7 @@ import gymnasium as gym
 from torchrl_hts.errors import CannotSaveError, Failure, failure_of
 from torchrl_hts.exchange import SAVE, WAKE, ExecutorPort, Inbox
 from torchrl_hts.gathering import fills_cores
+from torchrl_hts.generators import Generators
 from torchrl_hts.gym_env import GymEnvironment, RowOptions
 from torchrl_hts.messages import receive_object, send_object, unpickled
 from torchrl_hts.old_api import REMEDY, is_old_gym
@@ -65,6 +66,7 @@ class ExecutorJob:
             the others are made. ``"observing"`` says that this begins.
         torch_allowed: False in a process that should not import torch: it answers ``"torchrl"``
             and ends if a factory makes a TorchRL environment.
+        seed: of the collector, which what is drawn while environments are made depends on.
         env_options: keyword arguments of `TorchRLEnvironment`.
     """
 
@@ -72,6 +74,7 @@ class ExecutorJob:
     env_indices: tuple[int, ...]
     observed: bool
     torch_allowed: bool
+    seed: int
     env_options: dict[str, Any]
 
 
@@ -170,20 +173,20 @@ def run_executor(control: Connection, fds: list[int]) -> None:
 
 
 def _make(factory: bytes, index: int, job: ExecutorJob) -> GymEnvironment | TorchRLEnvironment:
+    # What is drawn while it is made is not to depend on its neighbours.
+    generators = Generators(job.seed, index)
+    generators.enter()
     make = unpickled(factory)
-    torch = sys.modules.get("torch")
-    if torch is not None:
-        torch.manual_seed(0)  # what is drawn while it is made is not to depend on its neighbours
     with explaining_what_is_missing():
         env = make()
     if isinstance(env, gym.Env):
-        return GymEnvironment(env, index)
+        return GymEnvironment(env, index, generators)
     if any(c.__module__ == "torchrl.envs.common" for c in type(env).__mro__):
         if not job.torch_allowed:
             raise _NeedsTorchError
         from torchrl_hts.torchrl_env import TorchRLEnvironment
 
-        return TorchRLEnvironment(env, index, **job.env_options)
+        return TorchRLEnvironment(env, index, generators, **job.env_options)
     hint = f" {REMEDY}." if is_old_gym(env) else ""
     if isinstance(env, gym.vector.VectorEnv):
         hint = " Give one factory per environment: the collector does what a vector would."

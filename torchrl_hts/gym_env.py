@@ -19,8 +19,10 @@ import gymnasium as gym
 import numpy as np
 from numpy import vdot
 
+from torchrl_hts.env_spaces import own_spaces, seed_spaces
 from torchrl_hts.env_state import names_of, restore_environment, save_environment
 from torchrl_hts.errors import InvalidValueError
+from torchrl_hts.generators import Generators
 from torchrl_hts.gym_actions import action_reader
 from torchrl_hts.info import InfoKey, info_number
 from torchrl_hts.old_api import checked_reset, of_done, of_reset, of_step
@@ -147,11 +149,17 @@ class GymEnvironment:
     Args:
         env: the environment.
         index: its global index.
+        generators: that it draws from besides its own ones, entered already; by default new ones.
     """
 
-    def __init__(self, env: gym.Env[Any, Any], index: int) -> None:
+    def __init__(
+        self, env: gym.Env[Any, Any], index: int, generators: Generators | None = None
+    ) -> None:
         self.env = env
         self.index = index
+        self._generators = generators or Generators(index)
+        self._enter_step = self._generators.enter_step
+        own_spaces(env)
         self._names: Names | None = None
         with contextlib.suppress(Exception):  # which is met again, and told, where it is saved
             self._names = names_of(env)
@@ -195,6 +203,8 @@ class GymEnvironment:
     def begin_reset(self, seed: int) -> None:
         """Get ready for a reset with this seed."""
         assert isinstance(self.env, BackgroundEnv)
+        self._seed(seed)
+        self._generators.enter()
         self.env.begin_reset(seed)
 
     def reset(self, seed: int, steps: int) -> None:
@@ -202,9 +212,16 @@ class GymEnvironment:
         # No environment has had more episodes than steps: these numbers are new (I7: and depend
         # on the environment and its steps alone).
         self._episode = steps
+        self._seed(seed)
         self._begin_episode(seed)
 
+    def _seed(self, seed: int) -> None:
+        """Seed all that it may draw from but what its own ``reset`` seeds."""
+        self._generators.seed(seed)
+        seed_spaces(self.env, seed)
+
     def _begin_episode(self, seed: int | None) -> None:
+        self._generators.enter()
         try:
             outcome = self.env.reset(seed=seed)
         except TypeError as error:
@@ -222,13 +239,21 @@ class GymEnvironment:
         Raises:
             CannotSaveError: if the environment holds something that can't be saved.
         """
+        self._generators.enter()
         own = (self._observation, self._length, self._state, self._episode)
-        return zlib.compress(save_environment(self.env, own, names=self._names), 1)
+        saved = save_environment(self.env, (*own, self._generators.state()), names=self._names)
+        return zlib.compress(saved, 1)
 
     def restore(self, state: bytes) -> None:
         """Go on where `save` was called, in another process and another environment maybe."""
+        self._generators.enter()
         own = restore_environment(self.env, zlib.decompress(state), names=self._names)
-        self._observation, self._length, self._state, self._episode = own
+        self._observation, self._length, self._state, self._episode, *generators = own
+        if generators:
+            self._generators.restore(*generators)
+        else:  # saved before generators were
+            own_spaces(self.env)
+            self._seed(zlib.crc32(state))
 
     def write_observation(self, slot: int, t: int) -> None:
         """Write what the policy reads at step ``t``."""
@@ -243,10 +268,12 @@ class GymEnvironment:
     def begin_step(self, slot: int, t: int) -> bool:
         """Begin the step at ``t``; False if `step` is to do it all."""
         assert isinstance(self.env, BackgroundEnv)
+        self._generators.enter_step()
         return self.env.begin_step(self._action(slot, t))
 
     def step(self, slot: int, t: int) -> bool:
         """Step with the action at ``t`` and write the transition; returns if the episode ended."""
+        self._enter_step()
         action = self._action(slot, t)
         try:
             observation, reward, terminated, truncated, info = self.env.step(action)

@@ -28,8 +28,10 @@ from torch import Tensor
 from torchrl.envs.utils import ExplorationType, set_exploration_type
 
 from torchrl_hts.compiled import eagerly
+from torchrl_hts.env_spaces import own_spaces, seed_spaces
 from torchrl_hts.errors import WorkerError
 from torchrl_hts.failures import Site, died, failed
+from torchrl_hts.generators import Generators
 from torchrl_hts.gym_env import GymDescription, GymEnvironment, RowOptions
 from torchrl_hts.messages import pickled, receive_object, send_object, unpickled
 from torchrl_hts.old_api import REMEDY, checked_reset, is_old_gym
@@ -254,8 +256,14 @@ def run_player(control: Connection, fds: list[int]) -> None:
     job: PlayerJob = receive_object(control)
     os.nice(_NICENESS)
     torch.set_num_threads(1)
-    environments = [_make(job.factory) for _ in range(job.num_episodes)]
-    stage = None if job.render_factory is None else _make(job.render_factory)
+    generators = [Generators(job.seed, episode) for episode in range(job.num_episodes)]
+    environments = [_make(job.factory, own) for own in generators]
+    stage = None
+    if job.render_factory is not None:
+        own = Generators(job.seed, job.num_episodes)
+        stage = _make(job.render_factory, own)
+        if isinstance(stage, gym.Env):
+            stage = OwnGenerators(stage, own)
     made = [*environments, *([] if stage is None else [stage])]
     for env in made:
         if not isinstance(env, gym.Env):
@@ -266,17 +274,17 @@ def run_player(control: Connection, fds: list[int]) -> None:
     first = environments[0]
     observations, is_back = observed_and_restored(first)
     if not is_back:
-        first = environments[0] = made[0] = _made_anew(first, job.factory)
+        first = environments[0] = made[0] = _made_anew(first, job, generators[0])
     description = GymDescription(first.observation_space, first.action_space, observations)
     send_object(control, ("described", (description, normalisation_warnings(first)), None))
     given: PlayerPlan | str = receive_object(control)
     if isinstance(given, str):  # "observe"
         observations = observed(partial(gym_observations, first))
-        environments[0] = made[0] = _made_anew(first, job.factory)
+        environments[0] = made[0] = _made_anew(first, job, generators[0])
         send_object(control, ("observed", observations, None))
         given = receive_object(control)
     assert isinstance(given, PlayerPlan)
-    player = _Player(job, given, environments, stage, fds[0])
+    player = _Player(job, given, environments, generators, stage, fds[0])
     send_object(control, ("ready", None, None))
     try:
         while True:
@@ -288,16 +296,18 @@ def run_player(control: Connection, fds: list[int]) -> None:
                 closing.callback(env.close)
 
 
-def _make(factory: bytes) -> Any:
+def _make(factory: bytes, generators: Generators) -> Any:
+    generators.enter()
     with explaining_what_is_missing():
         return unpickled(factory)()
 
 
-def _made_anew(env: gym.Env[Any, Any], factory: bytes) -> Any:
-    """Another in the place of an environment that has been observed."""
+def _made_anew(env: gym.Env[Any, Any], job: PlayerJob, generators: Generators) -> Any:
+    """Another in the place of the first environment, which has been observed."""
     with contextlib.suppress(Exception):
         env.close()
-    return _make(factory)
+    generators.seed(job.seed, 0)
+    return _make(job.factory, generators)
 
 
 def _refusal(env: object) -> str:
@@ -332,6 +342,7 @@ class _Player:
         job: PlayerJob,
         given: PlayerPlan,
         environments: list[gym.Env[Any, Any]],
+        generators: list[Generators],
         stage: gym.Env[Any, Any] | None,
         memory_fd: int,
     ) -> None:
@@ -346,12 +357,18 @@ class _Player:
         self.policy: TensorDictModuleBase = unpickled(given.policy)
         bind_parameters(self.policy, slots.parameters[0], torch.device("cpu"))
         self.episodes = [_Episode(env, keep_actions=stage is not None) for env in environments]
-        self.rows = [GymEnvironment(episode, k) for k, episode in enumerate(self.episodes)]
+        self.rows = [
+            GymEnvironment(episode, k, own)
+            for k, (episode, own) in enumerate(zip(self.episodes, generators, strict=True))
+        ]
+        self.generators = Generators(job.seed)  # of the policy
         for row in self.rows:
             row.bind(memory, given.options)
 
     def play(self, step: int, best: float) -> Evaluation:
         """Play an episode in each environment; films the best one if it beats ``best``."""
+        self.generators.seed(self.job.seed, step)
+        self.generators.enter()
         torch.manual_seed(int(_seeds(self.job.seed, step, 1).generate_state(1, np.uint64)[0]))
         for episode, row in enumerate(self.rows):
             row.reset(env_seed(self.job.seed, episode), 0)
@@ -362,6 +379,7 @@ class _Player:
                 for episode in playing:
                     self.rows[episode].write_observation(0, 0)
                 inputs = {key: rows[playing] for key, rows in self.inputs.items()}
+                self.generators.enter()
                 written = self.policy(TensorDict(inputs, [len(playing)]))
                 for key, rows in self.outputs.items():
                     rows[playing] = written[key]
@@ -375,6 +393,30 @@ class _Player:
         actions, rewards = self.episodes[winner].actions, self.episodes[winner].rewards
         film(self.stage, env_seed(self.job.seed, winner), actions, rewards, path, self.job.fps)
         return Evaluation(step, returns, lengths, path)
+
+
+class OwnGenerators(gym.Wrapper[Any, Any, Any, Any]):
+    """An environment that draws the same, step by step, as a `GymEnvironment` of the same seed."""
+
+    def __init__(self, env: gym.Env[Any, Any], generators: Generators) -> None:
+        super().__init__(env)
+        self._generators = generators
+        own_spaces(env)
+
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[Any, dict[str, Any]]:
+        """A new episode, which a seed determines."""
+        if seed is not None:
+            self._generators.seed(seed)
+            seed_spaces(self.env, seed)
+        self._generators.enter()
+        return self.env.reset(seed=seed, options=options)
+
+    def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
+        """A step."""
+        self._generators.enter_step()
+        return self.env.step(action)
 
 
 class _Episode(gym.Wrapper[Any, Any, Any, Any]):

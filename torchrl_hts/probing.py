@@ -22,6 +22,8 @@ import gymnasium as gym
 import numpy as np
 import numpy.typing as npt
 
+from torchrl_hts.env_spaces import own_spaces, seed_spaces
+from torchrl_hts.generators import Generators
 from torchrl_hts.gym_env import GymDescription
 from torchrl_hts.messages import receive_object, send_object, unpickled
 from torchrl_hts.sizing import StepCosts
@@ -231,6 +233,7 @@ def run_probe(control: Connection, fds: Sequence[int]) -> None:
     """
     factory, torch_allowed, env_options = receive_object(control)
     be_silent()  # the executors' environments will say it as well
+    Generators(0).enter()  # so that the same is tried each time
     costs: StepCosts | None = None
     env = unpickled(factory)()
     signal.signal(signal.SIGALRM, _give_up)
@@ -241,6 +244,8 @@ def run_probe(control: Connection, fds: Sequence[int]) -> None:
         description: Any = None
         if isinstance(env, gym.Env):
             description = GymDescription(env.observation_space, env.action_space)
+            own_spaces(env)
+            seed_spaces(env, 0)
             play = GymPlay(env)
         elif torch_allowed:
             from torchrl_hts.torchrl_env import TorchRLEnvironment, TorchRLPlay

@@ -122,6 +122,7 @@ class Staff:
         env_options: dict[str, Any],
         cores: int,
         pass_job: Callable[[Description], PassJob | None],
+        seed: int,
     ) -> list[Description]:
         """Make all environments; returns what each says of itself.
 
@@ -135,8 +136,10 @@ class Staff:
             cores: the number of cores that the collector may use.
             pass_job: how to time the policy on the observations of such an environment; None if
                 it takes nothing of the cores.
+            seed: which what is drawn while they are made depends on.
         """
         self._servers.begin()
+        self._seed = seed
         self._factories, self._env_options = factories, env_options
         self._servers.with_torch = any(_TORCHRL.search(factory) for factory in set(factories))
         tryout = Tryout(self._servers, factories[0], env_options, pass_job, self._ask_once)
@@ -244,6 +247,7 @@ class Staff:
             env_indices=envs,
             observed=observed,
             torch_allowed=self._servers.with_torch,
+            seed=self._seed,
             env_options=self._env_options,
         )
         self._roster.send(worker, job)

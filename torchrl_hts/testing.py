@@ -45,6 +45,7 @@ from torchrl.objectives.value import GAE
 from torchrl_hts.collector import HTSCollector
 from torchrl_hts.command_line import count
 from torchrl_hts.delayed_gradient import DelayedGradient
+from torchrl_hts.drawing import DrawingEnv
 from torchrl_hts.servers import keep_servers
 
 __all__ = ["TASKS", "RandomDelay", "Task", "digest", "train"]
@@ -188,11 +189,14 @@ TASKS: dict[str, Task] = {
     "cartpole": Task(partial(gym.make, "CartPole-v1"), _cartpole),
     "continuous": Task(partial(gym.make, "Pendulum-v1"), _pendulum),
     "lstm": Task(partial(gym.make, "CartPole-v1"), _cartpole_lstm, recurrent=True),
+    "draws": Task(DrawingEnv, _cartpole),
+    "draws-torch": Task(partial(DrawingEnv, "made"), _cartpole),
     "pong": Task(_make_pong, _pong, sync_interval=4),
     "gfootball": Task(partial(_make_football, "gfootball"), _football, sync_interval=12),
     "envpool": Task(partial(_make_football, "envpool"), _football, sync_interval=12),
 }
-_EVERYWHERE = ["cartpole", "continuous", "lstm", "pong"]  # what needs no engine of football
+# What needs no engine of football.
+_EVERYWHERE = ["cartpole", "continuous", "lstm", "draws", "draws-torch", "pong"]
 
 
 def _delayed(make_env: Callable[[], gym.Env[Any, Any]]) -> gym.Env[Any, Any]:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import gymnasium as gym
 import torch
 from tensordict import TensorDictBase
 from torch import Tensor
@@ -13,7 +14,9 @@ from torchrl.data import Composite
 from torchrl.envs import EnvBase, StepCounter, TransformedEnv
 
 from torchrl_hts.entries import check_specified, leaves
+from torchrl_hts.env_spaces import own_spaces, seed_spaces
 from torchrl_hts.errors import CannotSaveError, InvalidValueError
+from torchrl_hts.generators import Generators
 from torchrl_hts.gym_env import RowOptions
 from torchrl_hts.slots import tensor_over
 from torchrl_hts.storage import Key, SharedMemory
@@ -50,6 +53,7 @@ class TorchRLEnvironment:
     Args:
         env: an environment with an empty batch size.
         index: its global index.
+        generators: that it draws from besides its own ones, entered already; by default new ones.
         max_frames_per_traj: length at which a ``StepCounter`` truncates an episode; 0: never.
         device: where the environment computes; None leaves it where it is.
 
@@ -61,6 +65,7 @@ class TorchRLEnvironment:
         self,
         env: EnvBase,
         index: int,
+        generators: Generators | None = None,
         *,
         max_frames_per_traj: int = 0,
         device: str | None = None,
@@ -83,6 +88,10 @@ class TorchRLEnvironment:
         guard_conversions(env)
         self.env = env
         self.index = index
+        self._generators = generators or Generators(index)
+        self._gymnasium = _gymnasium_within(env)
+        if self._gymnasium is not None:
+            own_spaces(self._gymnasium)
         self._done_keys = [_path(key) for key in env.done_keys]
         state = (*env.full_observation_spec.keys(True, True), *env.full_state_spec.keys(True, True))
         self.description = TorchRLDescription(
@@ -123,14 +132,13 @@ class TorchRLEnvironment:
     def reset(self, seed: int, steps: int) -> None:
         """Start over with a new episode, after so many steps of this environment in all."""
         self._episode = steps
-        self._random_state = torch.get_rng_state()
-
-        def start() -> TensorDictBase:
-            torch.manual_seed(seed)
-            self.env.set_seed(seed)
-            return self.env.reset()
-
-        self._current = self._with_own_randomness(start)
+        self._generators.seed(seed)
+        self._generators.enter()
+        if self._gymnasium is not None:
+            seed_spaces(self._gymnasium, seed)
+        torch.manual_seed(seed)  # on all devices
+        self.env.set_seed(seed)
+        self._current = self.env.reset()
         check_specified(self._current, self._known)
         self._has_stepped = False
 
@@ -159,9 +167,9 @@ class TorchRLEnvironment:
         current = self._current
         for key, rows in self._from_policy:
             current.set(key, rows[slot][t].clone())
-        done_step, self._current = self._with_own_randomness(
-            lambda: self.env.step_and_maybe_reset(current)
-        )
+        # TorchRL environments and transforms (``NoopResetEnv``, say) draw from torch's generator.
+        self._generators.enter_step()
+        done_step, self._current = self.env.step_and_maybe_reset(current)
         if not self._has_stepped:  # what a first step gives shows what all give
             check_specified(done_step.get("next"), self._known, ("next",))
             self._has_stepped = True
@@ -172,17 +180,6 @@ class TorchRLEnvironment:
         done = any(bool(successor.get(key).any()) for key in self._done_keys)
         self._episode += done
         return done
-
-    def _with_own_randomness(self, function: Callable[[], Any]) -> Any:
-        """Run something with this environment's state of torch's global generator.
-
-        TorchRL environments and transforms (``NoopResetEnv``, say) draw from it; what they get
-        must not depend on which environments share the process (I7).
-        """
-        torch.set_rng_state(self._random_state)
-        result = function()
-        self._random_state = torch.get_rng_state()
-        return result
 
     def close(self) -> None:
         """Close the environment."""
@@ -256,6 +253,14 @@ def _stackable(td: TensorDictBase) -> Iterable[tuple[Any, Tensor]]:
     for key, value in td.items(include_nested=True, leaves_only=True):
         if isinstance(value, Tensor) and not value.is_nested:
             yield key, value
+
+
+def _gymnasium_within(env: EnvBase) -> gym.Env[Any, Any] | None:
+    """The gymnasium environment that ``GymWrapper`` and its transforms are around, if any."""
+    while isinstance(env, TransformedEnv):
+        env = env.base_env
+    within = getattr(env, "_env", None)
+    return within if isinstance(within, gym.Env) else None
 
 
 def _copy(key: Key, value: Tensor, row: Tensor) -> None:

@@ -51,6 +51,9 @@ POLITE_S = 4.0
 
 _NOTHING = pickle.dumps(())  # is inherited
 
+# Sets of strings are iterated in the same order in each run, unless the user asks for another.
+_DEFAULT_ENVIRONMENT = {"PYTHONHASHSEED": "0"}
+
 _REMEDIES = collections.defaultdict(
     str,
     {
@@ -205,7 +208,7 @@ class WorkerServer:
                 self._process = subprocess.Popen(
                     [sys.executable, *flags, "-c", bootstrap],
                     pass_fds=[theirs.fileno()],
-                    env={**os.environ, **WORKER_ENVIRONMENT},
+                    env={**_DEFAULT_ENVIRONMENT, **os.environ, **WORKER_ENVIRONMENT},
                     stdin=subprocess.DEVNULL,
                     start_new_session=True,  # Ctrl-C is for the main process, which then ends us
                 )

@@ -1,0 +1,55 @@
+"""The spaces of a gymnasium environment, each with a generator of its own.
+
+``space.sample()`` draws from a generator that the space has, which the system's entropy seeds
+unless somebody else does. Environments use it for random starts and noops, and what they get must
+be the same for the same seed, whoever shares the process (I7).
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator
+from copy import deepcopy
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+
+__all__ = ["own_spaces", "seed_spaces"]
+
+_NAMES = ("action_space", "observation_space")
+_SPAWN_KEY = 0x73706163  # "spac": sets these seeds apart from others of the same number
+
+
+def own_spaces(env: gym.Env[Any, Any]) -> None:
+    """Give an environment and its wrappers copies of their spaces.
+
+    For those that are attributes of a class, or of a module, all environments of a process share.
+    """
+    copies: dict[int, Any] = {}  # what layers share they still do
+    for layer in _layers(env):
+        own = vars(layer)
+        of_class = {name: inspect.getattr_static(type(layer), name, None) for name in _NAMES}
+        for name, value in {**of_class, **own}.items():
+            if isinstance(value, gym.Space):
+                own[name] = deepcopy(value, copies)
+
+
+def seed_spaces(env: gym.Env[Any, Any], seed: int) -> None:
+    """Seed every space that is an attribute of an environment or of one of its wrappers."""
+    spaces = {
+        id(value): value
+        for layer in _layers(env)
+        for value in vars(layer).values()
+        if isinstance(value, gym.Space)
+    }
+    seeds = np.random.SeedSequence(seed, spawn_key=(_SPAWN_KEY,)).generate_state(len(spaces))
+    for space, one in zip(spaces.values(), seeds.tolist(), strict=True):
+        space.seed(one)
+
+
+def _layers(env: gym.Env[Any, Any]) -> Iterator[gym.Env[Any, Any]]:
+    while isinstance(env, gym.Wrapper):
+        yield env
+        env = env.env
+    yield env

@@ -1,0 +1,345 @@
+"""Random generators that a process has one of, made each environment's own.
+
+Python's ``random``, numpy's ``np.random`` and torch's default generator are the process's. What an
+environment draws from them must depend neither on who shares its process nor on what was drawn
+before (I6, I7). So each environment has `Generators`, which are put in their place before any of
+its methods runs. Swapped are the states, not the objects: what was imported from these modules
+before (``from random import random``) draws from the same.
+
+Python's and numpy's own functions for that take longer than many steps of a fast environment, so
+the states are copied in memory, where they lie as it is tried first. Even that is too much for one
+that draws nothing. So an environment that has not drawn for its first steps makes all further ones
+on a state that is the same for all like it. As soon as it is seen to have drawn, its own is used.
+
+Normal numbers are drawn in pairs by ``np.random.randn`` and ``random.gauss``, and the second is
+kept for the next call. It is forgotten between two steps: numpy's can't be read in good time.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import importlib.abc
+import importlib.util
+import random
+import sys
+from array import array
+from collections.abc import Callable
+from importlib.machinery import ModuleSpec
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+
+__all__ = ["GeneratorState", "Generators"]
+
+# A state, as plain values that any pickle can hold: Python's and numpy's words; torch's state, or
+# None for one that nobody has drawn from; the seed of that; and the patience (see `Generators`).
+GeneratorState = tuple[bytes, bytes, "bytes | None", int, int]
+
+_SPAWN_KEY = 0x67656E73  # "gens": sets these seeds apart from others of the same numbers
+_SIZE = 624  # words of a Mersenne Twister, which both are
+_WORDS = _SIZE + 1  # and the index of the next one
+_PATIENCE = 1000  # steps without a draw, before an environment is taken for one that draws nothing
+_FOREVER = 2**62
+# Of the first word only the highest bit counts. That of Python's seeds, and the index after them,
+# are always the same, and it is by these that draws are noticed: so another bit is set.
+_FIRST_WORD = 0x80000001
+
+
+class Generators:
+    """The three generators of one environment.
+
+    Args:
+        numbers: integers >= 0 that determine all that is drawn.
+
+    Example:
+        >>> one, other = Generators(0, 1), Generators(0, 2)
+        >>> one.enter(); first = [random.random() for _ in range(3)]
+        >>> other.enter(); random.random() in first
+        False
+        >>> one.seed(0, 1); one.enter(); [random.random() for _ in range(3)] == first
+        True
+    """
+
+    __slots__ = ("_numpy", "_patience", "_python", "_torch", "_torch_seed")
+
+    def __init__(self, *numbers: int) -> None:
+        _watch_torch()
+        self.seed(*numbers)
+
+    def seed(self, *numbers: int) -> None:
+        """Begin anew, from these numbers alone."""
+        seeds = np.random.SeedSequence(numbers, spawn_key=(_SPAWN_KEY, len(numbers)))
+        words = seeds.generate_state(2 * _SIZE + 2).tolist()
+        python = array("I", (_SIZE, _FIRST_WORD, *words[1:_SIZE]))
+        numpy = array("I", (_FIRST_WORD, *words[_SIZE + 1 : 2 * _SIZE], _SIZE))
+        self._set(python, numpy, None, words[-1] << 31 | words[-2] >> 1, _PATIENCE)
+
+    def _set(
+        self, python: array[int], numpy: array[int], torch: Any, torch_seed: int, patience: int
+    ) -> None:
+        _process.leave(self)
+        self._python, self._numpy = memoryview(python), memoryview(numpy)
+        self._torch, self._torch_seed = torch, torch_seed
+        self._patience = patience
+
+    def enter(self) -> None:
+        """Let what is drawn from now on come from these generators."""
+        process = _process
+        process.look()
+        process.last = self
+        if process.owner is not self:
+            process.put(self)
+        if process.torch is not None and process.torch_owner is not self:
+            process.put_torch(self)
+
+    def enter_step(self) -> None:
+        """The same for a step, which an environment that draws nothing is not to pay for."""
+        process = _process
+        if (
+            not self._patience
+            and _python_mark[0] == process.quiet_python_mark
+            and _numpy_mark[0] == process.quiet_numpy_mark
+        ):
+            process.last = self
+            return
+        process.look()
+        process.last = self
+        if self._patience:
+            self._patience -= 1
+            if process.owner is not self:
+                process.put(self)
+        elif process.owner is not _nobody:
+            process.put(_nobody)
+        if process.torch is not None and process.torch_owner is not self:
+            process.put_torch(self)
+
+    def state(self) -> GeneratorState:
+        """What `restore` goes on from."""
+        _process.look()
+        if _process.torch_owner is self:
+            self._torch = _process.torch.default_generator.get_state()
+        torch = self._torch
+        if torch is not None and not isinstance(torch, bytes):
+            torch = bytes(torch.numpy().data)
+        words = self._python.tobytes(), self._numpy.tobytes()
+        return (*words, torch, self._torch_seed, self._patience)
+
+    def restore(self, state: GeneratorState) -> None:
+        """Go on where `state` was called, in another process maybe.
+
+        Raises:
+            ValueError: if there is no such state.
+        """
+        python, numpy, torch, torch_seed, patience = state
+        self._set(
+            _checked_words(python, 0), _checked_words(numpy, _SIZE), torch, torch_seed, patience
+        )
+
+
+def _checked_words(state: bytes, index: int) -> array[int]:
+    words = array("I", state)
+    if len(words) != _WORDS or words[index] > _SIZE:  # or words would be read that lie beyond
+        raise ValueError("the state of the random generators was changed after it was saved")
+    return words
+
+
+class _InMemory:
+    """A generator of the process, whose words lie in memory one after the other.
+
+    Attributes:
+        mark: its one item changes with every draw and every seed.
+    """
+
+    def __init__(self, address: int, mark_at: int) -> None:
+        block = memoryview((ctypes.c_uint32 * _WORDS).from_address(address)).cast("B")
+        self.words = block.cast("I")
+        self.mark: Any = block[4 * mark_at : 4 * mark_at + 8].cast("Q")
+
+    def take(self, words: memoryview) -> None:
+        """Copy its words."""
+        words[:] = self.words
+
+    def put(self, words: memoryview) -> None:
+        """Set its words."""
+        self.words[:] = words
+
+
+class _Asked:
+    """The same by public functions, which take long; there is no telling whether it has drawn."""
+
+    def __init__(self, get: Callable[[], list[int]], set_: Callable[[list[int]], None]) -> None:
+        self.get, self.set = get, set_
+        self.mark: Any = [float("nan")]
+
+    def take(self, words: memoryview) -> None:
+        words[:] = memoryview(array("I", self.get()))
+
+    def put(self, words: memoryview) -> None:
+        self.set(words.tolist())
+
+
+# Python's: the index comes first.
+
+
+def _get_python() -> list[int]:
+    *words, index = _inst.getstate()[1]
+    return [index, *words]
+
+
+def _set_python(words: list[int]) -> None:
+    _inst.setstate((_inst.VERSION, (*words[1:], words[0]), None))
+
+
+def _find_python() -> _InMemory | _Asked:
+    start, base = object.__basicsize__, random.Random.__base__
+    if base is not None and base.__basicsize__ >= start + 4 * _WORDS:
+        found = _InMemory(id(_inst) + start, 0)
+        if found.words.tolist() == _get_python():
+            return found
+    return _Asked(_get_python, _set_python)
+
+
+# Numpy's: the index comes last.
+
+
+def _get_numpy() -> list[int]:
+    state = _bits.state["state"]
+    return [*state["key"].tolist(), state["pos"]]
+
+
+def _set_numpy(words: list[int]) -> None:
+    state = {"key": np.array(words[:_SIZE], np.uint32), "pos": words[_SIZE]}
+    _bits.state = {"bit_generator": "MT19937", "state": state}
+
+
+def _find_numpy() -> _InMemory | _Asked:
+    found = _InMemory(_bits.ctypes.state_address, _SIZE - 1)
+    return found if found.words.tolist() == _get_numpy() else _Asked(_get_numpy, _set_numpy)
+
+
+_inst: Any = random._inst
+_bits: Any = np.random.get_bit_generator()  # type: ignore[attr-defined]
+_use_bits: Any = np.random.set_bit_generator  # type: ignore[attr-defined]
+_python, _numpy = _find_python(), _find_numpy()
+_python_mark, _numpy_mark = _python.mark, _numpy.mark
+
+
+class _Process:
+    """Whose states are in their place.
+
+    Attributes:
+        last: who has entered last.
+        owner: whose words of Python's and numpy's generators are in their place: of the last one,
+            or `_nobody`'s.
+        python_mark, numpy_mark: the marks when nothing had been drawn from them.
+        quiet_python_mark, quiet_numpy_mark: the marks of `_nobody`'s, by which a step knows that
+            there is nothing to do; None where torch's generator always is to be seen to.
+        torch: once it has been imported.
+        torch_owner: whose state of torch's generator is in its place.
+    """
+
+    last: Generators | None = None
+    owner: Generators | None = None
+    python_mark: float | None = None
+    numpy_mark: float | None = None
+    quiet_python_mark: float | None = None
+    quiet_numpy_mark: float | None = None
+    torch: Any = None
+    torch_owner: Generators | None = None
+
+    def look(self) -> None:
+        """See what the last one has drawn."""
+        if _python_mark[0] == self.python_mark and _numpy_mark[0] == self.numpy_mark:
+            return
+        _inst.gauss_next = None
+        _use_bits(_bits)  # which forgets numpy's
+        if isinstance(_python, _InMemory):
+            _python.words[1] |= 1  # see `_FIRST_WORD`
+        if self.last is not None:
+            self.last._patience = _FOREVER
+        if self.owner is _nobody:
+            self.put(_nobody)
+        elif self.owner is not None:
+            _python.take(self.owner._python)
+            _numpy.take(self.owner._numpy)
+        self.python_mark, self.numpy_mark = _python_mark[0], _numpy_mark[0]
+
+    def put(self, generators: Generators) -> None:
+        """Put Python's and numpy's words in their place; what is there has been seen."""
+        _python.put(generators._python)
+        _numpy.put(generators._numpy)
+        self.python_mark, self.numpy_mark = _python_mark[0], _numpy_mark[0]
+        self.owner = generators
+        if generators is _nobody and self.torch is None:
+            self.quiet_python_mark, self.quiet_numpy_mark = self.python_mark, self.numpy_mark
+
+    def put_torch(self, generators: Generators) -> None:
+        """Keep the state of torch's generator that is in its place, and put another there."""
+        generator = self.torch.default_generator
+        if self.torch_owner is not None:
+            self.torch_owner._torch = generator.get_state()
+        if generators._torch is None:
+            generator.manual_seed(generators._torch_seed)
+        else:
+            state = generators._torch
+            if isinstance(state, bytes):
+                state = self.torch.frombuffer(bytearray(state), dtype=self.torch.uint8)
+            generator.set_state(state)
+        self.torch_owner = generators
+
+    def leave(self, generators: Generators) -> None:
+        """These are no longer in their place, for they are about to change."""
+        self.look()
+        if self.owner is generators:
+            self.owner = None
+        if self.torch_owner is generators:
+            self.torch_owner = None
+
+    def found_torch(self, torch: ModuleType) -> None:
+        """It has been imported."""
+        self.torch = torch
+        self.quiet_python_mark = None
+        if self.last is not None:
+            self.put_torch(self.last)
+
+
+class _TorchWatch(importlib.abc.MetaPathFinder):
+    """Hears of it when torch has been imported, before anybody can draw from its generator."""
+
+    searching = False
+
+    def find_spec(
+        self, fullname: str, path: object, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        if fullname != "torch" or self.searching:
+            return None
+        self.searching = True
+        try:
+            spec = importlib.util.find_spec(fullname)
+        finally:
+            self.searching = False
+        if spec is not None and spec.loader is not None:
+            execute = spec.loader.exec_module
+
+            def exec_module(module: ModuleType) -> None:
+                execute(module)
+                sys.meta_path.remove(self)
+                _process.found_torch(module)
+
+            spec.loader.exec_module = exec_module  # type: ignore[method-assign]
+        return spec
+
+
+def _watch_torch() -> None:
+    if _process.torch is None and not any(isinstance(one, _TorchWatch) for one in sys.meta_path):
+        if "torch" in sys.modules:
+            _process.found_torch(sys.modules["torch"])
+        else:
+            sys.meta_path.insert(0, _TorchWatch())
+
+
+_process = _Process()
+# What environments step on that draw nothing.
+_nobody = Generators.__new__(Generators)
+_nobody.seed()
