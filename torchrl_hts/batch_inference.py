@@ -88,6 +88,7 @@ class BatchInference:
         self.slots = Slots(memory)
         module: TensorDictModuleBase = unpickled(policy).to(self.device)
         self.exploration_type = exploration_type
+        self.outputs = tuple(map(_nested, outputs))
         self.packed = self.transposed = False
         modules: list[TensorDictModuleBase] = []
         self.refreshers: list[Callable[[], None] | None] = []
@@ -137,7 +138,9 @@ class BatchInference:
 
     def _prepare(self, modules: Sequence[TensorDictModuleBase]) -> None:
         """Get the policy of each slot ready to run."""
-        self.policies = [CounterPolicy(module, self.exploration_type) for module in modules]
+        self.policies = [
+            CounterPolicy(module, self.exploration_type, self.outputs) for module in modules
+        ]
         others = next(self.trial.kinds())[: self.num_envs].to(self.device)
         for policy in self.policies:
             policy.prepare(self.examples.to(self.device), others)

@@ -14,27 +14,30 @@ from tensordict import TensorDict, TensorDictBase
 from tensordict.nn import TensorDictModuleBase
 from torch import Tensor
 from torchrl.envs.utils import ExplorationType, set_exploration_type
-from torchrl.modules.utils import get_primers_from_module
 
 from torchrl_hts.arguments import are_alike
 from torchrl_hts.compiled import eagerly
-from torchrl_hts.entries import check_fixed_shapes, leaves
-from torchrl_hts.errors import PolicyError
-from torchrl_hts.gym_env import GymDescription, RowOptions, observation_fields
+from torchrl_hts.entries import check_fixed_shapes, is_private, leaves
+from torchrl_hts.gym_env import Carried, GymDescription, RowOptions, observation_fields
 from torchrl_hts.info import InfoKey, info_fields
 from torchrl_hts.passes import PassJob
-from torchrl_hts.policy_advice import on_action, on_failure, on_missing
+from torchrl_hts.policy_advice import on_action
+from torchrl_hts.policy_trial import try_policy
+from torchrl_hts.primers import first_value, primer_specs
 from torchrl_hts.slots import field_of
 from torchrl_hts.storage import Field, Key
 from torchrl_hts.torchrl_env import TorchRLDescription
 from torchrl_hts.trial_inputs import TrialInputs
 from torchrl_hts.trial_observations import Observations
 from torchrl_hts.values import check_keys
+from torchrl_hts.written_once import check_written_once, collector_keys
 
 __all__ = ["BatchPlan", "Planner", "plan_batch"]
 
 _EXAMPLES = 512  # rows; how many are needed is for the calibration to say
 _EXAMPLE_BYTES = 1 << 25  # but no more than this, however large an observation is
+_GYM_REMEDY = "Rename the environment's with a gymnasium.ObservationWrapper"
+_TORCHRL_REMEDY = "Rename the environment's with a torchrl.envs.RenameTransform"
 _DONE_NAMES = ("done", "terminated", "truncated")
 
 
@@ -158,38 +161,42 @@ def plan_batch(
         TypeError: for spaces or entries that aren't arrays of a fixed shape.
     """
     count = max(2 * num_envs, min(_EXAMPLES, _EXAMPLE_BYTES // _row_bytes(description)))
+    if isinstance(description, GymDescription):
+        is_init = "is_init" in policy.in_keys
+        _check_names(description, max_frames_per_traj, (), write_is_init=is_init)
     generator = torch.random.fork_rng(devices=[])
     with generator, torch.no_grad(), set_exploration_type(exploration_type), eagerly():
         torch.manual_seed(0)
         if isinstance(description, GymDescription):
-            root = _gym_root(description, policy, count, max_frames_per_traj)
+            root = _gym_root(description, count, max_frames_per_traj)
+            primed = _add_primed(root, policy)
+            kept = set(primed)
         else:
             check_fixed_shapes(description.specs)
-            root = _torchrl_root(description, count)
-        inputs = _inputs(policy, root)
-        trial = _trial_inputs(description, root.select(*inputs), max_frames_per_traj)
-        examples = trial.rows(count)
-        written = _try_out(policy, examples, is_real=trial.real is not None)
-    outputs = {key: value for key, value in leaves(written, "policy") if not _is_private(key)}
-    for key, value in outputs.items():
-        if value.shape[:1] != root.shape:
-            raise ValueError(
-                f"the policy wrote {_name(key)} of shape {tuple(value.shape)} for a batch of "
-                f"{root.shape[0]} rows; expected one row each"
-            )
+            root, primed, kept = _torchrl_root(description, count), {}, {*description.kept_keys}
+        everything = _trial_inputs(description, root, max_frames_per_traj)
+        trial = try_policy(everything, policy, num_envs, kept)
+    outputs, inputs = trial.outputs, trial.reads.inputs
     fields: dict[Key, Field] = {}
+    needed = {*inputs, *trial.reads.sources, *outputs}
+    write_is_init = False
 
     def add(values: Iterable[tuple[Key, Tensor]], prefix: Key = ()) -> None:
         for key, value in values:
-            if not _is_private(key):
+            if not is_private(prefix + key) or prefix + key in needed:
                 fields[prefix + key] = field_of(prefix + key, value, 1)
 
-    add(leaves(root))
     if isinstance(description, GymDescription):
+        write_is_init = ("is_init",) in inputs
+        _check_names(description, max_frames_per_traj, outputs, write_is_init=write_is_init)
         check_keys("action", description.action_space)
         _check_gym_action(description.action_space, ("action",), outputs)
-        dropped = [field.key for field, _ in observation_fields(description.observation_space)]
-        after = root.exclude(*(dropped if compact_obs else ()))
+        observed = [field.key for field, _ in observation_fields(description.observation_space)]
+        if not write_is_init and ("is_init",) not in observed:
+            root = root.exclude("is_init")
+        add(leaves(root))
+        after = root.exclude(*(key for key in primed if ("next", *key) not in outputs))
+        after = after.exclude(*(observed if compact_obs else ()))
         after["reward"] = torch.zeros(*root.shape, 1)
         add(leaves(after), ("next",))
         truncated: tuple[Key, ...] = (("truncated",),)
@@ -200,28 +207,62 @@ def plan_batch(
                 "itself, with env.set_info_dict_reader(torchrl.envs.default_info_dict_reader("
                 "[...])) in the factory"
             )
+        check_written_once(_environment_keys(description), {}, outputs, remedy=_TORCHRL_REMEDY)
         _check_torchrl_action(description, outputs)
+        add(leaves(root))
         successor = description.transition.get("next").expand(root.shape)
         add(leaves(successor.exclude(*(description.state_keys if compact_obs else ()))), ("next",))
         truncated = description.truncated_keys
+    add(leaves(trial.examples))
     add(outputs.items())
     fields |= {field.key: field for field in info_fields(info_keys, list(fields))}
     fields["collector", "traj_ids"] = Field(("collector", "traj_ids"), (), "int64")
-    carried = tuple(key[1:] for key in outputs if key[0] == "next" and key[1:] in inputs)
+    carried = [Carried(key, source) for key, source in trial.reads.sources.items()]
+    for key, start in primed.items():
+        if key in inputs:
+            moved = ("next", *key)
+            carried.append(Carried(key, moved if moved in outputs else key, start))
     return BatchPlan(
         fields=tuple(fields.values()),
-        examples=examples,
-        trial=trial,
+        examples=trial.examples.contiguous(),
+        trial=trial.inputs,
         outputs=tuple(outputs),
         options=RowOptions(
             max_frames_per_traj=max_frames_per_traj,
             write_next_observation=not compact_obs,
             policy_keys=tuple(outputs),
-            carried=carried if isinstance(description, GymDescription) else (),
+            carried=tuple(carried),
+            write_is_init=write_is_init,
             info_keys=info_keys,
         ),
         truncated_keys=tuple(("next", *key) for key in truncated),
     )
+
+
+def _check_names(
+    description: GymDescription,
+    max_frames_per_traj: int,
+    outputs: Iterable[Key],
+    *,
+    write_is_init: bool,
+) -> None:
+    """Raise if a name is written by two of environment, collector and policy."""
+    check_written_once(
+        _environment_keys(description),
+        collector_keys(max_frames_per_traj=max_frames_per_traj, write_is_init=write_is_init),
+        outputs,
+        remedy=_GYM_REMEDY,
+    )
+
+
+def _environment_keys(description: GymDescription | TorchRLDescription) -> list[Key]:
+    """What the environment writes, but for what it keeps as the policy leaves it."""
+    if isinstance(description, GymDescription):
+        keys = [field.key for field, _ in observation_fields(description.observation_space)]
+        return [*keys, *(("next", *key) for key in keys)]
+    kept = {*description.action_keys, *description.kept_keys}
+    keys = [key for key, _ in leaves(description.transition)]
+    return [key for key in keys if (key[1:] if key[0] == "next" else key) not in kept]
 
 
 def _row_bytes(description: GymDescription | TorchRLDescription) -> int:
@@ -232,48 +273,8 @@ def _row_bytes(description: GymDescription | TorchRLDescription) -> int:
     return sum(value.nbytes for _, value in leaves(description.transition.exclude("next"))) + 1
 
 
-def _try_out(
-    policy: TensorDictModuleBase, inputs: TensorDictBase, *, is_real: bool
-) -> TensorDictBase:
-    """What the policy writes for some inputs, which an environment gave or which are made up."""
-    try:
-        return policy(inputs.copy()).select(*policy.out_keys, strict=False)
-    except Exception as error:
-        given = [f"{_name(key)} {v.dtype} {tuple(v.shape)}" for key, v in leaves(inputs)]
-        source = (
-            "what the environment gave"
-            if is_real
-            else "random values of its spaces, since it could not be observed,"
-        )
-        raise PolicyError(
-            f"the policy failed in a trial run on {source} ({', '.join(given) or 'none'}): "
-            f"{type(error).__name__}: {error}"
-            f"{on_failure(error, dict(leaves(inputs)))}"
-        ) from error
-
-
-def _inputs(policy: TensorDictModuleBase, root: TensorDictBase) -> list[Key]:
-    """The policy's input keys, all of which the environment must give."""
-    available = {key for key, _ in leaves(root)}
-    inputs = []
-    for key in policy.in_keys:
-        path = _path(key)
-        below = [known for known in available if known[: len(path)] == path]
-        if not below and any(_path(out)[: len(path)] == path for out in policy.out_keys):
-            continue  # a nested entry that the policy itself fills, such as "params"
-        if not below:
-            raise ValueError(
-                f"the policy reads {_name(path)}, which the environment does not give; it gives "
-                f"{', '.join(sorted(map(_name, available)))}{on_missing(path, policy)}"
-            )
-        inputs += sorted(below)
-    return list(dict.fromkeys(inputs))
-
-
-def _gym_root(
-    description: GymDescription, policy: TensorDictModuleBase, count: int, max_frames: int
-) -> TensorDict:
-    """Random values of all that an executor writes at the root, ``[count]``."""
+def _gym_root(description: GymDescription, count: int, max_frames: int) -> TensorDict:
+    """Random values of all that an executor may write at the root, ``[count]``."""
     root = TensorDict({}, [count])
     space = description.observation_space
     space.seed(0)
@@ -289,16 +290,8 @@ def _gym_root(
         root[name] = torch.zeros(count, 1, dtype=torch.bool)
     if max_frames:
         root["step_count"] = torch.randint(max_frames, (count, 1))
-    if "is_init" in policy.in_keys:
+    if "is_init" not in root.keys():
         root["is_init"] = torch.rand(count, 1) < 0.5
-    missing = [key for key in policy.in_keys if key not in root.keys(True)]
-    if missing:
-        # Recurrent states: zero where an episode starts, then what the policy wrote.
-        primers = get_primers_from_module(policy, warn=False)
-        specs = {} if primers is None else dict(primers.primers.items(True, True))
-        for key in missing:
-            if key in specs:
-                root[key] = torch.randn(count, *specs[key].shape).to(specs[key].dtype)
     return root
 
 
@@ -342,6 +335,20 @@ def _observed(
         return None if array is None else torch.from_numpy(array)
     found: Tensor | None = observed.values.get(key, None)
     return found
+
+
+def _add_primed(root: TensorDict, policy: TensorDictModuleBase) -> dict[Key, float]:
+    """Add random recurrent states, or what else the policy's primers set; returns first values."""
+    keys = root.keys(True)
+    missing = [_path(key) for key in policy.in_keys if key not in keys]
+    specs = primer_specs(policy) if missing else {}
+    starts = {}
+    for key in missing:
+        if key in specs:
+            primer, spec = specs[key]
+            root[key] = torch.randn(root.shape[0], *spec.shape).to(spec.dtype)
+            starts[key] = first_value(primer, key)
+    return starts
 
 
 def _torchrl_root(description: TorchRLDescription, count: int) -> TensorDict:
@@ -421,10 +428,6 @@ def _expect_action(key: Key, outputs: dict[Key, Tensor]) -> None:
 
 def _path(key: str | Key) -> Key:
     return key if isinstance(key, tuple) else (key,)
-
-
-def _is_private(key: Key) -> bool:
-    return any(name.startswith("_") for name in key)
 
 
 def _name(key: Key) -> str:

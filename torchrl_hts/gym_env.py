@@ -40,15 +40,12 @@ from torchrl_hts.values import (
 
 __all__ = [
     "BackgroundEnv",
+    "Carried",
     "GymDescription",
     "GymEnvironment",
     "RowOptions",
     "observation_fields",
 ]
-
-_RESERVED = frozenset(
-    ("action", "reward", "done", "terminated", "truncated", "next", "collector", "policy_version")
-)
 
 
 class BackgroundEnv(gym.Env[Any, Any]):
@@ -84,6 +81,21 @@ class GymDescription:
 
 
 @dataclass(frozen=True)
+class Carried:
+    """What the policy reads back at each step of what it wrote for the step before.
+
+    Attributes:
+        key: that it reads at the root.
+        source: that it writes: ``("next", *key)``, or the same key.
+        start: the value where an episode starts.
+    """
+
+    key: Key
+    source: Key
+    start: float = 0.0
+
+
+@dataclass(frozen=True)
 class RowOptions:
     """How an environment's rows are written.
 
@@ -91,16 +103,17 @@ class RowOptions:
         max_frames_per_traj: length at which an episode is truncated; 0: never.
         write_next_observation: False leaves ``("next", observation)`` out (``compact_obs``).
         policy_keys: keys that the policy writes, the action among them.
-        carried: root keys that take the value of their ``("next", key)``, which the policy wrote
-            for the step before, and zero where an episode starts: recurrent states.
+        carried: what the policy leaves for its next step, and the environment does not keep.
         info_keys: of the numbers in a step's info that are written too.
+        write_is_init: whether ``"is_init"``, which the policy reads, is for the collector to write.
     """
 
     max_frames_per_traj: int
     write_next_observation: bool
     policy_keys: tuple[Key, ...]
-    carried: tuple[Key, ...]
+    carried: tuple[Carried, ...]
     info_keys: tuple[InfoKey, ...] = ()
+    write_is_init: bool = False
 
 
 def observation_fields(space: gym.Space[Any]) -> list[tuple[Field, tuple[str, ...]]]:
@@ -112,15 +125,7 @@ def observation_fields(space: gym.Space[Any]) -> list[tuple[Field, tuple[str, ..
     if not isinstance(space, gym.spaces.Dict):
         return [(_leaf(("observation",), space, space), ())]
     check_keys("observation", space)
-    fields = []
-    for path, leaf in _leaves((), space):
-        if path[0] in _RESERVED:
-            raise TypeError(
-                f"the observation space has the key {path[0]!r}, which TorchRL's batches use for "
-                "something else: rename it with a gymnasium.ObservationWrapper"
-            )
-        fields.append((_leaf(path, leaf, space), path))
-    return fields
+    return [(_leaf(path, leaf, space), path) for path, leaf in _leaves((), space)]
 
 
 def _leaves(path: Key, space: gym.Space[Any]) -> Iterable[tuple[Key, gym.Space[Any]]]:
@@ -169,7 +174,6 @@ class GymEnvironment:
     def bind(self, memory: SharedMemory, options: RowOptions) -> None:
         """Find this environment's rows; call once the layout is known."""
         slots = [memory.fields(slot) for slot in range(memory.layout.num_slots)]
-        keys = set(slots[0])
 
         def rows(*key: str) -> list[Array]:
             return [slot[key][self.index] for slot in slots]
@@ -194,8 +198,8 @@ class GymEnvironment:
         self._trajectory = words("collector", "traj_ids", of="q")
         self._infos = [(key, words("next", *key, of="d")) for key in options.info_keys]
         self._action = action_reader(self.env.action_space, ("action",), rows)
-        self._carried = [(rows(*key), rows("next", *key)) for key in options.carried]
-        self._is_init = rows("is_init") if ("is_init",) in keys else None
+        self._carried = [(rows(*c.key), rows(*c.source), c.start) for c in options.carried]
+        self._is_init = rows("is_init") if options.write_is_init else None
         self._step_count = (
             (rows("step_count"), rows("next", "step_count")) if self._max_frames else None
         )
@@ -262,8 +266,8 @@ class GymEnvironment:
             self._is_init[slot][t] = self._length == 0
         if self._step_count is not None:
             self._step_count[0][slot][t] = self._length
-        for position, (root, _) in enumerate(self._carried):
-            root[slot][t] = 0 if self._state is None else self._state[position]
+        for position, (root, _, start) in enumerate(self._carried):
+            root[slot][t] = start if self._state is None else self._state[position]
 
     def begin_step(self, slot: int, t: int) -> bool:
         """Begin the step at ``t``; False if `step` is to do it all."""
@@ -308,7 +312,7 @@ class GymEnvironment:
         else:
             self._observation = observation
             if self._carried:
-                self._state = [after[slot][t].copy() for _, after in self._carried]
+                self._state = [left[slot][t].copy() for _, left, _ in self._carried]
         return done
 
     def _write(self, observation: Any, slot: int, t: int, *, successor: bool) -> None:

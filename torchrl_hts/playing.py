@@ -35,6 +35,7 @@ from torchrl_hts.generators import Generators
 from torchrl_hts.gym_env import GymDescription, GymEnvironment, RowOptions
 from torchrl_hts.messages import pickled, receive_object, send_object, unpickled
 from torchrl_hts.old_api import REMEDY, checked_reset, is_old_gym
+from torchrl_hts.policy_state import run_policy
 from torchrl_hts.registrations import Registrations, explaining_what_is_missing
 from torchrl_hts.running_statistics import normalisation_warnings
 from torchrl_hts.servers import WITH_TORCH, ServerUser, acquire_server, release_servers
@@ -380,7 +381,7 @@ class _Player:
                     self.rows[episode].write_observation(0, 0)
                 inputs = {key: rows[playing] for key, rows in self.inputs.items()}
                 self.generators.enter()
-                written = self.policy(TensorDict(inputs, [len(playing)]))
+                written = run_policy(self.policy, TensorDict(inputs, [len(playing)]))
                 for key, rows in self.outputs.items():
                     rows[playing] = written[key]
                 playing = [episode for episode in playing if not self.rows[episode].step(0, 0)]

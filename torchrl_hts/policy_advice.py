@@ -9,8 +9,8 @@ import torch
 from tensordict.nn import TensorDictModuleBase
 from torch import Tensor
 from torchrl.data import Categorical, MultiOneHot, OneHot, TensorSpec
-from torchrl.modules.utils import get_primers_from_module
 
+from torchrl_hts.primers import primer_specs
 from torchrl_hts.storage import Key
 
 __all__ = ["on_action", "on_failure", "on_missing"]
@@ -47,8 +47,7 @@ def on_missing(key: Key, policy: TensorDictModuleBase) -> str:
     """Of an entry that the policy reads, and a TorchRL environment doesn't give."""
     if key[-1] == "is_init":
         return ". Add torchrl.envs.InitTracker() to the environment's transforms"
-    primers = get_primers_from_module(policy, warn=False)
-    if primers is not None and key in {_path(k) for k in primers.primers.keys(True, True)}:
+    if key in primer_specs(policy):
         return (
             ". It is a recurrent state: add torchrl.envs.InitTracker() and the recurrent module's "
             "make_tensordict_primer() to the environment's transforms"
@@ -74,7 +73,3 @@ def on_failure(error: Exception, inputs: Mapping[Key, Tensor]) -> str:
 def _names(keys: list[Key]) -> str:
     names = [repr(key[0]) if len(key) == 1 else repr(key) for key in keys]
     return f"{', '.join(names)} {'is' if len(names) == 1 else 'are'}"
-
-
-def _path(key: str | Key) -> Key:
-    return key if isinstance(key, tuple) else (key,)

@@ -8,7 +8,7 @@ Axes: m rows of a batch, W words per row.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
 from typing import Any
@@ -64,6 +64,7 @@ class CounterPolicy:
     Args:
         policy: the policy, on its device, its lazy modules initialised.
         exploration_type: the exploration type to run it under.
+        undeclared: what it writes besides its `out_keys`, and is wanted.
 
     Attributes:
         width: W, the words per row that a call needs; 0 before `prepare`.
@@ -84,13 +85,19 @@ class CounterPolicy:
         torch.Size([4])
     """
 
-    def __init__(self, policy: TensorDictModuleBase, exploration_type: ExplorationType) -> None:
+    def __init__(
+        self,
+        policy: TensorDictModuleBase,
+        exploration_type: ExplorationType,
+        undeclared: Sequence[Any] = (),
+    ) -> None:
         self.policy = policy
         self.exploration_type = exploration_type
         self.width = 0
         self.row_by_row = False
         self._in_keys = list(policy.in_keys)
         self._out_keys = [key for key in policy.out_keys if key != "_"]
+        self._out_keys += [key for key in undeclared if key not in self._out_keys]
         self._device = torch.device("cpu")
         self._noise = WordStream(0, None, self._device)
         self._steps: list[Step] | list[ArrayStep] | None = None

@@ -9,6 +9,7 @@ import torch
 from tensordict import TensorDict
 from torch import Tensor, nn
 
+from torchrl_hts.entries import is_private
 from torchrl_hts.storage import Array, Field, Key, SharedMemory
 
 __all__ = ["Slots", "bind_parameters", "field_of", "policy_tensors", "tensor_over"]
@@ -36,7 +37,8 @@ class Slots:
 
     Attributes:
         fields: for each slot, its tensors ``[N, T, *shape]`` by key.
-        batches: for each slot, the same as a TensorDict ``[N, T]`` with names ``(None, "time")``.
+        batches: for each slot, the same as a TensorDict ``[N, T]`` with names ``(None, "time")``,
+            without those that are private: what a policy leaves for itself under a ``"_name"``.
         parameters: for each slot, its behaviour parameters and buffers.
     """
 
@@ -51,7 +53,8 @@ class Slots:
                 key: tensor_over(array, dtypes[key]) for key, array in memory.fields(slot).items()
             }
             self.fields.append(tensors)
-            self.batches.append(_nest(tensors, [layout.num_envs, layout.sync_interval]))
+            public = {key: tensor for key, tensor in tensors.items() if not is_private(key)}
+            self.batches.append(_nest(public, [layout.num_envs, layout.sync_interval]))
             self.parameters.append(
                 [
                     tensor_over(array, field.dtype)

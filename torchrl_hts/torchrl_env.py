@@ -18,6 +18,7 @@ from torchrl_hts.env_spaces import own_spaces, seed_spaces
 from torchrl_hts.errors import CannotSaveError, InvalidValueError
 from torchrl_hts.generators import Generators
 from torchrl_hts.gym_env import RowOptions
+from torchrl_hts.primers import primed_keys
 from torchrl_hts.slots import tensor_over
 from torchrl_hts.storage import Key, SharedMemory
 from torchrl_hts.torchrl_values import guard_conversions
@@ -34,6 +35,8 @@ class TorchRLDescription:
         specs: every spec, transforms included.
         transition: ``env.fake_tensordict()``, on the CPU.
         action_keys: keys of the actions.
+        kept_keys: keys whose value an environment keeps from step to step as the policy leaves it:
+            of its primers, and of its state.
         state_keys: observation and state keys, which ``compact_obs`` drops from ``"next"``.
         truncated_keys: keys of the truncation flags.
         observations: `trial_observations.Observations` of one of them; None where nobody looked.
@@ -42,6 +45,7 @@ class TorchRLDescription:
     specs: Composite
     transition: TensorDictBase
     action_keys: tuple[Key, ...]
+    kept_keys: tuple[Key, ...]
     state_keys: tuple[Key, ...]
     truncated_keys: tuple[Key, ...]
     observations: Any = None
@@ -98,6 +102,7 @@ class TorchRLEnvironment:
             env.specs.cpu(),
             env.fake_tensordict().cpu(),
             tuple(_path(key) for key in env.action_keys),
+            tuple(sorted({*primed_keys(env), *map(_path, env.full_state_spec.keys(True, True))})),
             tuple(_path(key) for key in state),
             tuple(key for key in self._done_keys if key[-1] == "truncated"),
         )
@@ -116,8 +121,16 @@ class TorchRLEnvironment:
         ]
         ours = {key for key, _ in leaves(self.description.transition)}
         self._known = {*ours, *options.policy_keys}
-        # At the root the policy has the last word, in "next" the environment, as in TorchRL.
-        ours -= {key for key in options.policy_keys if key[0] != "next"}
+        ours -= set(self.description.action_keys)
+        ours |= {carried.key for carried in options.carried}
+        self._carried = [
+            (
+                carried,
+                [row[carried.source] for row in rows],
+                torch.full_like(rows[0][carried.key][0], carried.start),
+            )
+            for carried in options.carried
+        ]
         self._from_policy = [(key, [row[key] for row in rows]) for key in options.policy_keys]
         self._root, self._next = (
             [
@@ -141,6 +154,8 @@ class TorchRLEnvironment:
         self._current = self.env.reset()
         check_specified(self._current, self._known)
         self._has_stepped = False
+        for carried, _, value in self._carried:
+            self._current.set(carried.key, value.clone())
 
     def observations(self) -> Observations:
         """What resets with seeds of their own give."""
@@ -179,6 +194,8 @@ class TorchRLEnvironment:
         successor = done_step.get("next")
         done = any(bool(successor.get(key).any()) for key in self._done_keys)
         self._episode += done
+        for carried, left, start in self._carried:
+            self._current.set(carried.key, (start if done else left[slot][t]).clone())
         return done
 
     def close(self) -> None:

@@ -6,7 +6,7 @@ a few. To compare bits, made-up rows serve as well as real ones, where the polic
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -55,6 +55,19 @@ class TrialInputs:
         """So many real rows, repeated and permuted; made-up ones if there is no real one."""
         source = self.made_up if self.real is None else self.real
         return source[_repeated(source.shape[0], count)].contiguous()
+
+    def select(self, keys: Sequence[Key]) -> TrialInputs:
+        """The same of these keys alone."""
+        real = None if self.real is None else self.real.select(*keys)
+        added = tuple(key for key in self.added if key in keys)
+        return replace(self, real=real, made_up=self.made_up.select(*keys), added=added)
+
+    def extended(
+        self, rows: TensorDictBase, made_up: TensorDictBase, added: tuple[Key, ...]
+    ) -> TrialInputs:
+        """The same with more entries, of these keys: real ones in `rows`, which has all rows."""
+        real = None if self.real is None else rows[: self.real.shape[0]].contiguous()
+        return replace(self, real=real, made_up=made_up, added=self.added + added)
 
     @property
     def num_kinds(self) -> int:

@@ -1,0 +1,205 @@
+"""No name in a batch is written by two; what only looks alike is kept as it is."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import pytest
+import torch
+from tensordict.nn import TensorDictModule, TensorDictSequential
+from torch import nn
+from torchrl.data import Bounded
+from torchrl.envs import (
+    Compose,
+    GymWrapper,
+    InitTracker,
+    RenameTransform,
+    StepCounter,
+    TransformedEnv,
+)
+from torchrl.modules import LSTMModule, OrnsteinUhlenbeckProcessModule, ProbabilisticActor
+
+from torchrl_hts import Evaluator, HTSCollector
+
+pytestmark = pytest.mark.usefixtures("nothing_left")
+
+
+class Named(gym.Env[Any, Any]):
+    """Observes a vector, and under some path 500 and the step."""
+
+    def __init__(self, *path: str) -> None:
+        self.path = path
+        space: Any = gym.spaces.Box(-1e6, 1e6, (1,), np.float32)
+        for name in reversed(path or ("more",)):
+            space = gym.spaces.Dict({name: space})
+        vector = gym.spaces.Box(-1e6, 1e6, (2,), np.float32)
+        self.observation_space = gym.spaces.Dict({"observation": vector, **space.spaces})
+        self.action_space = gym.spaces.Discrete(2)
+
+    def _observe(self) -> Any:
+        value: Any = np.full(1, 500 + self.t, np.float32)
+        for name in reversed(self.path or ("more",)):
+            value = {name: value}
+        return {"observation": np.zeros(2, np.float32), **value}
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
+        super().reset(seed=seed)
+        self.t = 0
+        return self._observe(), {}
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        self.t += 1
+        return self._observe(), 1.0, self.t >= 3, False, {}
+
+
+class Renamed(gym.ObservationWrapper[Any, Any, Any]):
+    """The advice, followed."""
+
+    def __init__(self, env: gym.Env[Any, Any], old: str) -> None:
+        super().__init__(env)
+        self.old = old
+        self.observation_space = gym.spaces.Dict(self._renamed(env.observation_space.spaces))  # type: ignore[attr-defined]
+
+    def _renamed(self, values: Any) -> dict[str, Any]:
+        return {("mine" if name == self.old else name): value for name, value in values.items()}
+
+    def observation(self, observation: Any) -> Any:
+        return self._renamed(observation)
+
+
+def torchrl_named(*path: str) -> Any:
+    return GymWrapper(Named(*path), categorical_action_encoding=True)
+
+
+def plain(reads: list[Any] | None = None, writes: list[Any] | None = None) -> nn.Module:
+    """A policy that writes, beside an action, as many zeros as it is asked for."""
+    writes = writes or []
+
+    def act(observation: Any, *_: Any) -> Any:
+        zeros = observation[..., :1] * 0
+        return (zeros[..., 0].long(), *[zeros] * len(writes)) if writes else zeros[..., 0].long()
+
+    return TensorDictModule(act, ["observation", *(reads or [])], ["action", *writes])
+
+
+def categorical() -> nn.Module:
+    return ProbabilisticActor(
+        TensorDictModule(nn.Linear(2, 2), ["observation"], ["logits"]),
+        in_keys=["logits"],
+        distribution_class=torch.distributions.Categorical,
+        return_log_prob=True,
+    )
+
+
+def recurrent() -> nn.Module:
+    return TensorDictSequential(
+        LSTMModule(input_size=2, hidden_size=2, in_key="observation", out_key="features"),
+        TensorDictModule(lambda f: (f[..., 0] > 0).long(), ["features"], ["action"]),
+    )
+
+
+def gather(env: Any, policy: nn.Module, **kwargs: Any) -> Any:
+    with HTSCollector([env], policy, frames_per_batch=8, total_frames=8, seed=0, **kwargs) as c:
+        return next(iter(c)).clone()
+
+
+TWICE: dict[str, tuple[tuple[str, ...], Any, dict[str, Any]]] = {
+    "counted steps": (("step_count",), plain, {"max_frames_per_traj": 3}),
+    "start flags": (("is_init",), recurrent, {}),
+    "start flags that are asked for": (("is_init",), partial(plain, ["is_init"]), {}),
+    "the action": (("action",), plain, {}),
+    "a part of the action": (("action", "move"), plain, {}),
+    "the reward": (("reward",), plain, {}),
+    "a done flag": (("truncated",), plain, {}),
+    "a done flag, without next": (("done",), plain, {"compact_obs": True}),
+    "the version": (("policy_version",), plain, {}),
+    "the numbers of episodes": (("collector", "mine"), plain, {}),
+    "what comes next": (("next", "mine"), plain, {}),
+    "logits": (("logits",), categorical, {}),
+    "a log-probability": (("action_log_prob",), categorical, {}),
+    "a nested output": (("a", "b"), partial(plain, None, [("a", "b")]), {}),
+    "what lies within an output": (("a", "b"), partial(plain, None, ["a"]), {}),
+    "what an output lies within": (("a",), partial(plain, None, [("a", "b")]), {}),
+    "a prediction of it": (("mine",), partial(plain, None, [("next", "mine")]), {}),
+}
+
+
+@pytest.mark.parametrize("name", TWICE)
+def test_an_observation_that_another_writes_too_is_refused_and_the_advice_works(name: str) -> None:
+    path, make_policy, kwargs = TWICE[name]
+    said = rf"gives .*{path[0]}.* (collector|policy) writes .*Rename the environment's"
+    with pytest.raises(ValueError, match=rf"{said} with a gymnasium\.ObservationWrapper"):
+        gather(partial(Named, *path), make_policy(), **kwargs)
+    if name != "what comes next" and path != ("mine",):
+        renamed = partial(lambda p: Renamed(Named(*p), p[0]), path)
+        found = gather(renamed, make_policy(), **kwargs)
+        assert found.get(("mine", *path[1:])).flatten().tolist()[:3] == [500, 501, 502]
+
+
+@pytest.mark.parametrize(
+    ("outputs", "kwargs"),
+    [
+        ([("next", "reward")], {}),
+        (["done"], {}),
+        (["step_count"], {"max_frames_per_traj": 3}),
+        (["policy_version"], {}),
+        ([("collector", "traj_ids")], {}),
+        (["observation"], {}),
+    ],
+)
+def test_an_output_that_another_writes_too_is_refused(
+    outputs: list[Any], kwargs: dict[str, Any]
+) -> None:
+    with pytest.raises(ValueError, match=r"policy writes .*\(out_keys\)"):
+        gather(Named, plain(None, outputs), **kwargs)
+
+
+@pytest.mark.parametrize("path", [("step_count",), ("is_init",), ("a", "is_init"), ("loc",)])
+def test_what_nobody_else_writes_is_kept(path: tuple[str, ...]) -> None:
+    for make in (Named, torchrl_named):
+        found = gather(partial(make, *path), plain())
+        values = [500, 501, 502] * 2 + [500, 501]
+        assert found.get(path).flatten().tolist() == values
+        assert found.get(("next", *path)).flatten().tolist() == [501, 502, 503] * 2 + [501, 502]
+
+
+def test_a_policy_that_fails_on_what_it_does_not_declare_to_read_is_refused_by_name() -> None:
+    noise = OrnsteinUhlenbeckProcessModule(spec=Bounded(-1.0, 1.0, (1,)))
+    act = TensorDictModule(lambda x: x[..., :1] * 0, ["observation"], ["action"])
+    with pytest.raises(ValueError, match="reads 'is_init', though its in_keys don't say so"):
+        gather(partial(Named, "is_init"), TensorDictSequential(act, noise))
+
+
+def test_torchrl_environments_may_write_what_the_collector_doesnt() -> None:
+    def make() -> Any:
+        return TransformedEnv(torchrl_named(), Compose(StepCounter(), InitTracker()))
+
+    policy = plain(["is_init", "step_count"])
+    found = gather(make, policy)
+    assert found["step_count"].flatten().tolist() == [0, 1, 2] * 2 + [0, 1]
+    assert found["is_init"].flatten().tolist() == [True, False, False] * 2 + [True, False]
+
+
+def test_torchrl_environments_and_policies_that_write_the_same_are_refused() -> None:
+    policy = partial(plain, None, ["mine"])
+    said = r"gives 'mine', and the policy writes 'mine'.*RenameTransform"
+    with pytest.raises(ValueError, match=said):
+        gather(partial(torchrl_named, "mine"), policy())
+
+    def renamed() -> Any:
+        return TransformedEnv(torchrl_named("mine"), RenameTransform(["mine"], ["yours"]))
+
+    found = gather(renamed, policy())
+    assert not found["mine"].any()
+    assert found["yours"].flatten().tolist()[:3] == [500, 501, 502]
+
+
+def test_the_evaluator_refuses_them_too() -> None:
+    with pytest.raises(ValueError, match="gives 'step_count'"):
+        Evaluator(partial(Named, "step_count"), plain(), max_frames_per_episode=3)
+    with Evaluator(partial(Named, "step_count"), plain(), num_episodes=2) as evaluator:
+        evaluator.submit(0)
+        assert evaluator.wait()[0].returns == (3.0, 3.0)
