@@ -28,13 +28,13 @@ from torch import Tensor
 from torchrl.envs.utils import ExplorationType, set_exploration_type
 
 from torchrl_hts.compiled import eagerly
-from torchrl_hts.env_spaces import own_spaces, seed_spaces
 from torchrl_hts.errors import WorkerError
 from torchrl_hts.failures import Site, died, failed
 from torchrl_hts.generators import Generators
 from torchrl_hts.gym_env import GymDescription, GymEnvironment, RowOptions
 from torchrl_hts.messages import pickled, receive_object, send_object, unpickled
 from torchrl_hts.old_api import REMEDY, checked_reset, is_old_gym
+from torchrl_hts.own_draws import OwnGenerators
 from torchrl_hts.policy_state import run_policy
 from torchrl_hts.registrations import Registrations, explaining_what_is_missing
 from torchrl_hts.running_statistics import normalisation_warnings
@@ -394,30 +394,6 @@ class _Player:
         actions, rewards = self.episodes[winner].actions, self.episodes[winner].rewards
         film(self.stage, env_seed(self.job.seed, winner), actions, rewards, path, self.job.fps)
         return Evaluation(step, returns, lengths, path)
-
-
-class OwnGenerators(gym.Wrapper[Any, Any, Any, Any]):
-    """An environment that draws the same, step by step, as a `GymEnvironment` of the same seed."""
-
-    def __init__(self, env: gym.Env[Any, Any], generators: Generators) -> None:
-        super().__init__(env)
-        self._generators = generators
-        own_spaces(env)
-
-    def reset(
-        self, *, seed: int | None = None, options: dict[str, Any] | None = None
-    ) -> tuple[Any, dict[str, Any]]:
-        """A new episode, which a seed determines."""
-        if seed is not None:
-            self._generators.seed(seed)
-            seed_spaces(self.env, seed)
-        self._generators.enter()
-        return self.env.reset(seed=seed, options=options)
-
-    def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
-        """A step."""
-        self._generators.enter_step()
-        return self.env.step(action)
 
 
 class _Episode(gym.Wrapper[Any, Any, Any, Any]):
