@@ -9,7 +9,17 @@ import gymnasium as gym
 import numpy as np
 import pytest
 import torch
-from tensordict import LazyStackedTensorDict, NonTensorData, NonTensorStack, TensorDict, tensorclass
+from collectors import start
+from environments import EchoEnv
+from tensordict import (
+    LazyStackedTensorDict,
+    NonTensorData,
+    NonTensorStack,
+    TensorDict,
+    TensorDictBase,
+    tensorclass,
+)
+from tensordict.nn import TensorDictModuleBase
 from torch import Tensor
 from torchrl.data import Bounded, Categorical, Composite, NonTensor, Unbounded
 from torchrl.envs import GymWrapper, RewardScaling, TransformedEnv
@@ -95,8 +105,6 @@ def test_what_has_no_spec() -> None:
 
 @pytest.mark.parametrize("where", ["reset", "step"])
 def test_an_environment_that_returns_more_than_its_specs_say(where: str) -> None:
-    from collectors import start
-
     collector = start([partial(Spoken, where, "tensor")])
     with pytest.raises(Exception, match="returned 'said', for which it has no spec") as caught:
         next(iter(collector))
@@ -175,6 +183,30 @@ def test_a_space_that_is_no_dict() -> None:
     guard_conversions(env)
     with pytest.raises(InvalidValueError, match=r"'observation' with the value 1e\+39"):
         env.reset()
+
+
+class Undeclared(TensorDictModuleBase):
+    """Writes more than it says."""
+
+    in_keys, out_keys = ["observation"], ["action"]
+
+    def __init__(self, more: Any) -> None:
+        super().__init__()
+        self.more = more
+
+    def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
+        tensordict["action"] = torch.ones(tensordict.shape, dtype=torch.int64)
+        tensordict["more"] = self.more or tensordict["observation"].sum(-1)
+        return tensordict
+
+
+def test_what_a_policy_writes_without_declaring_it() -> None:
+    """TorchRL's collectors keep it."""
+    with start([EchoEnv], Undeclared(None), num_executors=1, num_actors=1) as collector:
+        batch = next(iter(collector))
+        assert (batch["more"] == batch["observation"].sum(-1)).all()
+    with pytest.raises(TypeError, match="the policy's entry 'more' is a NonTensorData"):
+        start([EchoEnv], Undeclared("text"), num_executors=1, num_actors=1)
 
 
 def test_specs_of_a_spoken_environment() -> None:

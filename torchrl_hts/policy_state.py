@@ -99,7 +99,7 @@ def stored_outputs(
     left: set[Key],
     kept: set[Key],
 ) -> dict[Key, Tensor]:
-    """What of the policy's outputs is stored: what it declares, and what it leaves for itself.
+    """What of the policy's outputs is stored: but for what is private, all that it writes.
 
     Args:
         policy: the policy.
@@ -108,9 +108,14 @@ def stored_outputs(
         left: the keys of what it leaves for its next step, private ones too;
         kept: of what the environment's primers, or its own, hand on.
     """
+    declared = list(map(_path, policy.out_keys))
+    # It may write more than its out_keys say, and TorchRL's collectors keep that. What it was given
+    # counts as written if it says so: recurrent modules put copies of it back.
+    read = [key for key, _ in leaves(inputs)]
+    back = [key for key in read if not any(key[: len(path)] == path for path in declared)]
     outputs = {
         key: value
-        for key, value in leaves(written.select(*policy.out_keys, strict=False), "policy")
+        for key, value in leaves(written.exclude(*back), "policy")
         if key in kept or not (is_private(key) or value is inputs.get(key, None))  # as it was given
     }
     for key in {*left, *kept} - outputs.keys():
