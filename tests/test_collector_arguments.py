@@ -17,7 +17,7 @@ from policies import categorical, marked
 from processes import processes_below
 from tensordict.nn import TensorDictModule
 from torch import Tensor, nn
-from torchrl.envs import GymEnv, GymWrapper, SerialEnv, StepCounter, TransformedEnv
+from torchrl.envs import GymEnv, GymWrapper, StepCounter, TransformedEnv
 
 from torchrl_hts import HTSCollector, HTSError, PolicyError, WorkerError
 from torchrl_hts.exchange import MAX_ENVS
@@ -200,7 +200,7 @@ class TestFactories:
             (int, "made a builtins.int; expected a gymnasium.Env or a torchrl.envs.EnvBase"),
             (EchoEnv().reset, "made a builtins.tuple; expected"),
             (partial(gym.make_vec, "CartPole-v1", 2), "Give one factory per environment"),
-            (partial(SerialEnv, 2, partial(GymEnv, "CartPole-v1")), r"of batch size \(2,\)"),
+            (partial(GymEnv, "CartPole-v1", num_envs=2), r"of batch size \(2,\)"),
             (partial(EchoEnv, colour="red"), "unexpected keyword argument 'colour'"),
             (partial(gym.make, "Nowhere-v0"), "doesn't exist"),
         ],

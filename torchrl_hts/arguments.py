@@ -18,6 +18,7 @@ from tensordict.nn import TensorDictModule, TensorDictModuleBase
 from torch.nn.parameter import is_lazy
 from torchrl.envs import EnvBase
 
+from torchrl_hts.batched_envs import factories_of
 from torchrl_hts.compiled import check_wrapping, uncompiled
 from torchrl_hts.exchange import MAX_ENVS, MAX_PENDING
 from torchrl_hts.gym_env import GymDescription
@@ -239,19 +240,38 @@ def check_factories(
             )
     else:
         functions = [create_env_fn] * (copies or 1)
-    if not 0 < len(functions) <= MAX_ENVS:
+    each = _kwargs_of(functions, kwargs)
+    factories: list[Callable[[], Any]] = []
+    known: dict[tuple[int, int], Sequence[Callable[[], Any]]] = {}
+    for index, (function, own) in enumerate(zip(functions, each, strict=True)):
+        if (id(function), id(own)) not in known:
+            known[id(function), id(own)] = _factories(index, function, own)
+        factories += known[id(function), id(own)]
+    if not 0 < len(factories) <= MAX_ENVS:
         raise ValueError(
             f"create_env_fn must have 1 to {MAX_ENVS} callables, one per environment; "
-            f"got {len(functions)}"
+            f"got {len(factories)}"
         )
-    for index, function in enumerate(functions):
-        if isinstance(function, gym.Env | EnvBase) or not callable(function):
-            raise TypeError(
-                f"create_env_fn[{index}] is a {type(function).__name__}; expected a callable that "
-                "makes an environment, since each is made in the process that steps it"
-            )
+    return factories
+
+
+def _factories(index: int, function: Any, kwargs: Mapping[str, Any]) -> Sequence[Callable[[], Any]]:
+    """The factories of one entry: several, if it is a batch of environments."""
+    batched = factories_of(function, kwargs)
+    if batched is not None:
+        return batched
+    if isinstance(function, gym.Env | EnvBase) or not callable(function):
+        raise TypeError(
+            f"create_env_fn[{index}] is a {type(function).__name__}; expected a callable that "
+            "makes an environment, since each is made in the process that steps it"
+        )
+    return [partial(function, **kwargs) if kwargs else function]
+
+
+def _kwargs_of(functions: Sequence[Any], kwargs: Any) -> Sequence[Mapping[str, Any]]:
+    """Keyword arguments of each."""
     if kwargs is None:
-        return functions
+        kwargs = {}
     each = [kwargs] * len(functions) if isinstance(kwargs, Mapping) else kwargs
     if not isinstance(each, Sequence) or not all(isinstance(own, Mapping) for own in each):
         raise TypeError(f"create_env_kwargs must be a dict or a list of dicts, got {kwargs!r}")
@@ -261,10 +281,7 @@ def check_factories(
         raise ValueError(
             f"create_env_kwargs has {len(each)} dicts for {len(functions)} environments"
         )
-    return [
-        partial(function, **own) if own else function
-        for function, own in zip(functions, each, strict=True)
-    ]
+    return each
 
 
 def make_policy(

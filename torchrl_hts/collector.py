@@ -46,17 +46,18 @@ from torchrl_hts.choosing import Description
 from torchrl_hts.crew import Crew
 from torchrl_hts.errors import PolicyError
 from torchrl_hts.exchange import MAX_ENVS
-from torchrl_hts.factories import initialised
+from torchrl_hts.factories import initialised, with_transforms
 from torchrl_hts.info import InfoKey, check_info_keys
 from torchrl_hts.learner import LearnerSide
 from torchrl_hts.limits import available_cores
 from torchrl_hts.pickling import pickle_factories, pickle_policy
-from torchrl_hts.policy_forms import Fitted
+from torchrl_hts.policy_forms import Fitted, transforms_of
 from torchrl_hts.recording import recorder
 from torchrl_hts.saved_state import check_state, saved_sizes
 from torchrl_hts.slots import Slots, field_of, policy_tensors
 from torchrl_hts.statistics import Statistics, summarise
 from torchrl_hts.stock_arguments import take_stock_arguments
+from torchrl_hts.stock_attributes import StockAttributes
 from torchrl_hts.storage import Layout
 from torchrl_hts.timeline import Timeline, check_path, read_timeline
 from torchrl_hts.undelayed import UpdateWatch
@@ -65,7 +66,7 @@ from torchrl_hts.weights import WeightSource
 __all__ = ["HTSCollector"]
 
 
-class HTSCollector(BaseCollector):  # type: ignore[misc]  # torchrl has no types
+class HTSCollector(StockAttributes, BaseCollector):  # type: ignore[misc]  # torchrl has no types
     """Collects rounds of on-policy data while the learner learns from the round before.
 
     Executors step the environments, actors answer whatever observations are ready with one batched
@@ -261,6 +262,11 @@ class HTSCollector(BaseCollector):  # type: ignore[misc]  # torchrl has no types
         self.cat_results = stock.cat_results
         self.worker_idx = stock.worker_idx
         self.return_same_td = return_same_td
+        self.set_truncated, self.compact_obs = set_truncated, compact_obs
+        self.max_frames_per_traj = max_frames
+        self.device = None if device is None else torch.device(device)
+        self.policy_device = torch.device(policy_device or "cpu")
+        self.env_device = None if env_device is None else torch.device(env_device)
         self.storing_device = torch.device(storing_device or "cpu")
         self.policy = make_policy(policy, policy_factory, trust_policy=stock.trust_policy)
         self._weights = WeightSource(self.policy)
@@ -282,6 +288,8 @@ class HTSCollector(BaseCollector):  # type: ignore[misc]  # torchrl has no types
         )
         self._finalizer = weakref.finalize(self, self._crew.shutdown)
         try:
+            if stock.auto_register_policy_transforms:
+                factories = with_transforms(factories, transforms_of(self.policy))
             self._start_workers(
                 pickle_factories(factories),
                 policy_bytes,

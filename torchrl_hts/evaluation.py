@@ -129,10 +129,10 @@ class Evaluator:
                 f"exploration_type must be an ExplorationType, got {exploration_type!r}"
             )
         path = _check_video(video_path, create_render_env_fn, fps)
-        (factory,) = pickle_factories(check_factories([create_env_fn], None))
+        factory, *_ = pickle_factories(check_factories([create_env_fn], None))
         render_factory = None
         if create_render_env_fn is not None:
-            (render_factory,) = pickle_factories(check_factories([create_render_env_fn], None))
+            render_factory, *_ = pickle_factories(check_factories([create_render_env_fn], None))
         self.policy = make_policy(policy, None)
         copy = pickle.loads(pickle_policy(self.policy)).eval()
         self._submitted: deque[_Submission] = deque()

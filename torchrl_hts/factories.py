@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import Callable, Sequence
 from typing import Any
 
-__all__ = ["initialised"]
+import gymnasium as gym
+
+__all__ = ["WithTransforms", "initialised", "with_transforms"]
 
 _called: set[int] = set()  # collectors whose init_fn has been called in this process
 
@@ -30,3 +33,49 @@ def initialised(
     # Equal factories stay one object: each is pickled once.
     wrapped = {id(factory): _AfterInit(factory, init_fn, id(init_fn)) for factory in factories}
     return [wrapped[id(factory)] for factory in factories]
+
+
+class WithTransforms:
+    """Puts TorchRL's transforms around the environment that a factory makes.
+
+    Args:
+        factory: of a TorchRL environment; one of gymnasium's is left alone, and imports no torch.
+        transforms: a pickled list of them.
+        where_missing: leave out those whose keys the environment has already.
+    """
+
+    def __init__(
+        self, factory: Callable[[], Any], transforms: bytes, *, where_missing: bool = False
+    ) -> None:
+        self.factory, self.transforms, self.where_missing = factory, transforms, where_missing
+
+    def __call__(self) -> Any:
+        env = self.factory()
+        if isinstance(env, gym.Env):
+            return env
+        from torchrl.envs import TransformedEnv
+
+        for transform in pickle.loads(self.transforms):
+            if self.where_missing and _keys(transform) <= set(env.output_spec.keys(True, True)):
+                continue
+            env = TransformedEnv(env, transform)
+        return env
+
+
+def with_transforms(
+    factories: Sequence[Callable[[], Any]], transforms: Sequence[Any]
+) -> list[Callable[[], Any]]:
+    """The factories, whose TorchRL environments get those transforms that they lack."""
+    if not transforms:
+        return list(factories)
+    sent = pickle.dumps(list(transforms))
+    wrapped = {id(f): WithTransforms(f, sent, where_missing=True) for f in factories}
+    return [wrapped[id(factory)] for factory in factories]
+
+
+def _keys(transform: Any) -> set[Any]:
+    """Of the observations that a primer or an ``InitTracker`` adds."""
+    primers = getattr(transform, "primers", None)
+    names = [transform.init_key] if primers is None else list(primers.keys(True, True))
+    paths = [name if isinstance(name, tuple) else (name,) for name in names]
+    return {("full_observation_spec", *path) for path in paths}

@@ -20,7 +20,9 @@ from tensordict import TensorDict, TensorDictBase
 from tensordict.nn import TensorDictModule, TensorDictModuleBase
 from torch import Tensor, nn
 from torchrl.data import Composite, TensorSpec
+from torchrl.envs import InitTracker, Transform
 from torchrl.modules.tensordict_module.exploration import RandomPolicy
+from torchrl.modules.utils import get_primers_from_module
 
 from torchrl_hts.errors import PolicyError
 from torchrl_hts.gym_env import GymDescription
@@ -29,7 +31,7 @@ from torchrl_hts.storage import Key
 from torchrl_hts.torchrl_env import TorchRLDescription
 from torchrl_hts.trial_observations import gym_reader
 
-__all__ = ["Fitted", "OnTensorDicts", "RandomActions", "as_module"]
+__all__ = ["Fitted", "OnTensorDicts", "RandomActions", "as_module", "transforms_of"]
 
 Description = GymDescription | TorchRLDescription
 
@@ -245,6 +247,12 @@ def as_module(policy: Any, *, trust_policy: bool = False) -> Any:
     return TensorDictModule(
         policy, in_keys=names if len(names) > 1 else ["observation"], out_keys=["action"]
     )
+
+
+def transforms_of(policy: nn.Module) -> list[Transform]:
+    """What a TorchRL environment needs for a recurrent policy: its primers, and ``is_init``."""
+    primer = get_primers_from_module(policy, warn=False)
+    return [] if primer is None else [InitTracker(), primer]
 
 
 def _parameters(call: Callable[..., Any]) -> dict[str, inspect.Parameter]:
