@@ -58,11 +58,16 @@ def gather(env: Any, **kwargs: Any) -> TensorDictBase:
         lambda: SerialEnv(3, SINGLE),
         make_parallel,
         make_serial_elsewhere,
-        EnvCreator(make_parallel),
     ],
 )
 def test_their_environments_become_the_collectors(source: Any) -> None:
     factories = check_factories(source, None)
+    assert [type(factory()) for factory in factories] == [type(SINGLE())] * 3
+
+
+def test_those_of_an_env_creator_become_the_collectors() -> None:
+    """Made here and not while tests are collected: it makes its environment at once."""
+    factories = check_factories(EnvCreator(partial(SerialEnv, 3, SINGLE)), None)
     assert [type(factory()) for factory in factories] == [type(SINGLE())] * 3
 
 
