@@ -341,6 +341,7 @@ def test_nothing_else_unpickles_what_comes_from_a_file() -> None:
         "batch_plan.py",  # a copy of the policy, made in the same place
         "evaluation.py",  # likewise
         "executor.py",  # the factory, from the collector
+        "factories.py",  # the transforms around a batched environment, from the collector
         "messages.py",  # between a process and its workers
         "passes.py",  # the policy, and examples of its input, from the collector
         "pickling.py",  # a copy of the policy, made just before
