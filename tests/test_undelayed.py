@@ -72,6 +72,24 @@ def test_a_plain_loop_is_told_once_where_it_iterates(lag: int) -> None:
         assert advice in str(warning.message)
 
 
+def fused(policy: nn.Module) -> None:
+    """An optimizer whose steps autograd's counters don't count."""
+    sum(p.square().sum() for p in policy.parameters()).backward()
+    torch.optim.Adam(policy.parameters(), lr=1e-2, fused=True).step()
+    policy.zero_grad()
+
+
+def replaced(policy: nn.Module) -> None:
+    for parameter in policy.parameters():
+        parameter.data = parameter.data + 0.01
+
+
+@pytest.mark.parametrize("change", [fused, replaced])
+def test_updates_that_autograd_does_not_count(change: Callable[[nn.Module], None]) -> None:
+    policy = categorical()
+    assert len(told(policy, lambda collector, batch: change(policy))) == 1
+
+
 def test_without_a_lag_there_is_nothing_to_tell() -> None:
     policy = categorical()
     assert not told(policy, plain(policy), lag=0)

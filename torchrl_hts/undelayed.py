@@ -11,9 +11,13 @@ import warnings
 from typing import Any
 from weakref import WeakSet
 
+import torch
 from torch import nn
 
 __all__ = ["UndelayedUpdateWarning", "UpdateWatch", "note_use"]
+
+
+_SAMPLED = 64  # values of each parameter
 
 
 class UndelayedUpdateWarning(UserWarning):
@@ -47,7 +51,7 @@ class UpdateWatch:
         self._policy = policy
         self._lag = lag
         self._watching = lag > 0 and learns_here
-        self._versions: list[int] | None = None
+        self._seen: _Seen | None = None
         self._others_staged = False
 
     def staged_others(self) -> None:
@@ -56,17 +60,16 @@ class UpdateWatch:
 
     def forget(self) -> None:
         """What changed so far was no update: a checkpoint was loaded."""
-        self._versions, self._others_staged = None, False
+        self._seen, self._others_staged = None, False
 
     def batch_handed_out(self, stacklevel: int) -> None:
         """A batch is handed out: look at what became of the policy since the one before."""
         if not self._watching:
             return
-        # Autograd's counters, which every change in place raises.
-        versions = [p._version for p in self._policy.parameters() if not p.is_inference()]
-        second, changed = self._versions is not None, self._versions != versions
+        before, self._seen = self._seen, _Seen(self._policy)
+        second = before is not None
+        changed = before is not None and self._seen.differs_from(before)
         others_staged, self._others_staged = self._others_staged, False
-        self._versions = versions
         if not second or not (changed or others_staged):
             return
         # Once is enough, either way: who delays the policy, or has been told, knows.
@@ -93,3 +96,21 @@ class UpdateWatch:
             "gradient_at='newest') says that it is meant, as does warnings.filterwarnings("
             "'ignore', category=torchrl_hts.UndelayedUpdateWarning)"
         )
+
+
+class _Seen:
+    """What tells whether parameters have changed since: their counters, and some of their values.
+
+    Autograd's counters are raised by every change in place but those of fused optimizers and of
+    what is done to ``.data``.
+    """
+
+    def __init__(self, module: nn.Module) -> None:
+        parameters = list(module.parameters())
+        self._versions = [p._version for p in parameters if not p.is_inference()]
+        self._values = [p.detach().flatten()[:_SAMPLED].to("cpu", copy=True) for p in parameters]
+
+    def differs_from(self, other: _Seen) -> bool:
+        if self._versions != other._versions or len(self._values) != len(other._values):
+            return True
+        return not all(map(torch.equal, self._values, other._values))
