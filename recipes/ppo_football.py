@@ -47,6 +47,12 @@ class Options(PPOOptions):
         """What is learned."""
         return self.scenario
 
+    def check_task(self) -> None:
+        """Find out whether there is such a scenario."""
+        from torchrl_hts.envs import check_football
+
+        check_football(self.scenario)
+
 
 if __name__ == "__main__":  # before torch is imported, which takes seconds
     OPTIONS = begin(Options, __doc__)

@@ -76,13 +76,52 @@ def test_wrong_options_are_told_before_torch_is_imported(
     assert not names
 
 
+@pytest.mark.parametrize(
+    ("recipe", "flags", "message"),
+    [
+        ("ppo_cartpole.py", ["--env-id", "CartPoll-v1"], "error: Environment `CartPoll` doesn't"),
+        ("a2c_atari.py", ["--env-id", "Pong"], "prefix the name of the game with 'ALE/'"),
+        ("ppo_atari.py", ["--env-id", "ALE/Pongg-v5"], "Did you mean: `Pong`"),
+        ("ppo_football.py", ["--scenario", "chess"], "error: scenario is 'chess'; expected one"),
+    ],
+)
+def test_a_task_that_there_is_not_is_told_before_torch_is_imported(
+    recipe: str, flags: list[str], message: str
+) -> None:
+    if "atari" in recipe:
+        pytest.importorskip("ale_py")
+        pytest.importorskip("cv2")
+    said, names = loaded(recipe, *flags, code=1)
+    assert message in said
+    assert "Traceback" not in said
+    assert "torch" not in names
+
+
+def test_a_ctrl_c_while_the_first_modules_are_imported_is_no_traceback() -> None:
+    """Before there are options: argparse is the first that takes a while."""
+    program = (
+        f"import sys; sys.path.insert(0, {str(RECIPES)!r})\n"
+        "class Finder:\n"
+        "    def find_spec(self, name, *others):\n"
+        "        if name == 'argparse':\n"
+        "            raise KeyboardInterrupt\n"
+        "sys.meta_path.insert(0, Finder())\n"
+        "import ppo_cartpole\n"
+    )
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert ended.stderr == "error: interrupted before the run began\n"
+    assert ended.returncode == -signal.SIGINT
+
+
 @needs_linux
 def test_the_servers_import_torch_while_the_recipe_does() -> None:
     code = (
         f"import sys; sys.path.insert(0, {str(RECIPES)!r}); sys.argv[1:] = []\n"
         "from support.options import RunOptions\n"
         "from support.start import begin\n"
-        "begin(RunOptions, None)\n"
+        "class Options(RunOptions):\n"
+        "    env_id = 'CartPole-v1'\n"
+        "begin(Options, None)\n"
         "import json, os\n"
         "children = open(f'/proc/self/task/{os.getpid()}/children').read().split()\n"
         "found = [open(f'/proc/{pid}/cmdline').read() for pid in children]\n"

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NoReturn
 
-__all__ = ["InterruptedTwice", "RecipeError", "exit_with", "quoted"]
+__all__ = ["InterruptedTwice", "RecipeError", "exit_with", "quoted", "what_users_can_mend"]
 
 _NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
@@ -38,7 +38,7 @@ def exit_with(main: Callable[[], int]) -> NoReturn:
     """Run a recipe and end the process with its exit code; 1 and a message if it fails."""
     try:
         code = main()
-    except _what_users_can_mend() as error:
+    except what_users_can_mend() as error:
         print(f"error: {error}", file=sys.stderr)
         code = 1
     except OSError as error:
@@ -57,7 +57,8 @@ def exit_with(main: Callable[[], int]) -> NoReturn:
     sys.exit(code)
 
 
-def _what_users_can_mend() -> tuple[type[Exception], ...]:
+def what_users_can_mend() -> tuple[type[Exception], ...]:
+    """Errors whose message is enough."""
     import gymnasium as gym  # not at the top: options are parsed, and refused, without it
 
     from torchrl_hts import HTSError

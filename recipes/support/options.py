@@ -115,6 +115,16 @@ class RunOptions:
         """What is learned: by default ``env_id``, which the options of a recipe then have."""
         return self.env_id
 
+    def check_task(self) -> None:
+        """Find out whether there is such a task; called before torch is imported, which is slow.
+
+        Raises:
+            ValueError, ModuleNotFoundError, gymnasium.error.Error: if there is none.
+        """
+        import gymnasium as gym
+
+        gym.make(self.task).close()
+
     def __post_init__(self) -> None:
         """Refuse values that make no sense."""
         for entry in fields(self):

@@ -69,3 +69,9 @@ class AtariOptions:
         False, "end training's episodes with each life; their returns are then per life"
     )
     sticky_actions: bool = option(False, "repeat the last action with probability 0.25")
+
+    def check_task(self) -> None:
+        """Find out whether ale-py has such a game."""
+        from torchrl_hts.envs import check_atari
+
+        check_atari(self.env_id)

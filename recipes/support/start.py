@@ -12,10 +12,9 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from types import TracebackType
 from typing import TypeVar
 
-from support.errors import RecipeError
+from support.errors import RecipeError, what_users_can_mend
 from support.options import Options, parse_options
 
 __all__ = ["announce", "begin", "parse_or_exit"]
@@ -46,6 +45,10 @@ def begin(options_class: type[Options], description: str | None) -> Options:
     opened = contextlib.ExitStack()
     atexit.register(opened.close)
     opened.enter_context(keep_servers())
+    try:
+        options.check_task()
+    except what_users_can_mend() as error:
+        sys.exit(f"error: {error}")
     return options
 
 
@@ -61,23 +64,12 @@ def parse_or_exit(parse: Callable[[], Given]) -> Given:
     logger = logging.getLogger("torchrl_hts")
     logger.addHandler(_Announcing())
     logger.setLevel(logging.INFO)
-    sys.excepthook = _say_what_ended
     return given
 
 
 def announce(text: str) -> None:
     """Print a line at once, on stderr, with the seconds since the start."""
     print(f"{time.monotonic() - _BEGAN_S:5.1f} s  {text}", file=sys.stderr, flush=True)
-
-
-def _say_what_ended(
-    kind: type[BaseException], error: BaseException, trace: TracebackType | None
-) -> None:
-    """Of a Ctrl-C while torch is imported, no more than that."""
-    if issubclass(kind, KeyboardInterrupt):
-        print("error: interrupted before the run began", file=sys.stderr)
-    else:
-        sys.__excepthook__(kind, error, trace)
 
 
 class _Announcing(logging.Handler):

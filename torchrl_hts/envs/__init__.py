@@ -2,7 +2,15 @@
 
 from __future__ import annotations
 
-from torchrl_hts.envs.atari import EpisodicLife, FireOnReset, make_atari
-from torchrl_hts.envs.football import FootballEnv, make_football
+from torchrl_hts.envs.atari import EpisodicLife, FireOnReset, check_atari, make_atari
+from torchrl_hts.envs.football import FootballEnv, check_football, make_football
 
-__all__ = ["EpisodicLife", "FireOnReset", "FootballEnv", "make_atari", "make_football"]
+__all__ = [
+    "EpisodicLife",
+    "FireOnReset",
+    "FootballEnv",
+    "check_atari",
+    "check_football",
+    "make_atari",
+    "make_football",
+]

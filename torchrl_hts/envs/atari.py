@@ -14,7 +14,7 @@ import numpy as np
 from gymnasium.utils import RecordConstructorArgs
 from gymnasium.wrappers import AtariPreprocessing, FrameStackObservation
 
-__all__ = ["EpisodicLife", "FireOnReset", "make_atari"]
+__all__ = ["EpisodicLife", "FireOnReset", "check_atari", "make_atari"]
 
 Info = dict[str, Any]
 Observation = np.ndarray[Any, np.dtype[np.uint8]]
@@ -102,6 +102,37 @@ class FireOnReset(gym.Wrapper[Observation, int, Observation, int], RecordConstru
         return observation, info
 
 
+def check_atari(env_id: str) -> None:
+    """Find out whether ale-py is there and has such a game, without making it.
+
+    Raises:
+        ModuleNotFoundError, ValueError, gymnasium.error.NameNotFound: as `make_atari`.
+    """
+    try:
+        import ale_py
+        import cv2  # noqa: F401  # which the preprocessing uses
+    except ModuleNotFoundError as error:
+        raise ModuleNotFoundError(
+            f"Atari games need the package that provides {error.name!r}, which is not installed: "
+            "pip install 'torchrl_hts[atari]'",
+            name=error.name,
+        ) from error
+    if not env_id.startswith("ALE/"):
+        raise ValueError(
+            f"expected an id of ale-py, such as 'ALE/Pong-v5', and got {env_id!r}: "
+            "prefix the name of the game with 'ALE/'"
+        )
+    ale_py.ALEInterface.setLoggerMode(ale_py.LoggerMode.Error)  # no banner from each executor
+    gym.register_envs(ale_py)
+    try:
+        gym.spec(env_id)
+    except gym.error.NameNotFound as error:
+        if "Did you mean" in str(error):
+            raise
+        games = sorted(spec.name for spec in gym.registry.values() if spec.namespace == "ALE")
+        raise gym.error.NameNotFound(f"{error} Its games are {', '.join(games)}") from error
+
+
 def make_atari(
     env_id: str = "ALE/Pong-v5",
     *,
@@ -147,30 +178,10 @@ def make_atari(
     >>> observation.shape, observation.dtype
     ((4, 84, 84), dtype('uint8'))
     """
-    try:
-        import ale_py
-        import cv2
-    except ModuleNotFoundError as error:
-        raise ModuleNotFoundError(
-            f"Atari games need the package that provides {error.name!r}, which is not installed: "
-            "pip install 'torchrl_hts[atari]'",
-            name=error.name,
-        ) from error
-    if not env_id.startswith("ALE/"):
-        raise ValueError(
-            f"expected an id of ale-py, such as 'ALE/Pong-v5', and got {env_id!r}: "
-            "prefix the name of the game with 'ALE/'"
-        )
+    check_atari(env_id)
+    import cv2
+
     cv2.setNumThreads(1)
-    ale_py.ALEInterface.setLoggerMode(ale_py.LoggerMode.Error)  # no banner from each executor
-    gym.register_envs(ale_py)
-    try:
-        gym.spec(env_id)
-    except gym.error.NameNotFound as error:
-        if "Did you mean" in str(error):
-            raise
-        games = sorted(spec.name for spec in gym.registry.values() if spec.namespace == "ALE")
-        raise gym.error.NameNotFound(f"{error} Its games are {', '.join(games)}") from error
     env: gym.Env[Any, Any] = gym.make(
         env_id,
         # The preprocessing skips frames itself and reads its screens from the emulator: what the

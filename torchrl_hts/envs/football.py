@@ -26,7 +26,7 @@ from torchrl_hts.envs.football_rules import (
 from torchrl_hts.errors import CannotSaveError
 from torchrl_hts.gym_env import BackgroundEnv
 
-__all__ = ["FootballEnv", "make_football"]
+__all__ = ["FootballEnv", "check_football", "make_football"]
 
 Array = np.ndarray[Any, Any]
 Info = dict[str, Any]
@@ -261,7 +261,7 @@ def make_football(
     >>> observation.shape, observation.dtype, info["score"]
     ((16, 72, 96), dtype('uint8'), (0, 0))
     """
-    _check("scenario", scenario, list(SCENARIOS))
+    check_football(scenario)
     _check("engine", engine, ["gfootball", "envpool"])
     _check("representation", representation, ["extracted", "simple115v2"])
     _check("rewards", rewards, ["scoring", "scoring,checkpoints"])
@@ -293,6 +293,11 @@ def make_football(
         num_players=num_players,
         render_mode=render_mode,
     )
+
+
+def check_football(scenario: str) -> None:
+    """Raise ValueError unless there is such a scenario."""
+    _check("scenario", scenario, list(SCENARIOS))
 
 
 def _check(name: str, value: object, known: list[Any]) -> None:
