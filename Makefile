@@ -2,12 +2,13 @@
 # make test    the tests, in parallel
 # make test-others  the same with the oldest and the newest torch that have been tried, in virtual
 #              environments of their own; by hand before a release (docs/installation.md: results)
-# make check   format, lint, types, tests: run it before each commit; CI runs the same
+# make docs    the documentation site, in docs/_build; a warning is an error
+# make check   format, lint, types, documentation, tests: run it before each commit; CI runs the same
 # make format  put the sources into the house format
 # make bench   steps per second against TorchRL's collectors
 # make dist    the source distribution and the wheel, in dist/
 # make contenders  an environment with all that the benchmark can compare with: .venv-contenders
-# make football  install the engine of Google Research Football, built once (docs/football.md)
+# make football  install the engine of Google Research Football, built once (docs/results/football.md)
 #
 # Each makes a virtual environment first, where it is missing or out of date.
 #   VENV=path       use this environment; in an existing one torch becomes the pinned version,
@@ -27,7 +28,12 @@ ARGS ?=
 RUN := $(VENV)/bin/python
 STAMP := $(VENV)/.torchrl_hts-installed
 TEST_STAMP := $(VENV)/.torchrl_hts-tests-installed
+DOCS_STAMP := $(VENV)/.torchrl_hts-docs-installed
 CONSTRAINTS := requirements/constraints.txt
+
+# Explanations whose sentences are held to a length.
+PLAIN_PAGES := architecture.md delayed_update.md determinism.md exact_resume.md inheritance.md \
+    other_systems.md policy_state.md schedule.md security.md
 
 # Beside the pinned one: the ends of what has been tried of the range in pyproject.toml.
 OTHER_TORCHES := 2.11.0 2.14.1
@@ -35,7 +41,8 @@ OTHER_TORCHES := 2.11.0 2.14.1
 POSIX_TESTS := $(addprefix tests/test_,workers.py hosts.py collector_faults.py collector_ends.py \
     boundaries.py portability.py)
 
-.PHONY: train test test-others check format-check lint types format bench dist contenders football venv
+.PHONY: train test test-others check format-check lint types docs format bench dist contenders \
+    football venv
 
 train: $(STAMP)
 	$(RUN) recipes/ppo_cartpole.py --require-return 475 $(ARGS)
@@ -50,7 +57,7 @@ test-others: $(addprefix test-torch-,$(OTHER_TORCHES))
 test-torch-%:
 	$(MAKE) test VENV=.venv-torch-$* TORCH=torch==$*
 
-check: format-check lint types test
+check: format-check lint types docs test
 
 format-check: $(STAMP)
 	$(RUN) -m ruff format --check .
@@ -60,6 +67,11 @@ lint: $(STAMP)
 
 types: $(STAMP)
 	$(RUN) -m mypy
+
+docs: $(DOCS_STAMP)
+	$(RUN) docs/sentences.py README.md docs/index.md docs/installation.md docs/tutorials docs/how_to \
+	    docs/reference $(addprefix docs/explanation/,$(PLAIN_PAGES))
+	$(RUN) -m sphinx --quiet --fail-on-warning --keep-going docs docs/_build
 
 format: $(STAMP)
 	$(RUN) -m ruff format .
@@ -100,4 +112,9 @@ $(STAMP): pyproject.toml $(CONSTRAINTS)
 # What tests alone need: EnvPool, for football without building gfootball. It is large.
 $(TEST_STAMP): $(STAMP)
 	$(RUN) -m pip install --quiet --constraint $(VENV)/constraints.txt --editable '.[envpool]'
+	@touch $@
+
+# What the documentation alone needs.
+$(DOCS_STAMP): $(STAMP)
+	$(RUN) -m pip install --quiet --constraint $(VENV)/constraints.txt --editable '.[docs]'
 	@touch $@

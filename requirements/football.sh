@@ -92,6 +92,6 @@ fi
 "$python" -m pip install --quiet --constraint "$here/constraints.txt" opencv-python-headless
 installed || fail "gfootball was installed and can't be imported:
 $("$python" -c 'import gfootball_engine' 2>&1 | tail -n 1)
-If a library is missing, install the packages of docs/football.md; if it was built for another system,
+If a library is missing, install the packages of docs/results/football.md; if it was built for another system,
 delete $(cached_wheel) and run 'make football' again"
 echo "gfootball $version is installed"

@@ -175,7 +175,7 @@ def reference(
     learning_rate: Callable[[int], float] = lambda j: 0.05,
     newest: bool = False,
 ) -> list[Values]:
-    """theta_0, theta_1, ... by docs/design.md; with `newest`, gradients there instead."""
+    """theta_0, theta_1, ... by docs/explanation/schedule.md; with `newest`, gradients there."""
     loss_module, advantage = make_loss(loss_name, shared=shared)
     theta = [snapshot(loss_module)] * (lag + 1)
     for j in range(rounds):

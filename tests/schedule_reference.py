@@ -1,9 +1,9 @@
-"""docs/design.md as whole histories, run beside a real `Schedule`.
+"""docs/explanation/schedule.md as whole histories, run beside a real `Schedule`.
 
 `World` does with the slots what executors, actors and the learner do: it writes rows and parameters
 where the schedule says. Beside that it keeps count by itself, from the method and not from the
 schedule's words, of what may happen and of what every row must hold. Each assertion names the
-invariant (docs/design.md) that it checks.
+invariant (docs/explanation/schedule.md) that it checks.
 
 Parameters are a version and a value. The value is changed by a gradient that depends on every
 number of the batch and on their order, so that two runs whose batches differ anywhere end apart.

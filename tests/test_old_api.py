@@ -1,4 +1,4 @@
-"""Environments of the old gym are told apart, and the wrapper of docs/old_gym.md mends them."""
+"""Environments of the old gym are told apart; the wrapper of docs/how_to/old_gym.md mends them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from torchrl_hts.errors import WorkerError
 from torchrl_hts.gym_env import GymEnvironment
 from torchrl_hts.old_api import is_old_gym
 
-PAGE = Path(__file__).parents[1] / "docs" / "old_gym.md"
+PAGE = Path(__file__).parents[1] / "docs" / "how_to" / "old_gym.md"
 
 
 class Old(gym.Env[Any, Any]):
@@ -80,13 +80,15 @@ def test_each_way_is_named(way: str, said: str) -> None:
     message = refusal(partial(Old, way))
     assert re.search(said, message)
     old = way in ("four", "alone", "three", "swapped")
-    assert ("It has the API of the old gym: wrap it as docs/old_gym.md shows" in message) == old
+    assert (
+        "It has the API of the old gym: wrap it as docs/how_to/old_gym.md shows" in message
+    ) == old
 
 
 def test_a_reset_without_a_seed() -> None:
     message = refusal(Unseeded)
     assert "the environment's reset takes no seed" in message
-    assert "docs/old_gym.md" in message
+    assert "docs/how_to/old_gym.md" in message
     assert "reset(self, *, seed=None, options=None)" in message
     gather(Old)
 

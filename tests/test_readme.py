@@ -1,4 +1,4 @@
-"""What the README shows runs as it is shown."""
+"""What the README and the tutorials show runs as it is shown."""
 
 from __future__ import annotations
 
@@ -7,12 +7,16 @@ import subprocess
 import sys
 from pathlib import Path
 
-README = Path(__file__).parents[1] / "README.md"
+import pytest
+
+ROOT = Path(__file__).parents[1]
+README = ROOT / "README.md"
+TUTORIALS = ROOT / "docs" / "tutorials"
 
 
 def test_the_loop_runs_from_a_file_of_its_own(tmp_path: Path) -> None:
     """With fewer frames."""
-    code = re.search(r"## The loop\n\n```python\n(.*?)```", README.read_text(), re.DOTALL)
+    code = re.search(r"## Quick start\n\n```python\n(.*?)```", README.read_text(), re.DOTALL)
     assert code is not None
     short, replaced = re.subn(r"total_frames=[\d_]+", "total_frames=6_400", code[1])
     assert replaced == 1
@@ -24,3 +28,16 @@ def test_the_loop_runs_from_a_file_of_its_own(tmp_path: Path) -> None:
     printed = re.fullmatch(r"mean return of the last 100 episodes: (\d+)\n", done.stdout)
     assert printed is not None, done.stdout
     assert int(printed[1]) > 8, "no episode of CartPole is shorter"
+
+
+@pytest.mark.parametrize("name", ["first_run", "ppo_trainer"])
+def test_a_tutorial_runs_from_top_to_bottom(name: str, tmp_path: Path) -> None:
+    """With fewer frames, on one thread."""
+    blocks = re.findall(r"```python\n(.*?)```", (TUTORIALS / f"{name}.md").read_text(), re.DOTALL)
+    code = re.sub(r"total_frames=3[\d_]+", "total_frames=6_400", "\n".join(blocks))
+    script = tmp_path / "tutorial.py"
+    script.write_text("import torch\n\ntorch.set_num_threads(1)\n" + code)
+    command = [sys.executable, "-W", "ignore", str(script)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=200, check=False)
+    assert done.returncode == 0, done.stderr
+    assert re.search(r"^mean return of the last 100 episodes: \d+$", done.stdout, re.MULTILINE)

@@ -459,7 +459,7 @@ class ScheduleMachine(RuleBasedStateMachine):
 
     @invariant()
     def learned_as_the_method_says(self) -> None:
-        """I3: the newest parameters are those of docs/design.md."""
+        """I3: the newest parameters are those of docs/explanation/schedule.md."""
         world = self.world
         values = expected_values(world.num_envs, world.sync_interval, world.lag, world.updates)
         assert world.newest == values[-1]

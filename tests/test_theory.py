@@ -108,7 +108,8 @@ def test_a_barrier_at_each_step_waits_for_the_slowest_of_each() -> None:
     assert found.steps_per_second(2) == 8 / 10
 
 
-TABLE = {  # docs/theory.md: alpha to the share at lag 0, lag 1 with barrier, lag 1, lag 2
+# docs/explanation/theory.md: alpha to the share at lag 0, lag 1 with barrier, lag 1, lag 2.
+TABLE = {
     5: (0.447, 0.517, 0.747, 0.849),
     20: (0.577, 0.698, 0.907, 0.954),
     128: (0.684, 0.860, 0.982, 0.992),

@@ -73,7 +73,7 @@ class HTSCollector(StockAttributes, BaseCollector):  # type: ignore[misc]  # tor
     forward pass, and nobody waits for anybody except at a round's opening: round r opens when
     update r - (lag + 1) is done. Every batch D_j and every parameter theta_j is bit for bit the
     same for a given seed, whatever the number of executors and actors and the timing of any
-    process (docs/design.md; Liu et al., NeurIPS 2020).
+    process (docs/explanation/determinism.md; Liu et al., NeurIPS 2020).
 
     A batch is a TensorDict ``[N, alpha]`` with names ``(None, "time")`` in the layout of TorchRL's
     own collectors, with ``"policy_version"`` (int64 ``[N, alpha]``): the round j, whose parameters
@@ -126,15 +126,16 @@ class HTSCollector(StockAttributes, BaseCollector):  # type: ignore[misc]  # tor
         info_keys: numbers in the ``info`` of a gymnasium environment's steps that batches carry
             too, such as ``["is_success", ("episode", "r")]``: as ``("next", "is_success")`` and
             ``("next", "episode", "r")``, float64 ``[N, T, 1]``, NaN where a step has none
-            (docs/info.md).
+            (docs/how_to/carry_info.md).
         return_same_td: hand out the slot itself instead of a copy; valid until the iterator is
             resumed.
         track_policy_version: accepted for compatibility; batches always carry the version.
         actor_threads: torch's intra-op threads in each actor; a small policy is run by one.
         on_executor_failure: what is done about an executor that dies, hangs, or whose environment
             raises: ``"raise"`` a WorkerError; or ``"restart"``, which replaces it and resets its
-            environments, with a warning (docs/reliability.md). Actors that die or hang are then
-            replaced too, without effect on any result. A policy that raises is never tried again.
+            environments, with a warning (docs/explanation/reliability.md). Actors that die or
+            hang are then replaced too, without effect on any result. A policy that raises is never
+            tried again.
         max_restarts: so many workers are replaced
         restart_window_s: within so many seconds; the failure that follows is raised.
         timeout_s: how long a worker that has work may make no progress before it counts as hung,
@@ -148,7 +149,8 @@ class HTSCollector(StockAttributes, BaseCollector):  # type: ignore[misc]  # tor
         post_collect_hook: called with each batch.
         stock_arguments: those of TorchRL's own collectors. Some are taken (``cat_results``,
             ``num_workers``, ``init_fn``, ...), some make no difference here, and the others are
-            refused by an error that says what to use instead; see docs/coming_from_torchrl.md.
+            refused by an error that says what to use instead:
+            docs/how_to/coming_from_torchrl.md.
 
     Raises:
         TypeError, ValueError: for arguments that don't fit each other; the message says which.

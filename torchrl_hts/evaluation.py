@@ -53,8 +53,8 @@ class Evaluator:
     and the step that it is submitted with, on nothing else: not on timing, nor on what was
     evaluated before. For that, ``reset(seed=...)`` must start an environment wholly anew. One that
     goes on counting over episodes has no place here: a warning names wrappers that normalise
-    observations with running statistics of their own, or rewards (docs/reliability.md says what to
-    do instead).
+    observations with running statistics of their own, or rewards
+    (docs/explanation/reliability.md says what to do instead).
 
     The process is forked from the server that collectors fork their actors from, runs at a lower
     priority than training, on one thread and the CPU, and ends with this one, however it ends.

@@ -13,7 +13,7 @@ from torchrl_hts.errors import InvalidValueError
 
 __all__ = ["REMEDY", "checked_reset", "is_old_gym", "of_done", "of_reset", "of_step"]
 
-REMEDY = "It has the API of the old gym: wrap it as docs/old_gym.md shows"
+REMEDY = "It has the API of the old gym: wrap it as docs/how_to/old_gym.md shows"
 
 _OLD_STEP = "not enough values to unpack (expected 5, got 4)"
 _RESET_ARGUMENT = "got an unexpected keyword argument 'seed'"

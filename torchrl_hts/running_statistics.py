@@ -18,7 +18,7 @@ __all__ = ["normalisation_warnings"]
 _OBSERVATIONS = (
     "the Evaluator's environments normalise observations with running statistics of their own "
     "({names}), not with training's: freeze the same statistics in both factories "
-    "(update_running_mean = False), or normalise in the policy (docs/reliability.md)"
+    "(update_running_mean = False), or normalise in the policy (docs/explanation/reliability.md)"
 )
 _REWARDS = (
     "the Evaluator's environments normalise rewards ({names}), so its returns are no returns of "

@@ -1,8 +1,8 @@
 """The schedule of rounds and slots: which event may happen when, in indices alone.
 
-Vocabulary (docs/design.md): n environments, alpha = ``sync_interval`` steps per environment and
-round, ``lag + 1`` slots, round j in slot ``j % (lag + 1)``. The state is one word per environment
-and phase, and two words of the learner:
+Vocabulary (docs/explanation/schedule.md): n environments, alpha = ``sync_interval`` steps per
+environment and round, ``lag + 1`` slots, round j in slot ``j % (lag + 1)``. The state is one word
+per environment and phase, and two words of the learner:
 
     steps[i]   transitions that environment i has completed since the start
     phase[i]   whose turn environment i is, a ``Phase``
@@ -18,7 +18,7 @@ learner. Whoever passes the turn on writes the words first and tells the other s
 Workers may fail at any moment. What is in the words then says all that is needed to go on, since an
 executor counts a transition when it has been written whole: `Schedule.recover`.
 
-Invariants (the numbers are those of docs/design.md; tests/test_schedule*.py name them):
+Invariants (numbered as in docs/explanation/schedule.md; tests/test_schedule*.py name them):
 
 I1  every environment contributes exactly alpha transitions to every round, in time order;
 I2  all transitions of round j are taken with the parameters of slot ``j % (lag + 1)``, which

@@ -1,7 +1,7 @@
 """The arguments of TorchRL's collectors: which of them mean something here, and what instead.
 
 Every argument of every collector in TorchRL 0.14 is either one of `HTSCollector`'s own or in
-`STOCK_ARGUMENTS`; docs/coming_from_torchrl.md shows the same as a table.
+`STOCK_ARGUMENTS`; docs/how_to/coming_from_torchrl.md shows the same as a table.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 """What throughput to expect: the paper's two claims, and the recursion of the schedule.
 
 Source: I.-J. Liu, R. A. Yeh, A. G. Schwing, *High-Throughput Synchronous Deep RL*, NeurIPS 2020
-(arXiv 2012.09849), Claims 1 and 2. The recursion is that of docs/theory.md; unlike the claims it
-takes step times as they are, of any distribution, equal or not from one environment to the next.
+(arXiv 2012.09849), Claims 1 and 2. The recursion is that of docs/explanation/theory.md; unlike the
+claims it takes step times as they are, of any distribution, equal or not from one environment to
+the next.
 
 No torch, no processes: numbers alone. Times are in seconds, or in any other unit throughout.
 

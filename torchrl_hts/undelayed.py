@@ -1,7 +1,7 @@
 """Tells once where a batch is learned from with other parameters than those that gathered it.
 
 With a lag, that is what a plain training loop does, and A2C learns worse or not at all from it
-(recipes/README.md, "Which update"). `DelayedGradient` notes here that it is in use, and the
+(docs/results/delay_study.md). `DelayedGradient` notes here that it is in use, and the
 collector looks whether the policy is changed without it.
 """
 

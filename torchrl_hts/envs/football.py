@@ -239,7 +239,7 @@ def make_football(
     ``reset(seed=...)`` determines all that follows; each episode gets an engine seed of its own.
     Both engines play the same games for the same seeds and actions, and show the same. Checkpoint
     rewards are gfootball's own, but those of ``"envpool"`` can come some steps early or late (see
-    docs/football.md).
+    docs/results/football.md).
 
     Args:
         scenario: one of gfootball's, such as ``"academy_3_vs_1_with_keeper"``.

@@ -97,7 +97,7 @@ class GFootballEngine:
     def __init__(self, scenario: str, num_players: int) -> None:
         # The second because gfootball prints, and goes on, where its engine was not built.
         for name in ("cv2", "gfootball_engine", "gfootball.env.wrappers"):
-            _import(name, "run 'make football', or see docs/football.md")
+            _import(name, "run 'make football', or see docs/results/football.md")
         from gfootball.env.config import Config
 
         self._values = {
@@ -243,7 +243,7 @@ class EnvPoolEngine:
     """The game of the envpool package, in a pool of its own or one that games of a process share.
 
     It tells less than gfootball: of the ball only the cell of the minimap, and nothing of which
-    player is the controlled one but its cell. See docs/football.md for what follows.
+    player is the controlled one but its cell. See docs/results/football.md for what follows.
 
     EnvPool draws the seeds of episodes from one that is given when a pool is made, and never gives
     back the memory of a game (45 MB). So the first pool lives in this process, shared by the games
