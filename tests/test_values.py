@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import warnings
 from collections.abc import Iterator
+from decimal import Decimal
 from typing import Any
 
 import gymnasium as gym
@@ -165,7 +166,7 @@ def test_rewards_that_fit(reward: Any, written: float, memory_fd: int) -> None:
     "reward",
     [
         1e39, -1e39, np.float64(1e39), np.array(1e39), 10**39, -(10**400), np.longdouble("1e400"),
-        torch.tensor(1e39, dtype=torch.float64),
+        torch.tensor(1e39, dtype=torch.float64), Decimal("1e400"),
     ],
     ids=lambda reward: repr(reward)[:20],
 )  # fmt: skip
@@ -229,6 +230,9 @@ def test_actions_that_fit(space: gym.Space[Any], action: Any, given: Any) -> Non
         (U8, [3, -1], "the value -1"),
         (U8, [0.5, 1], "the value 0.5"),
         (F32, [1e39, 0], r"the value 1e\+39, .* data type is float32"),
+        (S.MultiBinary(2), [1, 2], r"the value 2; .* is MultiBinary\(2\), which takes 0 and 1"),
+        (S.MultiBinary(2), [-1, 0], "the value -1"),
+        (S.MultiBinary(2), [0.5, 0], "the value 0.5"),
     ],
 )
 def test_actions_that_do_not(space: gym.Space[Any], action: Any, said: str) -> None:

@@ -25,8 +25,8 @@ def action_reader(
     Discrete actions may be indices or one-hot, MultiDiscrete ones indices or concatenated
     one-hots: the policy's distribution decides.
 
-    The function raises InvalidValueError for an index that the space doesn't have, and for numbers
-    that the space's data type can't hold. Bounds are for the environment to see to.
+    The function raises InvalidValueError for an index or a bit that the space doesn't have, and for
+    numbers that the space's data type can't hold. Bounds are for the environment to see to.
     """
     if isinstance(space, gym.spaces.Dict):
         parts = {
@@ -98,6 +98,8 @@ def _numbers(space: gym.Space[Any], key: Key, actions: list[Array]) -> ActionRea
     """Of a Box or MultiBinary space; looked at only where its data type can lose something."""
     shape, dtype = space.shape, space.dtype
     assert dtype is not None
+    if isinstance(space, gym.spaces.MultiBinary):
+        return _bits(space, key, actions)
     if np.can_cast(actions[0].dtype, dtype, "safe"):
         return lambda slot, t: actions[slot][t].reshape(shape).astype(dtype)
 
@@ -115,6 +117,24 @@ def _numbers(space: gym.Space[Any], key: Key, actions: list[Array]) -> ActionRea
         return made
 
     return checked
+
+
+def _bits(space: gym.spaces.MultiBinary, key: Key, actions: list[Array]) -> ActionReader:
+    shape, dtype = space.shape, space.dtype
+
+    def bits(slot: int, t: int) -> Array:
+        action = actions[slot][t].reshape(shape)
+        made: Array = action != 0
+        if (made != action).any():
+            raise InvalidValueError(
+                f"the policy wrote {'.'.join(key)!r} with the value "
+                f"{action[made != action].flat[0]!s}; the environment's action space is "
+                f"{space!r}, which takes 0 and 1. Draw them from torch.distributions.Bernoulli, "
+                "for instance"
+            )
+        return made.astype(dtype)
+
+    return bits
 
 
 def _no_index(key: Key, action: Any, space: gym.Space[Any], has: str) -> InvalidValueError:

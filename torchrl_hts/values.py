@@ -62,7 +62,7 @@ def _number(reward: Any) -> float:
         number = float(array.item())
     except (TypeError, ValueError, OverflowError, RuntimeError) as error:
         raise _no_number(reward) from error
-    if isinf(number) and array.dtype.kind == "f" and np.isfinite(array).all():  # of 80 bits
+    if isinf(number) and array.item() != number:  # of 80 bits, or a Decimal
         raise _too_large(reward)
     return number
 
