@@ -282,13 +282,19 @@ IN_A_SCRIPT = """
 import functools, json, sys
 import gymnasium as gym
 from environments import EchoEnv
+from gymnasium.envs.registration import WrapperSpec
 from policies import categorical
 from torchrl_hts import HTSCollector
 
 class Mine(EchoEnv):
     pass
 
-gym.register("Mine-v0", Mine)
+class Same(gym.Wrapper):
+    pass
+
+gym.register(
+    "Mine-v0", Mine, additional_wrappers=(WrapperSpec("Same", "__main__:Same", {}),)
+)
 gym.register("Text-v0", "__main__:Mine")
 makers = [functools.partial(gym.make, "Mine-v0"), lambda: gym.make("Text-v0")]
 with HTSCollector(makers, categorical(), frames_per_batch=8, total_frames=8) as collector:

@@ -11,11 +11,12 @@ from __future__ import annotations
 import contextlib
 import functools
 import hashlib
+import importlib
 import pickle
 import sys
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass, fields, replace
-from types import FrameType
+from types import FrameType, ModuleType
 from typing import Any
 
 import cloudpickle
@@ -128,7 +129,12 @@ def _sent(spec: EnvSpec) -> bytes | str:
             for name in ("entry_point", "vector_entry_point")
             if isinstance(place := getattr(spec, name), str) and _is_of(place)
         }
-        return pickled(replace(spec, **found) if found else spec)
+        wrappers = {  # which gymnasium looks for by their places alone
+            wrapper.entry_point: registration.load_env_creator(wrapper.entry_point)
+            for wrapper in spec.additional_wrappers
+            if _is_of(wrapper.entry_point)
+        }
+        return pickled((replace(spec, **found) if found else spec, wrappers))
     except Exception as error:  # whatever pickling its parts raises
         return f"{type(error).__name__}: {error}"
 
@@ -151,10 +157,12 @@ def _come_true(spec: EnvSpec) -> None:
     cause, why = None, sent
     if isinstance(sent, bytes):
         try:
-            real = unpickled(sent)
+            real, wrappers = unpickled(sent)
         except Exception as error:
             cause, why = error, f"{type(error).__name__}: {error}"
         else:
+            for place, wrapper in wrappers.items():
+                _put(place, wrapper)
             spec.__dict__, spec.__class__ = vars(real), type(real)
             return
     raise TypeError(
@@ -162,6 +170,17 @@ def _come_true(spec: EnvSpec) -> None:
         f"one, where it is to be made: {why}. Register it, or import the module that registers it, "
         "inside the factory"
     ) from cause
+
+
+def _put(place: str, value: object) -> None:
+    """Let ``"module:name"`` be found, in a module of the main process if need be."""
+    module, _, name = place.partition(":")
+    try:
+        home = importlib.import_module(module)
+    except ImportError:
+        home = sys.modules[module] = ModuleType(module)
+    if not hasattr(home, name):
+        setattr(home, name, value)
 
 
 def _late(name: str) -> property:
