@@ -181,14 +181,17 @@ class GymEnvironment:
         self._num_envs = memory.layout.num_envs
         self._max_frames = options.max_frames_per_traj
 
+        def kept(*key: str) -> list[Array] | None:  # private entries may have no rows
+            return rows(*key) if key in slots[0] else None
+
         # Of words one by one, a memoryview is written in a fraction of an array's time.
         def words(*key: str, of: Literal["?", "f", "d", "q"]) -> list[Any]:
             return [row.data.cast("B").cast(of) for row in rows(*key)]
 
         self._observations = [
-            (field, field.storage_dtype, path, rows(*field.key), after)
+            (field, field.storage_dtype, path, kept(*field.key), after)
             for field, path in observation_fields(self.env.observation_space)
-            for after in [rows("next", *field.key) if options.write_next_observation else None]
+            for after in [kept("next", *field.key) if options.write_next_observation else None]
         ]
         self._levels = dict_levels(self.env.observation_space)
         self._done = words("next", "done", of="?")
