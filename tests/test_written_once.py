@@ -9,7 +9,8 @@ import gymnasium as gym
 import numpy as np
 import pytest
 import torch
-from tensordict.nn import TensorDictModule, TensorDictSequential
+from tensordict import TensorDictBase
+from tensordict.nn import TensorDictModule, TensorDictModuleBase, TensorDictSequential
 from torch import nn
 from torchrl.data import Bounded
 from torchrl.envs import (
@@ -155,6 +156,38 @@ def test_an_output_that_another_writes_too_is_refused(
 ) -> None:
     with pytest.raises(ValueError, match=r"policy writes .*\(out_keys\)"):
         gather(Named, plain(None, outputs), **kwargs)
+
+
+def test_a_private_observation_is_left_out_of_batches_whether_it_is_read_or_not() -> None:
+    for policy in (plain(), plain(["_mine"])):
+        found = gather(partial(Named, "_mine"), policy)
+        assert "_mine" not in found.keys()
+        assert "_mine" not in found["next"].keys()
+    assert found["next", "done"].flatten().tolist()[:3] == [False, False, True]
+
+
+class Shifts(TensorDictModuleBase):
+    """Writes another observation over the one that it reads, or a copy, and doesn't say so."""
+
+    in_keys, out_keys = ["observation"], ["action"]
+
+    def __init__(self, shift: float) -> None:
+        super().__init__()
+        self.shift = shift
+
+    def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
+        seen = tensordict["observation"].clone()
+        tensordict["observation"] = seen + self.shift if self.shift else seen
+        tensordict["action"] = torch.zeros(tensordict.shape, dtype=torch.int64)
+        return tensordict
+
+
+@pytest.mark.parametrize("make", [Named, torchrl_named])
+def test_an_observation_that_a_policy_replaces_without_declaring_it_is_refused(make: Any) -> None:
+    said = "gives 'observation', and the policy writes 'observation'"
+    with pytest.raises(ValueError, match=said):
+        gather(make, Shifts(1.0))
+    assert not gather(make, Shifts(0.0))["observation"].any()
 
 
 @pytest.mark.parametrize("path", [("step_count",), ("is_init",), ("a", "is_init"), ("loc",)])

@@ -98,6 +98,7 @@ def stored_outputs(
     *,
     left: set[Key],
     kept: set[Key],
+    handed_on: Collection[Key],
 ) -> dict[Key, Tensor]:
     """What of the policy's outputs is stored: but for what is private, all that it writes.
 
@@ -107,12 +108,18 @@ def stored_outputs(
         inputs: these.
         left: the keys of what it leaves for its next step, private ones too;
         kept: of what the environment's primers, or its own, hand on.
+        handed_on: of all in `inputs` that comes from the step before.
     """
     declared = list(map(_path, policy.out_keys))
     # It may write more than its out_keys say, and TorchRL's collectors keep that. What it was given
-    # counts as written if it says so: recurrent modules put copies of it back.
+    # counts as written if it says so, or has changed it: recurrent modules put copies of it back.
     read = [key for key, _ in leaves(inputs)]
-    back = [key for key in read if not any(key[: len(path)] == path for path in declared)]
+    back = [
+        key
+        for key in read
+        if not any(key[: len(path)] == path for path in declared)
+        and (key in handed_on or _same(written.get(key, None), inputs[key]))
+    ]
     outputs = {
         key: value
         for key, value in leaves(written.exclude(*back), "policy")

@@ -82,7 +82,14 @@ def try_policy(
         inputs = inputs.extended(examples, made_up, tuple(reads.sources))
     examples = inputs.rows(everything.made_up.shape[0])
     written = run(examples)
-    outputs = stored_outputs(policy, written, examples, left={*reads.sources.values()}, kept=kept)
+    outputs = stored_outputs(
+        policy,
+        written,
+        examples,
+        left={*reads.sources.values()},
+        kept=kept,
+        handed_on={*kept, *reads.sources},
+    )
     for key, value in outputs.items():
         if value.shape[:1] != examples.shape:
             raise ValueError(
