@@ -97,6 +97,23 @@ def test_a_task_that_there_is_not_is_told_before_torch_is_imported(
     assert "torch" not in names
 
 
+def test_a_torchrl_that_is_too_new_is_told_in_one_sentence(tmp_path: Path) -> None:
+    of_torchrl = tmp_path / "torchrl-0.15.0.dist-info"
+    of_torchrl.mkdir()
+    (of_torchrl / "METADATA").write_text("Metadata-Version: 2.1\nName: torchrl\nVersion: 0.15.0\n")
+    path = os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", str(ROOT))])
+    ended = subprocess.run(
+        [sys.executable, str(RECIPES / "ppo_cartpole.py")],
+        env={**os.environ, "PYTHONPATH": path},
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
+    )
+    assert ended.returncode == 1
+    assert "error: torchrl_hts needs torchrl>=0.14,<0.15 and found 0.15.0" in ended.stderr
+    assert "Traceback" not in ended.stderr
+
+
 def test_a_ctrl_c_while_the_first_modules_are_imported_is_no_traceback() -> None:
     """Before there are options: argparse is the first that takes a while."""
     program = (

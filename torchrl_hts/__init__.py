@@ -78,8 +78,8 @@ __all__ = [
 ]
 
 
-# These import torchrl.
-_WITH_TORCHRL = {"collector", "delayed_gradient", "episodes", "evaluation"}
+# These import torchrl, here or in servers that they start.
+_WITH_TORCHRL = {"collector", "delayed_gradient", "episodes", "evaluation", "servers"}
 
 
 def __getattr__(name: str) -> Any:

@@ -40,7 +40,10 @@ def begin(options_class: type[Options], description: str | None) -> Options:
     if options.resume is not None:
         announce(f"going on with the run in {options.resume}{_progress(options.resume)}")
     announce("importing torch and torchrl, here and in the workers' servers")
-    from torchrl_hts import keep_servers  # which knows gymnasium
+    try:
+        from torchrl_hts import keep_servers  # which knows gymnasium
+    except ImportError as error:  # another TorchRL, say
+        sys.exit(f"error: {error}")
 
     opened = contextlib.ExitStack()
     atexit.register(opened.close)
