@@ -184,6 +184,7 @@ class Shared(gym.Wrapper[Any, Any, Any, Any]):
     def __init__(self, env: gym.Env[Any, Any]) -> None:
         super().__init__(env)
         self.limits = LIMITS
+        self.pool = [LIMITS, {"other": (gym.spaces.Discrete(1000),)}]
 
 
 def test_spaces_are_each_environments_own() -> None:
@@ -199,6 +200,9 @@ def test_spaces_are_each_environments_own() -> None:
     assert drawn[0] == drawn[2] != drawn[1]
     assert drawn[0][0] != drawn[1][0]
     assert drawn[0][1] != drawn[1][1]
+    others = [[env.pool[1]["other"][0].sample().item() for _ in range(20)] for env in envs]
+    assert others[0] == others[2] != others[1], "in containers too"
+    assert all(env.pool[0] is env.limits for env in envs), "what was one space stays one"
     assert LIMITS._np_random is None, "the module's is left alone"
     assert DrawingEnv.action_space._np_random is None
 

@@ -31,21 +31,47 @@ def own_spaces(env: gym.Env[Any, Any]) -> None:
         own = vars(layer)
         of_class = {name: inspect.getattr_static(type(layer), name, None) for name in _NAMES}
         for name, value in {**of_class, **own}.items():
-            if isinstance(value, gym.Space):
-                own[name] = deepcopy(value, copies)
+            if next(_spaces_in(value), None) is not None:
+                own[name] = _with_own(value, copies)
 
 
 def seed_spaces(env: gym.Env[Any, Any], seed: int) -> None:
-    """Seed every space that is an attribute of an environment or of one of its wrappers."""
+    """Seed every space that an environment or one of its wrappers holds.
+
+    As an attribute, or in a list, tuple or dict that is one.
+    """
     spaces = {
-        id(value): value
+        id(space): space
         for layer in _layers(env)
         for value in vars(layer).values()
-        if isinstance(value, gym.Space)
+        for space in _spaces_in(value)
     }
     seeds = np.random.SeedSequence(seed, spawn_key=(_SPAWN_KEY,)).generate_state(len(spaces))
     for space, one in zip(spaces.values(), seeds.tolist(), strict=True):
         space.seed(one)
+
+
+def _spaces_in(value: Any) -> Iterator[gym.Space[Any]]:
+    """A space itself, or those in a plain container."""
+    if isinstance(value, gym.Space):
+        yield value
+    elif type(value) in (list, tuple):
+        for part in value:
+            yield from _spaces_in(part)
+    elif type(value) is dict:
+        for part in value.values():
+            yield from _spaces_in(part)
+
+
+def _with_own(value: Any, copies: dict[int, Any]) -> Any:
+    """The same with copies of its spaces; containers are new ones, since others may hold them."""
+    if isinstance(value, gym.Space):
+        return deepcopy(value, copies)
+    if type(value) in (list, tuple):
+        return type(value)(_with_own(part, copies) for part in value)
+    if type(value) is dict:
+        return {key: _with_own(part, copies) for key, part in value.items()}
+    return value
 
 
 def _layers(env: gym.Env[Any, Any]) -> Iterator[gym.Env[Any, Any]]:
