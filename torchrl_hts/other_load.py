@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Set
 
 from torchrl_hts.limits import available_cores
-from torchrl_hts.system import allowed_cores, read_system_file
+from torchrl_hts.system import allowed_cores, core_numbers, read_system_file
 
 __all__ = ["busy_share", "cores_used_by_others"]
 
@@ -17,13 +16,14 @@ def cores_used_by_others(seconds: float) -> float | None:
 
     None where the system doesn't tell; it takes Linux's /proc.
     """
-    cores = available_cores()
+    cores, mine = available_cores(), core_numbers()
+    if mine is None:
+        return None
     try:
-        mine = os.sched_getaffinity(0)
         before = read_system_file("/proc/stat")
         time.sleep(seconds)
         used = busy_share(before, read_system_file("/proc/stat"), mine) * len(mine)
-    except (OSError, AttributeError):
+    except OSError:
         return None
     # Under a quota on processor time others may have the rest of the machine.
     return min(cores, max(0.0, used - (allowed_cores() - cores)))

@@ -16,11 +16,11 @@ import signal
 import sys
 import time
 import warnings
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from torchrl_hts.system import read_system_file
+from torchrl_hts.system import core_numbers, read_system_file
 
 __all__ = ["WORKER_ENVIRONMENT", "Surroundings"]
 
@@ -152,8 +152,8 @@ def _umask() -> int:
 
 
 def _cores() -> frozenset[int] | None:
-    get: Callable[[int], set[int]] | None = getattr(os, "sched_getaffinity", None)
-    return None if get is None else frozenset(get(0))
+    numbers = core_numbers()
+    return None if numbers is None else frozenset(numbers)
 
 
 def _set_priority(niceness: int, cores: frozenset[int] | None) -> None:

@@ -16,6 +16,7 @@ __all__ = [
     "ON_LINUX",
     "allowed_cores",
     "anonymous_memory",
+    "core_numbers",
     "die_with_parent",
     "is_anonymous_memory",
     "keep_large_blocks",
@@ -113,9 +114,15 @@ def wake_on_time() -> None:
 
 def allowed_cores() -> int:
     """The number of cores that this process may run on."""
+    numbers = core_numbers()
+    return (os.cpu_count() or 1) if numbers is None else len(numbers)
+
+
+def core_numbers() -> set[int] | None:
+    """Which cores this process may run on; None where the system doesn't tell."""
     if ON_LINUX and hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
+        return os.sched_getaffinity(0)
+    return None
 
 
 def read_system_file(path: str) -> str:
