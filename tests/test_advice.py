@@ -23,9 +23,9 @@ from torchrl.envs import (
     Compose,
     DoubleToFloat,
     ExcludeTransform,
+    GymEnv,
     GymWrapper,
     InitTracker,
-    SerialEnv,
     StepCounter,
     Transform,
     TransformedEnv,
@@ -463,7 +463,7 @@ class TestEnvironments:
     """What a factory makes, and how long episodes are."""
 
     def test_a_batch_of_environments(self) -> None:
-        message = refusal(lambda: SerialEnv(2, partial(Spoken, "none", "text")))
+        message = refusal(partial(GymEnv, "CartPole-v1", num_envs=2))
         assert "give one factory per single environment" in message
         gather(partial(Spoken, "none", "text"))
 
