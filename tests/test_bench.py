@@ -15,7 +15,7 @@ import gymnasium as gym
 import numpy as np
 import pytest
 import torch
-from environments import EchoEnv, OddEnv
+from environments import EchoEnv
 from policies import categorical
 
 from torchrl_hts import bench
@@ -106,6 +106,19 @@ def test_environments_are_timed_with_resets_apart() -> None:
     timetable(times.with_resets()[:, None])
 
 
+class SampledEnv(gym.Env):
+    """Gives samples of its space."""
+
+    def __init__(self, observation: gym.Space, action: gym.Space) -> None:
+        self.observation_space, self.action_space = observation, action
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict]:
+        return self.observation_space.sample(), {}
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict]:
+        return self.observation_space.sample(), 0.0, False, False, {}
+
+
 @pytest.mark.parametrize(
     ("observation", "action", "shape"),
     [
@@ -118,8 +131,7 @@ def test_environments_are_timed_with_resets_apart() -> None:
 def test_default_policies(
     observation: gym.Space, action: gym.Space, shape: tuple[int, ...]
 ) -> None:
-    env = OddEnv("observation_space", observation)
-    env.action_space = action
+    env = SampledEnv(observation, action)
     policy = default_policy(env)
     observations = torch.from_numpy(np.stack([observation.sample()] * 6))
     written = policy(observation=observations)

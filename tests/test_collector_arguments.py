@@ -248,7 +248,7 @@ class TestFactories:
         with pytest.raises(TypeError, match="the action space has a Text; supported are Discrete"):
             make([partial(OddEnv, "action_space", gym.spaces.Text(5))])
         reserved = gym.spaces.Dict(reward=gym.spaces.Box(-1, 1))
-        with pytest.raises(TypeError, match=r"has the key 'reward'.*rename it"):
+        with pytest.raises(ValueError, match=r"environment gives .*'reward'.*Rename the env"):
             make([partial(OddEnv, "observation_space", reserved)])
 
     def test_that_count_steps_already(self) -> None:
@@ -284,8 +284,8 @@ class TestPolicies:
     @pytest.mark.parametrize(
         ("policy", "error", "said"),
         [
-            (nn.Linear, TypeError, "must be a TensorDictModule or an nn.Module, got a type"),
-            (torch.sigmoid, TypeError, "or an nn.Module, got a builtin_function"),
+            (nn.Linear, TypeError, "got the class Linear: make one of it"),
+            (torch.sigmoid, TypeError, "can't be found out: wrap it as TensorDictModule"),
             (Locked(), TypeError, "the policy can't be pickled.*lock"),
             (acting(nn.LazyLinear(3)), ValueError, "lazy parameters .*run it once"),
             (acting(Double(), in_key="pixels"), ValueError, "reads 'pixels'.*it gives .*'observ"),

@@ -236,6 +236,11 @@ def as_module(policy: Any, *, trust_policy: bool = False) -> Any:
             f"policy must be a TensorDictModule, an nn.Module or another callable, got a "
             f"{type(policy).__name__}"
         )
+    if isinstance(policy, type):
+        raise TypeError(
+            f"policy must be a TensorDictModule, an nn.Module or another callable, got the class "
+            f"{policy.__name__}: make one of it, or give it as policy_factory"
+        )
     call = policy if module is None else module.forward
     if module is None:
         _refuse_hidden_modules(policy)
