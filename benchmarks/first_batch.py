@@ -23,7 +23,7 @@ from pathlib import Path
 from _machine import machine
 from _recipes import HERE
 
-from torchrl_hts.command_line import count
+from torchrl_hts.bench.command_line import count
 
 # 16 environments each; the first row comes with the first batch.
 STARTS = {

@@ -31,7 +31,7 @@ import _recipes  # noqa: F401  so that the package of this checkout is found
 from _processes import descendants
 from matplotlib.figure import Figure
 
-from torchrl_hts.command_line import count, make_directory
+from torchrl_hts.bench.command_line import count, make_directory
 
 COLUMNS = ("elapsed_s", "pid", "memory_mib", "descriptors")
 _OWN = ("Pss_Anon:", "Pss_Shmem:")  # of smaps_rollup

@@ -36,7 +36,7 @@ from _records import SLOWER, read_record, seconds_of, shares_of
 from _workloads import TRAININGS, Workload
 from matplotlib.figure import Figure
 
-from torchrl_hts.command_line import count, positive
+from torchrl_hts.bench.command_line import count, positive
 from torchrl_hts.theory import timetable
 
 Array = np.ndarray[Any, Any]

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from football_steps import SCENARIOS
 
-from torchrl_hts.command_line import count
+from torchrl_hts.bench.command_line import count
 from torchrl_hts.envs import make_football
 
 RIGHT = 5  # the action that runs to the opponent's goal

@@ -25,7 +25,7 @@ from _measuring import measure_runner
 from _workloads import TRAININGS, Workload
 from football_steps import SCENARIOS
 
-from torchrl_hts.command_line import count, positive
+from torchrl_hts.bench.command_line import count, positive
 from torchrl_hts.envs import make_football
 
 WARM_UP = 3  # batches

@@ -32,7 +32,7 @@ from _machine import machine
 from matplotlib.figure import Figure
 from scipy import stats
 
-from torchrl_hts.command_line import count, make_directory
+from torchrl_hts.bench.command_line import count, make_directory
 from torchrl_hts.envs import make_football
 
 Array = np.ndarray[Any, Any]

@@ -28,7 +28,7 @@ from _recipes import HERE
 from _workloads import TRAININGS
 from matplotlib.figure import Figure
 
-from torchrl_hts.command_line import count, make_directory, positive
+from torchrl_hts.bench.command_line import count, make_directory, positive
 from torchrl_hts.envs import make_atari
 
 GAMES = [

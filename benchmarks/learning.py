@@ -52,7 +52,7 @@ from torchrl.collectors import Collector, MultiSyncCollector
 from torchrl.envs import ParallelEnv
 
 from torchrl_hts import DelayedGradient, EpisodeReturns, Evaluator
-from torchrl_hts.command_line import count, make_directory
+from torchrl_hts.bench.command_line import count, make_directory
 
 MakeEnv = Callable[[], gym.Env[Any, Any]]
 

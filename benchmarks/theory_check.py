@@ -43,10 +43,10 @@ from _records import SLOWER, read_record, seconds_of, shares_of  # noqa: E402
 from matplotlib.figure import Figure  # noqa: E402
 
 from torchrl_hts import HTSCollector, Timeline, keep_servers  # noqa: E402
-from torchrl_hts.bench import find_environment  # noqa: E402
-from torchrl_hts.command_line import count, make_directory, positive  # noqa: E402
-from torchrl_hts.costs import default_policy, measure_environment  # noqa: E402
-from torchrl_hts.recording import Activity  # noqa: E402
+from torchrl_hts._rounds.event_rings import Activity  # noqa: E402
+from torchrl_hts.bench.__main__ import find_environment  # noqa: E402
+from torchrl_hts.bench.command_line import count, make_directory, positive  # noqa: E402
+from torchrl_hts.bench.measuring import default_policy, measure_environment  # noqa: E402
 from torchrl_hts.theory import rollout_time, timetable  # noqa: E402
 
 SLEEP = "sleep"

@@ -61,7 +61,7 @@ from _report import (
 from _workloads import CORES, TRAININGS, WORKLOADS, find_workload
 
 from torchrl_hts import keep_large_blocks
-from torchrl_hts.command_line import count, make_directory, positive
+from torchrl_hts.bench.command_line import count, make_directory, positive
 
 # What contenders need beyond the requirements of the others, and where it comes from.
 MAKE_CONTENDERS = "`make contenders`, and then .venv-contenders/bin/python"

@@ -21,8 +21,13 @@ from processes import (
     shared_memory_segments,
 )
 
-from torchrl_hts.servers import ServerUser, acquire_server, keep_servers, release_servers
-from torchrl_hts.system import allowed_cores
+from torchrl_hts._processes.linux import allowed_cores
+from torchrl_hts._processes.server_pool import (
+    ServerUser,
+    acquire_server,
+    keep_servers,
+    release_servers,
+)
 
 
 def pytest_xdist_auto_num_workers() -> int:
@@ -70,7 +75,7 @@ def nothing_left(
     warm_servers: None, record_property: Callable[[str, object], None]
 ) -> Iterator[None]:
     """Workers, their servers and shared memory are gone after the test."""
-    from torchrl_hts.servers import TORCH_FREE, WITH_TORCH
+    from torchrl_hts._processes.server_pool import TORCH_FREE, WITH_TORCH
 
     user = ServerUser()
     servers = [

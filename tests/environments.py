@@ -14,7 +14,7 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 
-from torchrl_hts.gym_env import BackgroundEnv
+from torchrl_hts._executor.gym_env import BackgroundEnv
 
 
 class EchoEnv(gym.Env[Any, Any]):

@@ -14,7 +14,7 @@ from tensordict.nn import TensorDictModule
 from torch import Tensor, nn
 from torchrl.envs.utils import ExplorationType
 
-from torchrl_hts.evaluation import Evaluation, Evaluator
+from torchrl_hts._evaluation.evaluator import Evaluation, Evaluator
 
 cart_pole = functools.partial(gym.make, "CartPole-v1")
 RANDOM, GREEDY = ExplorationType.RANDOM, ExplorationType.DETERMINISTIC

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
-from torchrl_hts.exchange import STOP, WAKE, ExecutorPort, Inbox
+from torchrl_hts._rounds.exchange import STOP, WAKE, ExecutorPort, Inbox
 
 
 @contextmanager

@@ -15,8 +15,8 @@ from array import array
 from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
-from torchrl_hts.exchange import Inbox
-from torchrl_hts.schedule import Schedule
+from torchrl_hts._rounds.exchange import Inbox
+from torchrl_hts._rounds.schedule import Schedule
 
 _MAX_STATES = 40_000
 

@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from torchrl_hts.system import ON_LINUX
+from torchrl_hts._processes.linux import ON_LINUX
 
 _TESTS = Path(__file__).parent
 
@@ -58,7 +58,7 @@ def open_descriptors(*kinds: str) -> set[tuple[int, str]]:
 def is_server(pid: int) -> bool:
     """Whether a process is one of those that fork workers, or a worker."""
     try:
-        return "torchrl_hts.worker_server" in Path(f"/proc/{pid}/cmdline").read_text()
+        return "torchrl_hts._processes.fork_server_main" in Path(f"/proc/{pid}/cmdline").read_text()
     except (FileNotFoundError, ProcessLookupError):
         return False
 

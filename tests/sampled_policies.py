@@ -32,9 +32,9 @@ from torchrl.modules import (
 )
 from torchrl.modules import distributions as rl_dist
 
-from torchrl_hts.draws import CounterNoise
-from torchrl_hts.invariance import row_bits
-from torchrl_hts.sampling import CounterPolicy
+from torchrl_hts._policy.counter_policy import CounterPolicy
+from torchrl_hts._policy.draws import CounterNoise
+from torchrl_hts._policy.invariance import row_bits
 
 RANDOM = ExplorationType.RANDOM
 M = 8  # rows of a batch

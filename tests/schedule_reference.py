@@ -16,8 +16,8 @@ from collections.abc import Iterator
 from itertools import combinations
 from typing import Any
 
+from torchrl_hts._rounds.schedule import Schedule
 from torchrl_hts.errors import ProtocolError
-from torchrl_hts.schedule import Schedule
 
 # ("offer", env), ("take", actor, envs), ("answer", envs), ("finish_step", env), ("lend",),
 # ("release",), ("recover", envs)

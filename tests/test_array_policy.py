@@ -15,8 +15,8 @@ from torch import distributions as D
 from torchrl.envs.utils import ExplorationType
 from torchrl.modules import MLP, ValueOperator
 
-from torchrl_hts.draws import CounterNoise
-from torchrl_hts.sampling import CounterPolicy, inference
+from torchrl_hts._policy.counter_policy import CounterPolicy, inference
+from torchrl_hts._policy.draws import CounterNoise
 
 pytestmark = pytest.mark.usefixtures("seeded_thread")
 

@@ -13,7 +13,7 @@ from policies import categorical
 from tensordict import TensorDictBase
 
 from torchrl_hts import HTSCollector, WorkerError
-from torchrl_hts.recording import Activity
+from torchrl_hts._rounds.event_rings import Activity
 
 pytestmark = pytest.mark.usefixtures("nothing_left")
 

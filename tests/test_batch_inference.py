@@ -20,12 +20,12 @@ from torchrl.envs.utils import ExplorationType
 from torchrl.modules import ProbabilisticActor, ValueOperator
 
 from torchrl_hts import HTSCollector, WorkerError
-from torchrl_hts.batch_inference import BatchInference
-from torchrl_hts.crew import Crew
-from torchrl_hts.draws import CounterNoise
-from torchrl_hts.invariance import InvariantSizes
-from torchrl_hts.sampling import CounterPolicy, inference
-from torchrl_hts.transposed import is_transposed
+from torchrl_hts._actor.batch_inference import BatchInference
+from torchrl_hts._policy.counter_policy import CounterPolicy, inference
+from torchrl_hts._policy.draws import CounterNoise
+from torchrl_hts._policy.invariance import InvariantSizes
+from torchrl_hts._policy.transposed_layers import is_transposed
+from torchrl_hts._supervision.supervisor import Crew
 
 BOX = gym.spaces.Box(-np.inf, np.inf, (2,), np.float32)
 

@@ -25,7 +25,7 @@ from torchrl.envs import (
 from torchrl.modules import LSTMModule
 
 from torchrl_hts import HTSCollector
-from torchrl_hts.arguments import check_factories
+from torchrl_hts._planning.arguments import check_factories
 
 pytestmark = [pytest.mark.usefixtures("nothing_left"), pytest.mark.timeout(240)]
 

@@ -18,15 +18,15 @@ import torch
 from environments import EchoEnv
 from policies import categorical
 
-from torchrl_hts import bench
-from torchrl_hts.bench import main
-from torchrl_hts.bench_report import Tried, recommendation, warnings_text
-from torchrl_hts.costs import default_policy, measure_environment, measure_learning
-from torchrl_hts.forecast import Costs, Setting, forecast, recommend
-from torchrl_hts.limits import available_cores
-from torchrl_hts.other_load import busy_share, cores_used_by_others
-from torchrl_hts.sizing import PassCosts
-from torchrl_hts.system import ON_LINUX
+from torchrl_hts._planning.costs import PassCosts
+from torchrl_hts._processes.limits import available_cores
+from torchrl_hts._processes.linux import ON_LINUX
+from torchrl_hts.bench import __main__ as bench
+from torchrl_hts.bench.__main__ import main
+from torchrl_hts.bench.forecast import Costs, Setting, forecast, recommend
+from torchrl_hts.bench.measuring import default_policy, measure_environment, measure_learning
+from torchrl_hts.bench.other_load import busy_share, cores_used_by_others
+from torchrl_hts.bench.report import Tried, recommendation, warnings_text
 from torchrl_hts.theory import timetable
 
 SLEEPS = Costs(

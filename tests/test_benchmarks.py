@@ -24,7 +24,7 @@ from script_paths import BENCHMARKS
 from torchrl.collectors import Collector
 
 from torchrl_hts import HTSCollector
-from torchrl_hts.recording import Activity
+from torchrl_hts._rounds.event_rings import Activity
 from torchrl_hts.testing import digest
 
 pytest.importorskip("ale_py")

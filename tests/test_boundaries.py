@@ -17,20 +17,21 @@ from environments import EchoEnv
 from policies import categorical
 from torch import nn
 
-from torchrl_hts import HTSCollector, ResourceError, limits
-from torchrl_hts.errors import InvalidValueError
-from torchrl_hts.gym_env import GymEnvironment, RowOptions, observation_fields
-from torchrl_hts.limits import (
+from torchrl_hts import HTSCollector, ResourceError
+from torchrl_hts._executor.gym_env import GymEnvironment, RowOptions, observation_fields
+from torchrl_hts._planning.pickling import find_unpicklable, pickle_factories, pickle_policy
+from torchrl_hts._processes import limits
+from torchrl_hts._processes.fork_server import WorkerServer
+from torchrl_hts._processes.limits import (
     available_cores,
     available_memory,
     check_descriptors,
     check_storage,
 )
-from torchrl_hts.pickling import find_unpicklable, pickle_factories, pickle_policy
-from torchrl_hts.progress import ProgressWatch, at_work
-from torchrl_hts.schedule import Phase, Schedule
-from torchrl_hts.storage import Counter, Field, Layout, SharedMemory
-from torchrl_hts.workers import WorkerServer
+from torchrl_hts._rounds.schedule import Phase, Schedule
+from torchrl_hts._rounds.shared_memory import Counter, Field, Layout, SharedMemory
+from torchrl_hts._supervision.progress import ProgressWatch, at_work
+from torchrl_hts.errors import InvalidValueError
 
 
 class Scripted(gym.Env[Any, Any]):

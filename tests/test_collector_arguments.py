@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torchrl.envs import GymEnv, GymWrapper, StepCounter, TransformedEnv
 
 from torchrl_hts import HTSCollector, HTSError, PolicyError, WorkerError
-from torchrl_hts.exchange import MAX_ENVS
+from torchrl_hts._rounds.exchange import MAX_ENVS
 
 pytestmark = [pytest.mark.usefixtures("nothing_left"), pytest.mark.timeout(60)]
 

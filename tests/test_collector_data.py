@@ -47,8 +47,8 @@ from torchrl.modules import (
 )
 
 from torchrl_hts import HTSCollector
-from torchrl_hts.draws import CounterNoise
-from torchrl_hts.sampling import CounterPolicy
+from torchrl_hts._policy.counter_policy import CounterPolicy
+from torchrl_hts._policy.draws import CounterNoise
 
 pytestmark = pytest.mark.usefixtures("nothing_left")
 

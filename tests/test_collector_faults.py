@@ -27,10 +27,10 @@ from tensordict.nn import TensorDictModule
 from torch import Tensor, nn
 from torchrl.envs import GymWrapper
 
-import torchrl_hts.servers
+import torchrl_hts._processes.server_pool
 from torchrl_hts import HTSCollector, WorkerError
-from torchrl_hts.servers import TORCH_FREE, ServerUser, acquire_server
-from torchrl_hts.workers import WorkerServer
+from torchrl_hts._processes.fork_server import WorkerServer
+from torchrl_hts._processes.server_pool import TORCH_FREE, ServerUser, acquire_server
 
 pytestmark = [pytest.mark.usefixtures("collectors_end"), pytest.mark.timeout(120)]
 
@@ -167,7 +167,7 @@ class TestSimulators:
             own = preload == TORCH_FREE and not server.has_ended()
             return server if own else acquire_server(preload, user)
 
-        monkeypatch.setattr(torchrl_hts.servers, "acquire_server", acquire)
+        monkeypatch.setattr(torchrl_hts._processes.server_pool, "acquire_server", acquire)
         make_env = partial(SimulatorEnv, str(tmp_path))
         collector = start([make_env] * 2, num_executors=2, on_executor_failure=mode)
         pids = self.pids(tmp_path)
@@ -214,7 +214,7 @@ class TestKilled:
             return server if first else acquire_server(preload, user)
 
         monkeypatch.setattr(server, "has_ended", lambda: next(ended, True))
-        monkeypatch.setattr(torchrl_hts.servers, "acquire_server", acquire)
+        monkeypatch.setattr(torchrl_hts._processes.server_pool, "acquire_server", acquire)
         collector = start([ENDLESS] * 2, num_executors=2)
         assert next(iter(collector)).shape == (2, 4)
         collector.shutdown()

@@ -41,8 +41,8 @@ from torchrl_hts.configs import (
     GymnasiumEnvConfig,
     HTSCollectorConfig,
 )
+from torchrl_hts.configs.make import _BATCHED_ENV
 from torchrl_hts.envs import make_atari
-from torchrl_hts.from_config import _BATCHED_ENV
 from torchrl_hts.testing import digest
 
 pytestmark = [

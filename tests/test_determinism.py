@@ -15,7 +15,8 @@ from policies import categorical
 from torchrl.envs import Compose, GymEnv, NoopResetEnv, StepCounter, TransformedEnv
 
 from torchrl_hts import HTSCollector
-from torchrl_hts.testing import TASKS, digest, main, train
+from torchrl_hts.testing import TASKS, digest, train
+from torchrl_hts.testing.checks import main
 
 pytestmark = pytest.mark.usefixtures("nothing_left")
 

@@ -19,8 +19,8 @@ from torch import distributions as D
 from torchrl.envs.utils import ExplorationType
 from torchrl.modules import distributions as rl_dist
 
-from torchrl_hts.draws import CounterNoise, draw_categorical, draw_index, uniforms_of
-from torchrl_hts.sampling import CounterPolicy
+from torchrl_hts._policy.counter_policy import CounterPolicy
+from torchrl_hts._policy.draws import CounterNoise, draw_categorical, draw_index, uniforms_of
 
 RANDOM = ExplorationType.RANDOM
 

@@ -25,9 +25,9 @@ from torchrl.data import Bounded, Categorical, Composite, NonTensor, Unbounded
 from torchrl.envs import GymWrapper, RewardScaling, TransformedEnv
 from torchrl_environments import Spoken
 
-from torchrl_hts.entries import check_fixed_shapes, check_specified, leaves
+from torchrl_hts._executor.torchrl_values import guard_conversions
+from torchrl_hts._rounds.entries import check_fixed_shapes, check_specified, leaves
 from torchrl_hts.errors import InvalidValueError
-from torchrl_hts.torchrl_values import guard_conversions
 
 
 @tensorclass

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from tensordict import TensorDict
 from torch import Tensor
 
-from torchrl_hts.episodes import EpisodeReturns
+from torchrl_hts._reports.episodes import EpisodeReturns
 
 
 def make_batch(reward: Tensor, done: Tensor) -> TensorDict:

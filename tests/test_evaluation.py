@@ -17,10 +17,10 @@ from torch import Tensor, nn
 from torchrl.envs.utils import set_exploration_type
 from torchrl.modules import GRUModule
 
+from torchrl_hts._evaluation.evaluator import Evaluator
+from torchrl_hts._evaluation.player import env_seed
+from torchrl_hts._learner.learner import environment_seed
 from torchrl_hts.errors import PolicyError
-from torchrl_hts.evaluation import Evaluator
-from torchrl_hts.learner import environment_seed
-from torchrl_hts.playing import env_seed
 
 pytestmark = pytest.mark.usefixtures("nothing_left")
 

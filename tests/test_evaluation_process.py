@@ -19,8 +19,8 @@ from evaluating import RANDOM, PayingEnv, cart_pole, one, pays, saved, set_value
 from policies import categorical
 from processes import Script, alive, group_of, wait_until, wait_until_gone
 
+from torchrl_hts._evaluation.evaluator import Evaluation, Evaluator
 from torchrl_hts.errors import Failure, ResourceError, WorkerError
-from torchrl_hts.evaluation import Evaluation, Evaluator
 
 pytestmark = pytest.mark.usefixtures("nothing_left")
 
@@ -238,7 +238,7 @@ def test_one_that_is_interrupted_within_a_message_is_ended(
 
     with Evaluator(PayingEnv, pays(), num_episodes=1) as evaluator:
         with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):  # noqa: PT012
-            patch.setattr(f"torchrl_hts.playing.{within}", interrupt)
+            patch.setattr(f"torchrl_hts._evaluation.player.{within}", interrupt)
             evaluator.submit(3)
             evaluator.wait()
         with pytest.raises(RuntimeError, match="has been shut down"):
@@ -255,7 +255,7 @@ def test_a_process_that_cannot_be_started_leaves_nothing(monkeypatch: pytest.Mon
     def refuse(*_: object) -> None:
         raise ResourceError("too few processes")
 
-    monkeypatch.setattr("torchrl_hts.playing.acquire_server", refuse)
+    monkeypatch.setattr("torchrl_hts._evaluation.player.acquire_server", refuse)
     with pytest.raises(ResourceError, match="too few processes"):
         Evaluator(EchoEnv, categorical())
 

@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 from evaluating import PayingEnv, pays, saved, set_value
 
+from torchrl_hts._evaluation.evaluator import Evaluator
 from torchrl_hts.errors import WorkerError
-from torchrl_hts.evaluation import Evaluator
 
 pytestmark = pytest.mark.usefixtures("nothing_left")
 

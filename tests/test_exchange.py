@@ -10,8 +10,8 @@ from collections.abc import Sequence
 import pytest
 from exchange_parts import envs_of, inboxes
 
-from torchrl_hts.exchange import MAX_ENVS, STOP, WAKE, ExecutorPort, Inbox, LearnerPort
-from torchrl_hts.schedule import Schedule
+from torchrl_hts._rounds.exchange import MAX_ENVS, STOP, WAKE, ExecutorPort, Inbox, LearnerPort
+from torchrl_hts._rounds.schedule import Schedule
 
 # Inboxes, over real pipes.
 

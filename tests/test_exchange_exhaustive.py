@@ -10,9 +10,9 @@ from exchange_parts import envs_of, serve_executor
 from interleavings import End, Machine, Program, explore, mortal
 from schedule_reference import words
 
+from torchrl_hts._rounds.exchange import ExecutorPort, Inbox, LearnerPort
+from torchrl_hts._rounds.schedule import Phase, Schedule
 from torchrl_hts.errors import ProtocolError
-from torchrl_hts.exchange import ExecutorPort, Inbox, LearnerPort
-from torchrl_hts.schedule import Phase, Schedule
 
 # What workers do with their ports.
 

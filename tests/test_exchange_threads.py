@@ -15,8 +15,8 @@ from functools import partial
 import pytest
 from exchange_parts import envs_of, inboxes, serve_executor
 
-from torchrl_hts.exchange import STOP, ExecutorPort, Inbox, LearnerPort
-from torchrl_hts.schedule import Schedule
+from torchrl_hts._rounds.exchange import STOP, ExecutorPort, Inbox, LearnerPort
+from torchrl_hts._rounds.schedule import Schedule
 
 
 @contextmanager

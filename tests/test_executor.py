@@ -12,12 +12,13 @@ import pytest
 from environments import EchoEnv
 from policies import categorical
 
-from torchrl_hts import HTSCollector, executor
-from torchrl_hts.exchange import STOP, ExecutorPort, Inbox
-from torchrl_hts.limits import available_cores
-from torchrl_hts.schedule import Phase, Schedule
-from torchrl_hts.storage import Counter
-from torchrl_hts.watching import Watcher
+from torchrl_hts import HTSCollector
+from torchrl_hts._executor import loop as executor
+from torchrl_hts._processes.limits import available_cores
+from torchrl_hts._rounds.exchange import STOP, ExecutorPort, Inbox
+from torchrl_hts._rounds.schedule import Phase, Schedule
+from torchrl_hts._rounds.shared_memory import Counter
+from torchrl_hts._rounds.watching import Watcher
 
 
 class Announced:

@@ -9,11 +9,11 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from torchrl_hts.exchange import STOP, Inbox
-from torchrl_hts.gathering import Gatherer
-from torchrl_hts.schedule import Phase, Schedule
-from torchrl_hts.storage import Counter
-from torchrl_hts.watching import Watcher
+from torchrl_hts._rounds.exchange import STOP, Inbox
+from torchrl_hts._rounds.gathering import Gatherer
+from torchrl_hts._rounds.schedule import Phase, Schedule
+from torchrl_hts._rounds.shared_memory import Counter
+from torchrl_hts._rounds.watching import Watcher
 
 OWNER = (0, 0, 1, 1)  # two executors of two environments
 LONG = 10**12  # more patience than any test has

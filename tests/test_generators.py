@@ -20,14 +20,15 @@ from policies import categorical
 from torchrl.envs import GymWrapper
 from torchrl.envs.utils import ExplorationType
 
-from torchrl_hts import Evaluator, HTSCollector, generators, gym_env
-from torchrl_hts.drawing import DrawingEnv
-from torchrl_hts.env_spaces import own_spaces, seed_spaces
+from torchrl_hts import Evaluator, HTSCollector
+from torchrl_hts._executor import generators, gym_env
+from torchrl_hts._executor.generators import Generators
+from torchrl_hts._executor.gym_env import GymEnvironment
+from torchrl_hts._executor.spaces import own_spaces, seed_spaces
+from torchrl_hts._processes.server_pool import keep_servers
 from torchrl_hts.env_state import save_environment
-from torchrl_hts.generators import Generators
-from torchrl_hts.gym_env import GymEnvironment
-from torchrl_hts.servers import keep_servers
 from torchrl_hts.testing import digest
+from torchrl_hts.testing.drawing import DrawingEnv
 
 ROOT = Path(__file__).parents[1]
 
@@ -154,7 +155,7 @@ def test_torch_is_seeded_when_it_is_imported() -> None:
     """Also after somebody has only asked whether it is there."""
     code = (
         "import sys, importlib.util\n"
-        "from torchrl_hts.generators import Generators\n"
+        "from torchrl_hts._executor.generators import Generators\n"
         "one, other = Generators(1), Generators(2)\n"
         "other.enter(); one.enter(); importlib.util.find_spec('torch')\n"
         "assert 'torch' not in sys.modules\n"
@@ -282,7 +283,7 @@ class TestCollector:
         code = (
             "from policies import categorical\n"
             "from torchrl_hts import HTSCollector\n"
-            "from torchrl_hts.drawing import DrawingEnv\n"
+            "from torchrl_hts.testing.drawing import DrawingEnv\n"
             "policy = categorical(num_actions=2)\n"
             "with HTSCollector([DrawingEnv] * 2, policy, frames_per_batch=8) as collector:\n"
             "    next(iter(collector))\n"

@@ -18,8 +18,8 @@ from policies import categorical
 from torchrl.envs import GymWrapper, default_info_dict_reader
 
 from torchrl_hts import EpisodeReturns
+from torchrl_hts._executor.info import check_info_keys, info_number
 from torchrl_hts.errors import Failure, InvalidValueError, WorkerError
-from torchrl_hts.info import check_info_keys, info_number
 
 pytestmark = pytest.mark.usefixtures("collectors_end")
 

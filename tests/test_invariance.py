@@ -14,8 +14,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 from torchrl.modules import MLP, ConvNet
 
-from torchrl_hts.errors import PolicyError
-from torchrl_hts.invariance import (
+from torchrl_hts._policy.invariance import (
     InvariantSizes,
     calibrate,
     candidate_sizes,
@@ -23,6 +22,7 @@ from torchrl_hts.invariance import (
     mixing_modules,
     row_bits,
 )
+from torchrl_hts.errors import PolicyError
 
 N = 8
 

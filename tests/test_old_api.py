@@ -15,9 +15,9 @@ from policies import marked
 from test_advice import BOX, ZEROS, gather, refusal
 
 from torchrl_hts import Evaluator
+from torchrl_hts._executor.gym_env import GymEnvironment
+from torchrl_hts._executor.old_gym import is_old_gym
 from torchrl_hts.errors import WorkerError
-from torchrl_hts.gym_env import GymEnvironment
-from torchrl_hts.old_api import is_old_gym
 
 PAGE = Path(__file__).parents[1] / "docs" / "how_to" / "old_gym.md"
 

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import prune
 
-from torchrl_hts import packed
-from torchrl_hts.packed import PackedLayers
+from torchrl_hts._policy import packed_layers
+from torchrl_hts._policy.packed_layers import PackedLayers
 
 Conv = partial(nn.Conv2d, 4, 8)
 
@@ -128,7 +128,7 @@ def test_kernels_that_compute_something_else_are_found_at_the_first_call(
             nn.functional.linear(x, weight)
         )
 
-    monkeypatch.setattr(packed, "_kernel", kernel)
+    monkeypatch.setattr(packed_layers, "_kernel", kernel)
     layer = nn.Linear(4, 3, bias=False)
     PackedLayers(layer, rows=8).pack()
     with torch.inference_mode(), pytest.raises(RuntimeError, match="something else with packed"):

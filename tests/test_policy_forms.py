@@ -20,7 +20,7 @@ from torchrl.envs import GymEnv
 from torchrl.modules import RandomPolicy
 
 from torchrl_hts import Evaluator, HTSCollector, PolicyError
-from torchrl_hts.policy_forms import RandomActions, as_module
+from torchrl_hts._planning.policy_forms import RandomActions, as_module
 
 pytestmark = [pytest.mark.usefixtures("nothing_left"), pytest.mark.timeout(120)]
 

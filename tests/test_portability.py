@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from torchrl_hts.system import ON_LINUX, keep_large_blocks
+from torchrl_hts._processes.linux import ON_LINUX, keep_large_blocks
 
 PACKAGE = Path(__file__).parents[1] / "torchrl_hts"
 
@@ -22,7 +22,7 @@ LINUX_ONLY = {"memfd_create", "pidfd_open", "prctl", "sched_getaffinity", "event
 @pytest.mark.parametrize("path", sorted(PACKAGE.rglob("*.py")), ids=lambda path: path.name)
 def test_one_module_knows_linux(path: Path) -> None:
     for node in ast.walk(ast.parse(path.read_text())):
-        if path.name == "system.py":
+        if path.name == "linux.py":
             continue
         if isinstance(node, ast.Attribute):
             assert node.attr not in LINUX_ONLY, ast.unparse(node)
@@ -33,17 +33,17 @@ def test_one_module_knows_linux(path: Path) -> None:
 def test_the_switch_turns_all_of_it_off() -> None:
     code = (
         "import os, sys\n"
-        "from torchrl_hts import system\n"
-        "from torchrl_hts.limits import available_cores, available_memory\n"
-        "from torchrl_hts.storage import SharedMemory\n"
-        "assert not system.ON_LINUX\n"
-        "assert system.watch_end(os.getpid()) is None\n"
+        "from torchrl_hts._processes import linux\n"
+        "from torchrl_hts._processes.limits import available_cores, available_memory\n"
+        "from torchrl_hts._rounds.shared_memory import SharedMemory\n"
+        "assert not linux.ON_LINUX\n"
+        "assert linux.watch_end(os.getpid()) is None\n"
         "assert available_memory() is None\n"
         "assert available_cores() == os.cpu_count()\n"
         "fd = SharedMemory.create_fd()\n"
         "assert 'memfd' not in os.readlink(f'/proc/self/fd/{fd}')\n"
         "assert os.fstat(fd).st_nlink == 0\n"
-        "system.wake_on_time()\n"
+        "linux.wake_on_time()\n"
         "print(open('/proc/self/timerslack_ns').read())\n"
     )
     environment = {**os.environ, "TORCHRL_HTS_POSIX_ONLY": "1"}
@@ -58,7 +58,7 @@ FAULTS = """
 import resource, sys
 import numpy as np
 from torchrl_hts import keep_large_blocks
-from torchrl_hts.system import ON_LINUX
+from torchrl_hts._processes.linux import ON_LINUX
 
 kept = keep_large_blocks() if sys.argv[1] == "keep" else False
 assert ON_LINUX or not kept

@@ -21,13 +21,15 @@ from environments import EchoEnv
 from policies import categorical, marked, needs_rows
 from torchrl.envs.utils import ExplorationType
 
-from torchrl_hts import HTSCollector, WorkerError, choosing, collector
-from torchrl_hts.batch_plan import Planner
-from torchrl_hts.gym_env import GymDescription
-from torchrl_hts.limits import available_cores
-from torchrl_hts.passes import median_cpu_time
-from torchrl_hts.probing import EnvironmentTimes, time_steps
-from torchrl_hts.sizing import PassCosts, StepCosts, TeamSize, team_for
+from torchrl_hts import HTSCollector, WorkerError
+from torchrl_hts._executor.gym_env import GymDescription
+from torchrl_hts._planning import worker_counts
+from torchrl_hts._planning.batch_plan import Planner
+from torchrl_hts._planning.costs import PassCosts, StepCosts, TeamSize, team_for
+from torchrl_hts._planning.pass_times import median_cpu_time
+from torchrl_hts._planning.probe import EnvironmentTimes, time_steps
+from torchrl_hts._processes.limits import available_cores
+from torchrl_hts.collector import collector
 
 CORES = ceil(available_cores())
 
@@ -219,7 +221,9 @@ class TestCollector:
     def test_one_for_environments_that_cost_nothing(self, monkeypatch: pytest.MonkeyPatch) -> None:
         nothing = StepCosts(step_s=1e-6, cpu_share=1.0)  # whatever the machine makes of it
         choose = partial(team_for, nothing)
-        monkeypatch.setattr(choosing, "team_for", lambda _, *rest, **args: choose(*rest, **args))
+        monkeypatch.setattr(
+            worker_counts, "team_for", lambda _, *rest, **args: choose(*rest, **args)
+        )
         assert collect([EchoEnv] * 4)[0] == 1
 
     def test_what_the_policy_costs_is_timed(self, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -231,7 +235,7 @@ class TestCollector:
             found.append(time_passes())
             return TeamSize(2, 1)
 
-        monkeypatch.setattr(choosing, "team_for", choose)
+        monkeypatch.setattr(worker_counts, "team_for", choose)
         for num_cells in ((16,), (512,) * 20):
             assert collect([EchoEnv] * 4, policy=categorical(num_cells=num_cells))[0] == 2
         small, large = found
@@ -250,7 +254,7 @@ class TestCollector:
             return team_for(nothing, num_envs, cores, lambda: dear, **options)
 
         monkeypatch.setattr(collector, "available_cores", lambda: 5.0)
-        monkeypatch.setattr(choosing, "team_for", choose)
+        monkeypatch.setattr(worker_counts, "team_for", choose)
         actors = []
         for options in ({}, {"actor_threads": 2}, {"num_actors": 1}, {"num_executors": 1}):
             with HTSCollector(
@@ -290,7 +294,7 @@ class TestCollector:
         """Neither for what waits, nor where the policy's time decides."""
         env = SlowEnv if chosen is None else EchoEnv
         if chosen is not None:
-            monkeypatch.setattr(choosing, "team_for", lambda *_, **__: chosen)
+            monkeypatch.setattr(worker_counts, "team_for", lambda *_, **__: chosen)
         executors, found = collect([env] * 3)
         assert executors == (3 if chosen is None else chosen.executors)
         given = 1 if executors > 1 else 3
@@ -332,7 +336,7 @@ class TestCollector:
     def test_actors_leave_descriptors_to_the_executors(
         self, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(choosing, "team_for", lambda *_, **__: TeamSize(2, 200))
+        monkeypatch.setattr(worker_counts, "team_for", lambda *_, **__: TeamSize(2, 200))
         soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
         most = len(os.listdir("/dev/fd")) + 16 + 4 * 2 + 2 * 3 + 6
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))

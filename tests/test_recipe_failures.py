@@ -22,7 +22,7 @@ from support.errors import InterruptedTwice, exit_with
 from support.run import Run
 
 from torchrl_hts import Evaluator
-from torchrl_hts.crew import Crew
+from torchrl_hts._supervision.supervisor import Crew
 
 pytest.importorskip("rich")
 pytest.importorskip("matplotlib")

@@ -142,7 +142,7 @@ def test_the_servers_import_torch_while_the_recipe_does() -> None:
         "import json, os\n"
         "children = open(f'/proc/self/task/{os.getpid()}/children').read().split()\n"
         "found = [open(f'/proc/{pid}/cmdline').read() for pid in children]\n"
-        "servers = sum('worker_server' in each for each in found)\n"
+        "servers = sum('fork_server_main' in each for each in found)\n"
         "print(json.dumps([servers, 'torch' in sys.modules]))\n"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT)

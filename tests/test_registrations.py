@@ -20,10 +20,10 @@ from policies import categorical
 from processes import Script
 from torchrl.envs import GymEnv
 
+from torchrl_hts._evaluation.evaluator import Evaluator
+from torchrl_hts._learner.learner import environment_seed
+from torchrl_hts._processes.registrations import Registrations
 from torchrl_hts.errors import WorkerError
-from torchrl_hts.evaluation import Evaluator
-from torchrl_hts.learner import environment_seed
-from torchrl_hts.registrations import Registrations
 
 pytestmark = pytest.mark.usefixtures("collectors_end", "own_registry")
 

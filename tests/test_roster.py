@@ -9,10 +9,10 @@ from collections.abc import Iterator
 import pytest
 
 from torchrl_hts import WorkerError
-from torchrl_hts.exchange import Inbox
-from torchrl_hts.failures import Site
-from torchrl_hts.roster import Roster
-from torchrl_hts.workers import WorkerProcess, WorkerServer
+from torchrl_hts._processes.fork_server import WorkerProcess, WorkerServer
+from torchrl_hts._rounds.exchange import Inbox
+from torchrl_hts._supervision.failures import Site
+from torchrl_hts._supervision.listener import Roster
 
 pytestmark = pytest.mark.timeout(60)
 

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torchrl.modules import ProbabilisticActor
 
 from torchrl_hts import HTSCollector
-from torchrl_hts.running_statistics import normalisation_warnings
+from torchrl_hts._evaluation.running_statistics import normalisation_warnings
 
 pytestmark = pytest.mark.usefixtures("nothing_left")
 

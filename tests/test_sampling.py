@@ -25,9 +25,9 @@ from torch import Tensor, nn
 from torch import distributions as D
 from torchrl.envs.utils import ExplorationType, set_exploration_type
 
-from torchrl_hts.draws import CounterNoise, uniforms_of
+from torchrl_hts._policy.counter_policy import CounterPolicy
+from torchrl_hts._policy.draws import CounterNoise, uniforms_of
 from torchrl_hts.errors import PolicyError
-from torchrl_hts.sampling import CounterPolicy
 
 pytestmark = pytest.mark.usefixtures("seeded_thread")
 

@@ -23,8 +23,8 @@ from schedule_reference import (
     words,
 )
 
+from torchrl_hts._rounds.schedule import Phase, Schedule
 from torchrl_hts.errors import HTSError, ProtocolError
-from torchrl_hts.schedule import Phase, Schedule
 
 
 def step(schedule: Schedule, env: int) -> bool:

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 import pytest
 from schedule_reference import World, arbitrary_events, expected_batch, expected_values
 
-from torchrl_hts.schedule import Phase, Schedule
+from torchrl_hts._rounds.schedule import Phase, Schedule
 
 NUM_ENVS, ALPHA = 2, 2
 LOST = [(), (0,), (1,), (0, 1)]  # environments of the executors that fail

@@ -31,9 +31,9 @@ from support.checkpoints import Checkpoints
 from support.errors import RecipeError
 
 from torchrl_hts import HTSCollector, WorkerError
+from torchrl_hts._learner.learner import _to_bytes, _to_tensor
+from torchrl_hts._rounds.shared_memory import SharedMemory
 from torchrl_hts.env_state import CannotSaveError, names_of, restore_environment, save_environment
-from torchrl_hts.learner import _to_bytes, _to_tensor
-from torchrl_hts.storage import SharedMemory
 
 ROOT = Path(__file__).parents[1]
 
@@ -117,7 +117,7 @@ def new(module: str, qualname: str, state: Any) -> bytes:
 def method(owner: bytes, attribute: str) -> bytes:
     """A bound method."""
     arguments = owner + value(attribute) + pickle.TUPLE2
-    return name("torchrl_hts.state_names", "method") + arguments + pickle.REDUCE
+    return name("torchrl_hts.env_state.names", "method") + arguments + pickle.REDUCE
 
 
 US, REMOVE = __name__, "it names posix.remove"
@@ -188,7 +188,7 @@ def attacks(victim: str) -> dict[str, tuple[bytes, str]]:
         ),
         "a method of an array": (method(array, "newbyteorder"), "newbyteorder"),
         "references out of thin air": (
-            name("torchrl_hts.state_names", "view") + pickle.MARK
+            name("torchrl_hts.env_state.names", "view") + pickle.MARK
             + call("builtins", "bytearray", 8) + value(0) + array.replace(b"f8", b"O8")
             + value((1,)) + value((8,)) + pickle.TUPLE + pickle.REDUCE,
             "can't be read as one",
@@ -334,20 +334,20 @@ def test_nothing_else_unpickles_what_comes_from_a_file() -> None:
                 *("pickle.load", "pickle.loads", "cloudpickle.load", "cloudpickle.loads"),
                 *("pickle.Unpickler", "unpickled", "torch.load", "np.load", "numpy.load"),
             ):
-                found.add((path.name, ast.unparse(node)))
+                found.add((str(path.relative_to(ROOT)), ast.unparse(node)))
     assert {name for name, call in found if "weights_only=True" not in call} == {
-        "batch_inference.py",  # the policy, and examples of its input, from the collector
-        "ale_state.py",  # what a fork of this process says
-        "batch_plan.py",  # a copy of the policy, made in the same place
-        "evaluation.py",  # likewise
-        "executor.py",  # the factory, from the collector
-        "factories.py",  # the transforms around a batched environment, from the collector
-        "messages.py",  # between a process and its workers
-        "passes.py",  # the policy, and examples of its input, from the collector
-        "pickling.py",  # a copy of the policy, made just before
-        "playing.py",  # the factory and the policy, from the evaluator
-        "probing.py",  # the factory, from the collector
-        "registrations.py",  # what the main process has registered
+        "torchrl_hts/_actor/batch_inference.py",  # the policy and inputs of it
+        "torchrl_hts/env_state/ale.py",  # what a fork of this process says
+        "torchrl_hts/_planning/batch_plan.py",  # a copy of the policy, made in the same place
+        "torchrl_hts/_evaluation/evaluator.py",  # likewise
+        "torchrl_hts/_executor/loop.py",  # the factory
+        "torchrl_hts/_executor/factories.py",  # the transforms around a batched environment
+        "torchrl_hts/_processes/messages.py",  # between a process and its workers
+        "torchrl_hts/_planning/pass_times.py",  # the policy and inputs of it
+        "torchrl_hts/_planning/pickling.py",  # a copy of the policy, made just before
+        "torchrl_hts/_evaluation/player.py",  # the factory and the policy, from the evaluator
+        "torchrl_hts/_planning/probe.py",  # the factory
+        "torchrl_hts/_processes/registrations.py",  # what the main process has registered
     }
 
 

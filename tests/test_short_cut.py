@@ -33,8 +33,8 @@ from torchrl.modules import (
     ProbabilisticActor,
 )
 
-from torchrl_hts.draws import CounterNoise
-from torchrl_hts.sampling import CounterPolicy
+from torchrl_hts._policy.counter_policy import CounterPolicy
+from torchrl_hts._policy.draws import CounterNoise
 
 _DRAWN_IN_NUMPY = ("categorical", "actor and value", "policy operator", "own generator")
 

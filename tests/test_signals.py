@@ -20,12 +20,12 @@ from environments import EchoEnv
 from policies import categorical
 from processes import COLLECTORS_OWN, alive, open_descriptors, processes_below, wait_until
 
-import torchrl_hts.servers
+import torchrl_hts._processes.server_pool
 from torchrl_hts import HTSCollector
-from torchrl_hts.servers import WITH_TORCH, ServerPool, ServerUser
-from torchrl_hts.undivided import Ending, undivided
+from torchrl_hts._processes.server_pool import WITH_TORCH, ServerPool, ServerUser
+from torchrl_hts._processes.shutdown_once import Ending, undivided
 
-PACKAGE = str(Path(torchrl_hts.servers.__file__).parent)
+PACKAGE = str(Path(torchrl_hts._processes.server_pool.__file__).parent)
 MODULES = ("choosing", "staff", "crew", "roster")
 MODULES += ("servers", "workers", "messages", "undivided", "exchange")
 LOOKED_AFTER = ("CALL", "JUMP_BACKWARD")
@@ -135,8 +135,8 @@ def points(at: int) -> Points:
 def pool(monkeypatch: pytest.MonkeyPatch) -> Iterator[ServerPool]:
     """Servers of this test alone, since one may be given up here; that with torch stays warm."""
     pool = ServerPool()
-    monkeypatch.setattr(torchrl_hts.servers, "acquire_server", pool.acquire)
-    monkeypatch.setattr(torchrl_hts.servers, "release_servers", pool.release)
+    monkeypatch.setattr(torchrl_hts._processes.server_pool, "acquire_server", pool.acquire)
+    monkeypatch.setattr(torchrl_hts._processes.server_pool, "release_servers", pool.release)
     user = ServerUser()
     pool.acquire(WITH_TORCH, user)
     yield pool

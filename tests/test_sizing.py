@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from torchrl_hts.sizing import (
+from torchrl_hts._planning.costs import (
     PassCosts,
     StepCosts,
     TeamSize,

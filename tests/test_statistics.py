@@ -14,7 +14,7 @@ from environments import EchoEnv
 from policies import marked
 
 from torchrl_hts import HTSCollector, Statistics, WorkerStatistics
-from torchrl_hts.invariance import InvariantSizes
+from torchrl_hts._policy.invariance import InvariantSizes
 
 pytestmark = pytest.mark.usefixtures("nothing_left")
 

@@ -16,7 +16,7 @@ from policies import categorical
 from torchrl.collectors import BaseCollector
 
 from torchrl_hts import HTSCollector
-from torchrl_hts.stock_arguments import STOCK_ARGUMENTS, Stock, take_stock_arguments
+from torchrl_hts.collector.stock_arguments import STOCK_ARGUMENTS, Stock, take_stock_arguments
 
 pytestmark = pytest.mark.timeout(60)
 

@@ -12,7 +12,7 @@ from environments import EchoEnv
 from policies import categorical, marked
 
 from torchrl_hts import HTSCollector
-from torchrl_hts.stock_attributes import ABSENT
+from torchrl_hts.collector.stock_attributes import ABSENT
 
 pytestmark = [pytest.mark.usefixtures("nothing_left"), pytest.mark.timeout(120)]
 

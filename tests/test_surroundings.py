@@ -28,12 +28,17 @@ from policies import categorical
 from processes import needs_linux
 from torch import nn
 
+from torchrl_hts._evaluation.evaluator import Evaluator
+from torchrl_hts._processes.fork_server import WorkerServer
+from torchrl_hts._processes.messages import pickled, receive_object, send_object
+from torchrl_hts._processes.server_pool import (
+    TORCH_FREE,
+    ServerUser,
+    acquire_server,
+    release_servers,
+)
+from torchrl_hts._processes.surroundings import Surroundings, _set_limit
 from torchrl_hts.errors import WorkerError
-from torchrl_hts.evaluation import Evaluator
-from torchrl_hts.messages import pickled, receive_object, send_object
-from torchrl_hts.servers import TORCH_FREE, ServerUser, acquire_server, release_servers
-from torchrl_hts.surroundings import Surroundings, _set_limit
-from torchrl_hts.workers import WorkerServer
 
 pytestmark = pytest.mark.usefixtures("collectors_end")
 
@@ -222,7 +227,7 @@ def test_a_umask_that_can_only_be_read_by_setting_it(monkeypatch: pytest.MonkeyP
         raise FileNotFoundError(path)
 
     before = Surroundings.here().umask
-    monkeypatch.setattr("torchrl_hts.surroundings.read_system_file", missing)
+    monkeypatch.setattr("torchrl_hts._processes.surroundings.read_system_file", missing)
     assert Surroundings.here().umask == before == Surroundings.here().umask
 
 

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as st_numpy
 
-from torchrl_hts.schedule import Schedule
+from torchrl_hts._rounds.schedule import Schedule
 from torchrl_hts.theory import asynchronous_latency, rollout_time, timetable
 
 Array = np.ndarray[Any, Any]

@@ -15,10 +15,10 @@ from environments import EchoEnv
 from policies import categorical
 
 from torchrl_hts import HTSCollector
-from torchrl_hts.recording import RECORD, Activity
+from torchrl_hts._reports.picture import Box, boxes, waits_for_rounds
+from torchrl_hts._reports.timeline import Timeline
+from torchrl_hts._rounds.event_rings import RECORD, Activity
 from torchrl_hts.testing import digest
-from torchrl_hts.timeline import Timeline
-from torchrl_hts.timeline_picture import Box, boxes, waits_for_rounds
 
 pytestmark = pytest.mark.usefixtures("nothing_left")
 

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from torch.nn.utils import prune
 
-from torchrl_hts.transposed import is_transposed, transpose_layers
+from torchrl_hts._policy.transposed_layers import is_transposed, transpose_layers
 
 
 @pytest.mark.parametrize("bias", [True, False])

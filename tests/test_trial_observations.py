@@ -20,17 +20,18 @@ from tensordict.nn import TensorDictModule, TensorDictSequential
 from torch import Tensor, nn
 from torchrl.modules import MaskedCategorical, ProbabilisticActor
 
-from torchrl_hts import Evaluator, Failure, HTSCollector, PolicyError, WorkerError, choosing
-from torchrl_hts import trial_observations as observing
-from torchrl_hts.sizing import PassCosts, TeamSize
-from torchrl_hts.trial_inputs import TrialInputs
-from torchrl_hts.trial_observations import (
+from torchrl_hts import Evaluator, Failure, HTSCollector, PolicyError, WorkerError
+from torchrl_hts._executor import trial_observations as observing
+from torchrl_hts._executor.trial_observations import (
     at_resets,
     gym_observations,
     observed,
     observed_and_restored,
     own_generators,
 )
+from torchrl_hts._planning import worker_counts
+from torchrl_hts._planning.costs import PassCosts, TeamSize
+from torchrl_hts._policy.trial_inputs import TrialInputs
 
 spaces = gym.spaces
 SETTINGS: list[dict[str, Any]] = [{}, {"num_executors": 1}, {"num_executors": 3, "num_actors": 2}]
@@ -300,7 +301,7 @@ def test_passes_are_timed_with_what_is_real(monkeypatch: pytest.MonkeyPatch) -> 
         found.append(time_passes())
         return TeamSize(2, 1)
 
-    monkeypatch.setattr(choosing, "team_for", choose)
+    monkeypatch.setattr(worker_counts, "team_for", choose)
     for kind in ("bool mask", "probabilities"):
         make, policy = KINDS[kind]
         collect(make, policy())

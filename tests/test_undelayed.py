@@ -17,7 +17,8 @@ from torch import nn
 from torchrl.modules import ValueOperator
 from torchrl.objectives import A2CLoss
 
-from torchrl_hts import DelayedGradient, HTSCollector, UndelayedUpdateWarning, undelayed
+from torchrl_hts import DelayedGradient, HTSCollector, UndelayedUpdateWarning
+from torchrl_hts.delayed_gradient import undelayed
 
 pytestmark = [pytest.mark.usefixtures("nothing_left")]
 

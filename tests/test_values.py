@@ -13,10 +13,10 @@ import numpy as np
 import pytest
 import torch
 
+from torchrl_hts._executor.gym_actions import action_reader
+from torchrl_hts._executor.gym_env import GymEnvironment, RowOptions, observation_fields
+from torchrl_hts._rounds.shared_memory import Array, Field, Layout, SharedMemory
 from torchrl_hts.errors import InvalidValueError
-from torchrl_hts.gym_actions import action_reader
-from torchrl_hts.gym_env import GymEnvironment, RowOptions, observation_fields
-from torchrl_hts.storage import Array, Field, Layout, SharedMemory
 
 S = gym.spaces
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from torchrl_hts.versions import RANGES, check
+from torchrl_hts._versions import RANGES, check
 
 ROOT = Path(__file__).parents[1]
 
@@ -21,8 +21,8 @@ DOORS = [
     "from torchrl_hts import Evaluator",
     "from torchrl_hts import EpisodeReturns",
     "import torchrl_hts.testing",
-    "import torchrl_hts.bench",
-    "import torchrl_hts.from_config",
+    "import torchrl_hts.bench.__main__",
+    "import torchrl_hts.configs.make",
 ]
 
 
@@ -54,7 +54,7 @@ def test_every_door_says_it_in_one_sentence_before_torch_is_imported(
 
 
 def test_an_executors_path_asks_for_no_torchrl(tmp_path: Path) -> None:
-    code = "import torchrl_hts.executor, torchrl_hts.envs"
+    code = "import torchrl_hts._executor.loop, torchrl_hts.envs"
     done = run_with(tmp_path, "torchrl", "0.13.2", code)
     assert done.returncode == 0, done.stderr
 

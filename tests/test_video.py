@@ -11,7 +11,7 @@ import gymnasium as gym
 import numpy as np
 import pytest
 
-from torchrl_hts.video import check_renders, film, find_ffmpeg, video_writer
+from torchrl_hts._evaluation.video import check_renders, film, find_ffmpeg, video_writer
 
 imageio_ffmpeg = pytest.importorskip("imageio_ffmpeg")
 
@@ -145,7 +145,10 @@ def test_a_missing_package_is_said_with_its_remedy(monkeypatch: pytest.MonkeyPat
 
 
 def test_the_module_loads_neither_torch_nor_imageio() -> None:
-    code = "import sys, torchrl_hts.video; print({'torch', 'imageio_ffmpeg'} & set(sys.modules))"
+    code = (
+        "import sys, torchrl_hts._evaluation.video\n"
+        "print({'torch', 'imageio_ffmpeg'} & set(sys.modules))"
+    )
     command = [sys.executable, "-c", code]
     done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=True)
     assert done.stdout.strip() == "set()"

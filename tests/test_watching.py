@@ -9,10 +9,10 @@ from types import SimpleNamespace
 
 import pytest
 
-from torchrl_hts import exchange, watching
-from torchrl_hts.exchange import Inbox
-from torchrl_hts.schedule import Schedule
-from torchrl_hts.watching import Watcher
+from torchrl_hts._rounds import exchange, watching
+from torchrl_hts._rounds.exchange import Inbox
+from torchrl_hts._rounds.schedule import Schedule
+from torchrl_hts._rounds.watching import Watcher
 
 US = 1_000
 

@@ -24,20 +24,20 @@ from processes import (
 )
 from worker_targets import faults_of_a_block, modules, timer_slack_ns
 
-import torchrl_hts.servers
-import torchrl_hts.workers
-from torchrl_hts.errors import Failure, ResourceError
-from torchrl_hts.messages import receive_object, send_object
-from torchrl_hts.servers import (
+import torchrl_hts._processes.fork_server
+import torchrl_hts._processes.server_pool
+from torchrl_hts._processes.fork_server import ServerEndedError, WorkerProcess, WorkerServer
+from torchrl_hts._processes.linux import ON_LINUX
+from torchrl_hts._processes.messages import receive_object, send_object
+from torchrl_hts._processes.server_pool import (
     TORCH_FREE,
     ServerUser,
     acquire_server,
     keep_servers,
     release_servers,
 )
-from torchrl_hts.system import ON_LINUX
-from torchrl_hts.undivided import undivided
-from torchrl_hts.workers import ServerEndedError, WorkerProcess, WorkerServer
+from torchrl_hts._processes.shutdown_once import undivided
+from torchrl_hts.errors import Failure, ResourceError
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -144,7 +144,7 @@ class TestServer:
             raise OSError(number, os.strerror(number))
 
         before = open_descriptors("socket")
-        monkeypatch.setattr(f"torchrl_hts.workers.{patched}", refuse)
+        monkeypatch.setattr(f"torchrl_hts._processes.fork_server.{patched}", refuse)
         with pytest.raises(ResourceError, match=f"^a server of workers could not be .*{remedy}"):
             WorkerServer(("worker_targets",))
         assert open_descriptors("socket") == before
@@ -171,7 +171,7 @@ class TestServer:
             raise KeyboardInterrupt
 
         with monkeypatch.context() as patch:
-            patch.setattr(torchrl_hts.workers, "readable", interrupt)
+            patch.setattr(torchrl_hts._processes.fork_server, "readable", interrupt)
             with pytest.raises(KeyboardInterrupt):
                 spawn(server)
         worker = spawn(server)
@@ -185,7 +185,7 @@ class TestServer:
             raise KeyboardInterrupt
 
         with monkeypatch.context() as patch:
-            patch.setattr(torchrl_hts.workers, "read_message", interrupt)
+            patch.setattr(torchrl_hts._processes.fork_server, "read_message", interrupt)
             with pytest.raises(KeyboardInterrupt):
                 spawn(server)
         wait_until(server.has_ended)
@@ -298,9 +298,9 @@ class TestTheEnd:
         script = tmp_path / "main.py"
         script.write_text(
             "import json, os, signal\n"
-            "from torchrl_hts.messages import send_object\n"
-            "from torchrl_hts.servers import TORCH_FREE\n"
-            "from torchrl_hts.workers import WorkerServer\n"
+            "from torchrl_hts._processes.messages import send_object\n"
+            "from torchrl_hts._processes.server_pool import TORCH_FREE\n"
+            "from torchrl_hts._processes.fork_server import WorkerServer\n"
             "server = WorkerServer(TORCH_FREE)\n"
             "workers = [server.spawn('w', 'worker_targets:serve', ()) for _ in range(2)]\n"
             "send_object(workers[0].control, ('hang', None))\n"
@@ -330,7 +330,7 @@ class TestTheEnd:
         )
         source = (
             f"import json, signal, sys\nsys.path.append({str(tmp_path)!r})\n"
-            "from torchrl_hts.workers import WorkerServer\n"
+            "from torchrl_hts._processes.fork_server import WorkerServer\n"
             "server = WorkerServer(['endless'])\n"
             f"open({str(reached)!r}).read()\n"
             f"print(json.dumps(server.pid), flush=True)\n{end}\n"
@@ -401,7 +401,7 @@ class TestPool:
         keeping = keeper()
         next(keeping)
         release_servers(user)
-        pool = torchrl_hts.servers._pool
+        pool = torchrl_hts._processes.server_pool._pool
 
         @undivided
         def acquire() -> None:

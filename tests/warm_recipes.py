@@ -21,9 +21,9 @@ from typing import Any, NoReturn
 from processes import SHARED_SERVERS
 from script_paths import RECIPES
 
-from torchrl_hts.messages import receive_object, send_object
-from torchrl_hts.servers import WITH_TORCH
-from torchrl_hts.workers import WorkerProcess, WorkerServer
+from torchrl_hts._processes.fork_server import WorkerProcess, WorkerServer
+from torchrl_hts._processes.messages import receive_object, send_object
+from torchrl_hts._processes.server_pool import WITH_TORCH
 
 RUN = subprocess.Popen
 
@@ -102,7 +102,7 @@ class ForkedServer:
 
 def popen(command: Any, *args: Any, **kwargs: Any) -> Any:
     """`subprocess.Popen`, but for worker servers."""
-    is_server = isinstance(command, list) and "worker_server" in command[-1]
+    is_server = isinstance(command, list) and "fork_server_main" in command[-1]
     return (ForkedServer if is_server else RUN)(command, *args, **kwargs)
 
 

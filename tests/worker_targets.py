@@ -9,7 +9,7 @@ import sys
 from multiprocessing.connection import Connection
 from pathlib import Path
 
-from torchrl_hts.messages import receive_object, send_object
+from torchrl_hts._processes.messages import receive_object, send_object
 
 
 def serve(control: Connection, fds: list[int]) -> None:

@@ -10,9 +10,15 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from torchrl_hts._evaluation.evaluator import Evaluation, Evaluator
+    from torchrl_hts._processes.linux import keep_large_blocks
+    from torchrl_hts._processes.server_pool import keep_servers
+    from torchrl_hts._reports.episodes import EpisodeReturns
+    from torchrl_hts._reports.statistics import Statistics, WorkerStatistics
+    from torchrl_hts._reports.timeline import Timeline
     from torchrl_hts.collector import HTSCollector
     from torchrl_hts.delayed_gradient import DelayedGradient
-    from torchrl_hts.episodes import EpisodeReturns
+    from torchrl_hts.delayed_gradient.undelayed import UndelayedUpdateWarning
     from torchrl_hts.errors import (
         CannotSaveError,
         Failure,
@@ -23,21 +29,15 @@ if TYPE_CHECKING:
         ResourceError,
         WorkerError,
     )
-    from torchrl_hts.evaluation import Evaluation, Evaluator
-    from torchrl_hts.servers import keep_servers
-    from torchrl_hts.statistics import Statistics, WorkerStatistics
-    from torchrl_hts.system import keep_large_blocks
-    from torchrl_hts.timeline import Timeline
-    from torchrl_hts.undelayed import UndelayedUpdateWarning
 
 __version__ = "0.1.0"
 
 _MODULE_OF = {
     "CannotSaveError": "errors",
     "DelayedGradient": "delayed_gradient",
-    "EpisodeReturns": "episodes",
-    "Evaluation": "evaluation",
-    "Evaluator": "evaluation",
+    "EpisodeReturns": "_reports.episodes",
+    "Evaluation": "_evaluation.evaluator",
+    "Evaluator": "_evaluation.evaluator",
     "Failure": "errors",
     "HTSCollector": "collector",
     "HTSError": "errors",
@@ -45,13 +45,13 @@ _MODULE_OF = {
     "PolicyError": "errors",
     "ProtocolError": "errors",
     "ResourceError": "errors",
-    "Statistics": "statistics",
-    "Timeline": "timeline",
-    "UndelayedUpdateWarning": "undelayed",
+    "Statistics": "_reports.statistics",
+    "Timeline": "_reports.timeline",
+    "UndelayedUpdateWarning": "delayed_gradient.undelayed",
     "WorkerError": "errors",
-    "WorkerStatistics": "statistics",
-    "keep_large_blocks": "system",
-    "keep_servers": "servers",
+    "WorkerStatistics": "_reports.statistics",
+    "keep_large_blocks": "_processes.linux",
+    "keep_servers": "_processes.server_pool",
 }
 
 __all__ = [
@@ -79,13 +79,20 @@ __all__ = [
 
 
 # These import torchrl, here or in servers that they start.
-_WITH_TORCHRL = {"collector", "delayed_gradient", "episodes", "evaluation", "servers"}
+_WITH_TORCHRL = {
+    "_evaluation.evaluator",
+    "_processes.server_pool",
+    "_reports.episodes",
+    "collector",
+    "delayed_gradient",
+    "delayed_gradient.undelayed",
+}
 
 
 def __getattr__(name: str) -> Any:
     if name in _MODULE_OF:
         if _MODULE_OF[name] in _WITH_TORCHRL:
-            import_module("torchrl_hts.versions")
+            import_module("torchrl_hts._versions")
         return getattr(import_module(f"torchrl_hts.{_MODULE_OF[name]}"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 

@@ -44,7 +44,7 @@ from told import ALWAYS, LAST_WORDS, ToldEnv
 from told_policy import CALIBRATION, learn, told_policy
 
 from torchrl_hts import Failure, HTSCollector, WorkerError
-from torchrl_hts.learner import environment_seed
+from torchrl_hts._learner.learner import environment_seed
 
 pytestmark = pytest.mark.timeout(120)
 

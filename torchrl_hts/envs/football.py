@@ -13,6 +13,7 @@ from typing import Any, Literal
 import gymnasium as gym
 import numpy as np
 
+from torchrl_hts._executor.gym_env import BackgroundEnv
 from torchrl_hts.envs.football_engines import Engine, EnvPoolEngine, GFootballEngine
 from torchrl_hts.envs.football_rules import (
     HEIGHT,
@@ -24,7 +25,6 @@ from torchrl_hts.envs.football_rules import (
     paint,
 )
 from torchrl_hts.errors import CannotSaveError
-from torchrl_hts.gym_env import BackgroundEnv
 
 __all__ = ["FootballEnv", "check_football", "make_football"]
 

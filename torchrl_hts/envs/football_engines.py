@@ -15,11 +15,11 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from torchrl_hts.env_state.names import Names
+from torchrl_hts.env_state.pickles import StateReader
 from torchrl_hts.envs.football_pool import Pool, PoolProcess, SharedGame, SharedPool
 from torchrl_hts.envs.football_rules import HEIGHT, WIDTH, Moment, draw_minimap, engine_seeds
 from torchrl_hts.errors import CannotSaveError
-from torchrl_hts.state_names import Names
-from torchrl_hts.state_pickle import StateReader
 
 __all__ = ["Engine", "EnvPoolEngine", "GFootballEngine"]
 

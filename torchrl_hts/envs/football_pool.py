@@ -18,7 +18,7 @@ from typing import Any, ClassVar, NoReturn
 
 import numpy as np
 
-from torchrl_hts.system import die_with_parent
+from torchrl_hts._processes.linux import die_with_parent
 
 __all__ = ["Pool", "PoolProcess", "SharedGame", "SharedPool"]
 

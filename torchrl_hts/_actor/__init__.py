@@ -1,0 +1,1 @@
+"""Actors answer observations, many at a time, with the policy's actions."""

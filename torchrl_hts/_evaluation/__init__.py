@@ -1,0 +1,1 @@
+"""Whole episodes beside training, in a process of their own, and films of them."""

@@ -1,0 +1,332 @@
+"""Evaluation beside training: whole episodes, on seeds of their own, in a process of its own.
+
+TorchRL's ``torchrl.collectors.Evaluator`` takes TorchRL environments alone, imports torch anew in
+its process, and its state forgets the requests that are still to be played. This one plays plain
+gymnasium environments, starts by a fork, and plays them again after a resume, bit for bit.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import os
+import pickle
+import warnings
+import weakref
+from collections import deque
+from collections.abc import Callable, Mapping
+from copy import deepcopy
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import gymnasium as gym
+from torch import Tensor, nn
+from torchrl.envs.utils import ExplorationType
+
+from torchrl_hts._evaluation.player import Evaluation, PlayerJob, PlayerPlan, PlayerProcess
+from torchrl_hts._evaluation.video import find_ffmpeg, partial_path
+from torchrl_hts._executor.gym_env import GymDescription
+from torchrl_hts._planning.arguments import (
+    check_factories,
+    check_integer,
+    make_policy,
+)
+from torchrl_hts._planning.batch_plan import BatchPlan, plan_batch
+from torchrl_hts._planning.pickling import pickle_factories, pickle_policy
+from torchrl_hts._planning.policy_forms import Fitted
+from torchrl_hts._rounds.entries import leaves
+from torchrl_hts._rounds.shared_memory import Layout, SharedMemory
+from torchrl_hts._rounds.slots import Slots, field_of, policy_tensors
+from torchrl_hts.errors import PolicyError
+
+__all__ = ["Evaluation", "Evaluator"]
+
+_LOG = logging.getLogger(__name__)
+
+
+class Evaluator:
+    """Plays evaluation episodes in a process of its own, beside training.
+
+    Episode k of every evaluation is played in environment k, which is reset with a seed that
+    depends on ``seed`` and k alone. What an evaluation gives depends on the parameters, ``seed``
+    and the step that it is submitted with, on nothing else: not on timing, nor on what was
+    evaluated before. For that, ``reset(seed=...)`` must start an environment wholly anew. One that
+    goes on counting over episodes has no place here: a warning names wrappers that normalise
+    observations with running statistics of their own, or rewards
+    (docs/explanation/reliability.md says what to do instead).
+
+    The process is forked from the server that collectors fork their actors from, runs at a lower
+    priority than training, on one thread and the CPU, and ends with this one, however it ends.
+    Not for use by several threads at a time.
+
+    Args:
+        create_env_fn: makes a `gymnasium.Env`, equal to those of training, though its rewards need
+            not be scaled or clipped.
+        policy: the one that is trained. Its newest values are copied at each `submit`; it is run
+            in evaluation mode (``policy.eval()``), in a copy.
+
+    Keyword Args:
+        num_episodes: episodes per evaluation, all played at the same time with one batched
+            forward pass per step.
+        seed: an int >= 0.
+        exploration_type: ``DETERMINISTIC`` for greedy play, ``RANDOM`` for sampled actions.
+        max_frames_per_episode: length at which an episode is truncated; 0: never. Adds
+            ``step_count``, as a collector's ``max_frames_per_traj`` does.
+        video_path: an ``.mp4`` file for the best episode so far. It is written after an evaluation
+            whose best return beats those of all earlier ones.
+        create_render_env_fn: makes the same environment with ``render_mode="rgb_array"``; needed
+            for a video, and only used for it.
+        fps: frames per second of the video, of one frame per step; by default what the
+            environment's metadata says. 15 is right for Atari with a frame skip of 4.
+
+    Raises:
+        TypeError, ValueError: for arguments that don't fit; the message says which.
+        ModuleNotFoundError: if a video is asked for and imageio-ffmpeg is not installed.
+        PolicyError: if the policy fails in a trial run.
+        WorkerError: if an environment can't be made; later, from every method but `state_dict`
+            and `shutdown`, if the process fails. What was submitted stays pending, the submission
+            that raises included: a new evaluator plays it if it is given the `state_dict`.
+
+    Example:
+        >>> import functools, torch
+        >>> from tensordict.nn import ProbabilisticTensorDictModule as Prob, TensorDictModule
+        >>> from tensordict.nn import ProbabilisticTensorDictSequential as Actor
+        >>> policy = Actor(
+        ...     TensorDictModule(nn.Linear(4, 2), ["observation"], ["logits"]),
+        ...     Prob(["logits"], ["action"], distribution_class=torch.distributions.Categorical),
+        ... )
+        >>> make_env = functools.partial(gym.make, "CartPole-v1")
+        >>> with Evaluator(make_env, policy, num_episodes=5) as evaluator:
+        ...     for step in range(0, 3000, 1000):  # a training loop
+        ...         evaluator.submit(step)
+        ...         finished = evaluator.poll()  # maybe none yet
+        ...     finished += evaluator.wait()
+        >>> finished[-1].step, len(finished[-1].returns)
+        (2000, 5)
+    """
+
+    def __init__(
+        self,
+        create_env_fn: Callable[[], gym.Env[Any, Any]],
+        policy: nn.Module,
+        *,
+        num_episodes: int = 10,
+        seed: int = 0,
+        exploration_type: ExplorationType = ExplorationType.DETERMINISTIC,
+        max_frames_per_episode: int = 0,
+        video_path: Path | str | None = None,
+        create_render_env_fn: Callable[[], gym.Env[Any, Any]] | None = None,
+        fps: float | None = None,
+    ) -> None:
+        num_episodes = check_integer("num_episodes", num_episodes)
+        seed = check_integer("seed", seed, least=0)
+        max_frames_per_episode = check_integer(
+            "max_frames_per_episode", max_frames_per_episode, least=0
+        )
+        if not isinstance(exploration_type, ExplorationType):
+            raise TypeError(
+                f"exploration_type must be an ExplorationType, got {exploration_type!r}"
+            )
+        path = _check_video(video_path, create_render_env_fn, fps)
+        factory, *_ = pickle_factories(check_factories([create_env_fn], None))
+        render_factory = None
+        if create_render_env_fn is not None:
+            render_factory, *_ = pickle_factories(check_factories([create_render_env_fn], None))
+        self.policy = make_policy(policy, None)
+        copy = pickle.loads(pickle_policy(self.policy)).eval()
+        self._submitted: deque[_Submission] = deque()
+        self._playing: _Submission | None = None
+        self._best = -math.inf  # of what `poll` and `wait` have returned
+        fd = SharedMemory.create_fd()
+        try:
+            self._process = PlayerProcess(fd, None if path is None else partial_path(path))
+            self._finalizer = weakref.finalize(self, self._process.shutdown)
+            job = PlayerJob(factory, num_episodes, seed, render_factory, path, fps)
+            try:
+                self._start(fd, job, copy, exploration_type, max_frames_per_episode)
+            except BaseException:
+                self.shutdown()
+                raise
+        finally:
+            os.close(fd)
+
+    def _start(
+        self,
+        fd: int,
+        job: PlayerJob,
+        policy: nn.Module,
+        exploration_type: ExplorationType,
+        max_frames_per_episode: int,
+    ) -> None:
+        """Have the environments made, and lay out the memory that is shared."""
+        _LOG.info("making %d environments to evaluate in", job.num_episodes)
+        self._process.send(job)
+        description, to_warn_of = self._process.receive("while it made the environments")
+        for warning in to_warn_of:
+            warnings.warn(warning, RuntimeWarning, stacklevel=3)
+
+        def plan_for(description: GymDescription) -> BatchPlan:
+            if isinstance(policy, Fitted):
+                policy.fit(description)
+            return plan_batch(
+                description,
+                deepcopy(policy),
+                job.num_episodes,
+                exploration_type=exploration_type,
+                max_frames_per_traj=max_frames_per_episode,
+                compact_obs=True,
+            )
+
+        try:
+            plan = plan_for(description)
+        except PolicyError:
+            if description.observations is not None:
+                raise
+            self._process.send("observe")  # the policy refuses what isn't real
+            observations = self._process.receive("while it observed an environment")
+            plan = plan_for(replace(description, observations=observations))
+        parameters = tuple(field_of((n,), t, 0) for n, t in policy_tensors(self.policy))
+        layout = Layout(job.num_episodes, 1, 0, 0, plan.fields, parameters)
+        self._slots = Slots(SharedMemory(fd, layout))
+        self._process.send(
+            PlayerPlan(
+                policy=pickle_policy(policy),
+                layout=layout,
+                inputs=tuple(key for key, _ in leaves(plan.examples)),
+                outputs=plan.outputs,
+                options=plan.options,
+                exploration_type=exploration_type,
+            )
+        )
+        self._process.receive("at the start")
+
+    @property
+    def pid(self) -> int:
+        """Id of the process that plays."""
+        return self._process.worker.pid
+
+    def submit(self, step: int) -> None:
+        """Ask for an evaluation of the policy as it is now; returns at once.
+
+        The values of the parameters and buffers are copied. They wait for their turn in this
+        process's memory, so an evaluation should take less time than passes between two calls.
+        With `DelayedGradient`, call it outside of the ``with`` block, inside of which the policy
+        has older values.
+
+        Args:
+            step: for the result, such as the number of environment steps so far; sampled actions
+                depend on it.
+        """
+        step = check_integer("step", step, least=0)
+        values = [tensor.to("cpu", copy=True) for _, tensor in policy_tensors(self.policy)]
+        self._submitted.append(_Submission(step, values))
+        self._advance(wait=False)
+
+    def poll(self) -> list[Evaluation]:
+        """The evaluations that have finished since the last call, as submitted; never waits."""
+        self._advance(wait=False)
+        finished = []
+        while self._submitted and (evaluation := self._submitted[0].evaluation) is not None:
+            parameters = self._by_name(self._submitted.popleft())
+            self._best = max(self._best, evaluation.max)
+            finished.append(replace(evaluation, parameters=parameters))
+        return finished
+
+    @property
+    def pending(self) -> bool:
+        """Whether there is something that was submitted and `poll` has not returned."""
+        return bool(self._submitted)
+
+    def wait(self) -> list[Evaluation]:
+        """The evaluations that `poll` has not returned yet, all of them; waits for them."""
+        self._advance(wait=True)
+        return self.poll()
+
+    def state_dict(self) -> dict[str, Any]:
+        """What was submitted and not returned yet, and the best return so far; doesn't wait."""
+        pending = [
+            {"step": each.step, "parameters": self._by_name(each)} for each in self._submitted
+        ]
+        return {"best": self._best, "pending": pending}
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Submit again what was pending; for a new evaluator with the same arguments.
+
+        Raises:
+            ValueError: if something submitted has not been returned yet, or the parameters aren't
+                those of the policy.
+        """
+        if self._submitted:
+            raise ValueError("load_state_dict: something submitted has not been returned yet")
+        own = {name: tensor.shape for name, tensor in policy_tensors(self.policy)}
+        for pending in state_dict["pending"]:
+            found = {name: tensor.shape for name, tensor in pending["parameters"].items()}
+            if found != own:
+                raise ValueError("the state is of an evaluator of another policy")
+            values = [pending["parameters"][name].to("cpu", copy=True) for name in own]
+            self._submitted.append(_Submission(pending["step"], values))
+        self._best = state_dict["best"]
+        self._advance(wait=False)
+
+    def shutdown(self) -> None:
+        """End the process at once, and what it plays with it; may be called again."""
+        self._process.shutdown()
+
+    def _by_name(self, submission: _Submission) -> dict[str, Tensor]:
+        names = [name for name, _ in policy_tensors(self.policy)]
+        return dict(zip(names, submission.parameters, strict=True))
+
+    def _advance(self, *, wait: bool) -> None:
+        """Take what the process has finished and give it the next, until there is no more.
+
+        It is given work when it has none, so that neither side ever waits for the other: the
+        parameters lie in shared memory, which it doesn't read then, and messages are short.
+        """
+        while True:
+            self._process.check()
+            unfinished = [each for each in self._submitted if each.evaluation is None]
+            if self._playing is None and unfinished:
+                self._slots.stage(0, unfinished[0].parameters)
+                finished = [each.evaluation for each in self._submitted if each.evaluation]
+                best = max([self._best, *(evaluation.max for evaluation in finished)])
+                self._playing = unfinished[0]
+                self._process.send((self._playing.step, best))
+            if not self._process.has_news(wait=wait and self._playing is not None):
+                return
+            if self._playing is None:
+                self._process.receive("while it waited for work")  # raises: it has ended
+            else:
+                doing = f"in the evaluation at step {self._playing.step}"
+                self._playing.evaluation = self._process.receive(doing)
+                self._playing = None
+
+    def __enter__(self) -> Evaluator:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.shutdown()
+
+
+@dataclass
+class _Submission:
+    """Parameters to evaluate, and the result once it is there."""
+
+    step: int
+    parameters: list[Tensor]
+    evaluation: Evaluation | None = None
+
+
+def _check_video(path: Path | str | None, create_env_fn: object, fps: float | None) -> Path | None:
+    if (path is None) != (create_env_fn is None):
+        raise TypeError("a video needs both video_path and create_render_env_fn")
+    if path is None:
+        return None
+    find_ffmpeg()  # raises now, not after hours of training
+    path = Path(path).absolute()
+    if path.suffix != ".mp4":
+        raise ValueError(f"video_path must end in .mp4, got {str(path)!r}")
+    if fps is not None and not fps > 0:
+        raise ValueError(f"fps must be positive, got {fps}; the frames are for video_path")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    return path

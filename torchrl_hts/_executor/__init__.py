@@ -1,0 +1,1 @@
+"""Executors step environments: gymnasium's, without torch, and TorchRL's."""

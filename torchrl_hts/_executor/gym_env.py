@@ -1,0 +1,368 @@
+"""A gymnasium environment whose transitions lie in its row of the slots. Knows nothing of torch.
+
+Batches look as they do with TorchRL's ``GymEnv``: a Box, Discrete, MultiDiscrete or MultiBinary
+observation is called ``"observation"``, a Dict space gives its own (nested) keys. Values keep the
+data type of their space; rewards are float32; ``("next", ...)`` of an episode's last step holds
+its true last observation.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import zlib
+from collections.abc import Iterable
+from dataclasses import dataclass
+from math import isnan
+from typing import Any, Literal
+
+import gymnasium as gym
+import numpy as np
+from numpy import vdot
+
+from torchrl_hts._executor.generators import Generators
+from torchrl_hts._executor.gym_actions import action_reader
+from torchrl_hts._executor.info import InfoKey, info_number
+from torchrl_hts._executor.old_gym import checked_reset, of_done, of_reset, of_step
+from torchrl_hts._executor.spaces import own_spaces, seed_spaces
+from torchrl_hts._executor.values import (
+    FLOAT32_MAX,
+    check_keys,
+    checked_reward,
+    converted,
+    dict_levels,
+    unknown_key,
+    unsupported_observation,
+)
+from torchrl_hts._rounds.shared_memory import Array, Field, Key, SharedMemory
+from torchrl_hts.env_state import names_of, restore_environment, save_environment
+from torchrl_hts.env_state.names import Names
+from torchrl_hts.errors import InvalidValueError
+
+__all__ = [
+    "BackgroundEnv",
+    "Carried",
+    "GymDescription",
+    "GymEnvironment",
+    "RowOptions",
+    "observation_fields",
+]
+
+
+class BackgroundEnv(gym.Env[Any, Any]):
+    """An environment that can play while the process that asked for it does something else.
+
+    `reset` and `step` give the same whether or not they have been begun. What has been begun comes
+    next.
+    """
+
+    def begin_reset(self, seed: int) -> None:
+        """Get ready for a `reset` with this seed, which comes next."""
+
+    def begin_step(self, action: Any) -> bool:
+        """Begin a `step` with this action, which comes next and waits for it.
+
+        Returns False if `step` is to do it all.
+        """
+        return False
+
+
+@dataclass(frozen=True)
+class GymDescription:
+    """What the main process needs to know of an environment; equal for all of a collector.
+
+    Attributes:
+        observation_space, action_space: of the environment.
+        observations: `trial_observations.Observations` of one of them; None where nobody looked.
+    """
+
+    observation_space: gym.Space[Any]
+    action_space: gym.Space[Any]
+    observations: Any = None
+
+
+@dataclass(frozen=True)
+class Carried:
+    """What the policy reads back at each step of what it wrote for the step before.
+
+    Attributes:
+        key: that it reads at the root.
+        source: that it writes: ``("next", *key)``, or the same key.
+        start: the value where an episode starts.
+    """
+
+    key: Key
+    source: Key
+    start: float = 0.0
+
+
+@dataclass(frozen=True)
+class RowOptions:
+    """How an environment's rows are written.
+
+    Attributes:
+        max_frames_per_traj: length at which an episode is truncated; 0: never.
+        write_next_observation: False leaves ``("next", observation)`` out (``compact_obs``).
+        policy_keys: keys that the policy writes, the action among them.
+        carried: what the policy leaves for its next step, and the environment does not keep.
+        info_keys: of the numbers in a step's info that are written too.
+        write_is_init: whether ``"is_init"``, which the policy reads, is for the collector to write.
+    """
+
+    max_frames_per_traj: int
+    write_next_observation: bool
+    policy_keys: tuple[Key, ...]
+    carried: tuple[Carried, ...]
+    info_keys: tuple[InfoKey, ...] = ()
+    write_is_init: bool = False
+
+
+def observation_fields(space: gym.Space[Any]) -> list[tuple[Field, tuple[str, ...]]]:
+    """Fields of an observation space, each with the path of its value in the observation.
+
+    Raises:
+        TypeError: if the space, or a part of it, is of a kind that has no fixed array shape.
+    """
+    if not isinstance(space, gym.spaces.Dict):
+        return [(_leaf(("observation",), space, space), ())]
+    check_keys("observation", space)
+    return [(_leaf(path, leaf, space), path) for path, leaf in _leaves((), space)]
+
+
+def _leaves(path: Key, space: gym.Space[Any]) -> Iterable[tuple[Key, gym.Space[Any]]]:
+    if isinstance(space, gym.spaces.Dict):
+        for name, child in space.spaces.items():
+            yield from _leaves((*path, name), child)
+    else:
+        yield path, space
+
+
+def _leaf(key: Key, space: gym.Space[Any], whole: gym.Space[Any]) -> Field:
+    known = (
+        gym.spaces.Box,
+        gym.spaces.Discrete,
+        gym.spaces.MultiDiscrete,
+        gym.spaces.MultiBinary,
+    )
+    if not isinstance(space, known) or space.shape is None or space.dtype is None:
+        raise unsupported_observation(key, space, whole)
+    return Field(key, tuple(space.shape), np.dtype(space.dtype).name)
+
+
+class GymEnvironment:
+    """One environment and its row ``[S][T, *shape]`` of every field.
+
+    Args:
+        env: the environment.
+        index: its global index.
+        generators: that it draws from besides its own ones, entered already; by default new ones.
+    """
+
+    def __init__(
+        self, env: gym.Env[Any, Any], index: int, generators: Generators | None = None
+    ) -> None:
+        self.env = env
+        self.index = index
+        self._generators = generators or Generators(index)
+        self._enter_step = self._generators.enter_step
+        own_spaces(env)
+        self._names: Names | None = None
+        with contextlib.suppress(Exception):  # which is met again, and told, where it is saved
+            self._names = names_of(env)
+        self.plays_in_background = isinstance(env, BackgroundEnv)
+        self.description = GymDescription(env.observation_space, env.action_space)
+
+    def bind(self, memory: SharedMemory, options: RowOptions) -> None:
+        """Find this environment's rows; call once the layout is known."""
+        slots = [memory.fields(slot) for slot in range(memory.layout.num_slots)]
+
+        def rows(*key: str) -> list[Array]:
+            return [slot[key][self.index] for slot in slots]
+
+        self._num_envs = memory.layout.num_envs
+        self._max_frames = options.max_frames_per_traj
+
+        def kept(*key: str) -> list[Array] | None:  # private entries may have no rows
+            return rows(*key) if key in slots[0] else None
+
+        # Of words one by one, a memoryview is written in a fraction of an array's time.
+        def words(*key: str, of: Literal["?", "f", "d", "q"]) -> list[Any]:
+            return [row.data.cast("B").cast(of) for row in rows(*key)]
+
+        self._observations = [
+            (field, field.storage_dtype, path, kept(*field.key), after)
+            for field, path in observation_fields(self.env.observation_space)
+            for after in [kept("next", *field.key) if options.write_next_observation else None]
+        ]
+        self._levels = dict_levels(self.env.observation_space)
+        self._done = words("next", "done", of="?")
+        self._terminated = words("next", "terminated", of="?")
+        self._truncated = words("next", "truncated", of="?")
+        self._reward = words("next", "reward", of="f")
+        self._trajectory = words("collector", "traj_ids", of="q")
+        self._infos = [(key, words("next", *key, of="d")) for key in options.info_keys]
+        self._action = action_reader(self.env.action_space, ("action",), rows)
+        self._carried = [(rows(*c.key), rows(*c.source), c.start) for c in options.carried]
+        self._is_init = rows("is_init") if options.write_is_init else None
+        self._step_count = (
+            (rows("step_count"), rows("next", "step_count")) if self._max_frames else None
+        )
+
+    def begin_reset(self, seed: int) -> None:
+        """Get ready for a reset with this seed."""
+        assert isinstance(self.env, BackgroundEnv)
+        self._seed(seed)
+        self._generators.enter()
+        self.env.begin_reset(seed)
+
+    def reset(self, seed: int, steps: int) -> None:
+        """Start over with a new episode, after so many steps of this environment in all."""
+        # No environment has had more episodes than steps: these numbers are new (I7: and depend
+        # on the environment and its steps alone).
+        self._episode = steps
+        self._seed(seed)
+        self._begin_episode(seed)
+
+    def _seed(self, seed: int) -> None:
+        """Seed all that it may draw from but what its own ``reset`` seeds."""
+        self._generators.seed(seed)
+        seed_spaces(self.env, seed)
+
+    def _begin_episode(self, seed: int | None) -> None:
+        self._generators.enter()
+        try:
+            outcome = self.env.reset(seed=seed)
+        except TypeError as error:
+            if (told := of_reset(error)) is not None:
+                raise told from error
+            raise
+        self._observation = checked_reset(outcome)
+        self._check(self._observation)
+        self._length = 0
+        self._state: list[Array] | None = None
+
+    def save(self) -> bytes:
+        """All that the coming steps depend on, and that is not in the slots.
+
+        Raises:
+            CannotSaveError: if the environment holds something that can't be saved.
+        """
+        self._generators.enter()
+        own = (self._observation, self._length, self._state, self._episode)
+        saved = save_environment(self.env, (*own, self._generators.state()), names=self._names)
+        return zlib.compress(saved, 1)
+
+    def restore(self, state: bytes) -> None:
+        """Go on where `save` was called, in another process and another environment maybe."""
+        self._generators.enter()
+        own = restore_environment(self.env, zlib.decompress(state), names=self._names)
+        self._observation, self._length, self._state, self._episode, *generators = own
+        if generators:
+            self._generators.restore(*generators)
+        else:  # saved before generators were
+            own_spaces(self.env)
+            self._seed(zlib.crc32(state))
+
+    def write_observation(self, slot: int, t: int) -> None:
+        """Write what the policy reads at step ``t``."""
+        self._write(self._observation, slot, t, successor=False)
+        if self._is_init is not None:
+            self._is_init[slot][t] = self._length == 0
+        if self._step_count is not None:
+            self._step_count[0][slot][t] = self._length
+        for position, (root, _, start) in enumerate(self._carried):
+            root[slot][t] = start if self._state is None else self._state[position]
+
+    def begin_step(self, slot: int, t: int) -> bool:
+        """Begin the step at ``t``; False if `step` is to do it all."""
+        assert isinstance(self.env, BackgroundEnv)
+        self._generators.enter_step()
+        return self.env.begin_step(self._action(slot, t))
+
+    def step(self, slot: int, t: int) -> bool:
+        """Step with the action at ``t`` and write the transition; returns if the episode ended."""
+        self._enter_step()
+        action = self._action(slot, t)
+        try:
+            observation, reward, terminated, truncated, info = self.env.step(action)
+        except (TypeError, ValueError) as error:
+            if (told := of_step(error)) is not None:
+                raise told from error
+            raise
+        self._check(observation)
+        number = reward if isinstance(reward, float) else checked_reward(reward)
+        if not -FLOAT32_MAX <= number <= FLOAT32_MAX:  # or NaN
+            number = checked_reward(number)
+        self._reward[slot][t] = number
+        self._length += 1
+        if self._max_frames and self._length >= self._max_frames:
+            truncated = True
+        try:
+            done = bool(terminated or truncated)
+        except (TypeError, ValueError) as error:  # arrays, as of several environments
+            raise of_done(terminated, truncated) from error
+        self._write(observation, slot, t, successor=True)
+        self._done[slot][t] = done
+        self._terminated[slot][t] = terminated
+        self._truncated[slot][t] = truncated
+        self._trajectory[slot][t] = self.index + self._num_envs * self._episode
+        for key, numbers in self._infos:
+            numbers[slot][t] = info_number(info, key)
+        if self._step_count is not None:
+            self._step_count[1][slot][t] = self._length
+        if done:
+            self._episode += 1
+            self._begin_episode(None)
+        else:
+            self._observation = observation
+            if self._carried:
+                self._state = [left[slot][t].copy() for _, left, _ in self._carried]
+        return done
+
+    def _write(self, observation: Any, slot: int, t: int, *, successor: bool) -> None:
+        for _, _, path, root, after in self._observations:
+            rows = after if successor else root
+            if rows is None:
+                continue
+            value = observation
+            for name in path:
+                value = value[name]
+            rows[slot][t] = value
+
+    def _check(self, observation: Any) -> None:
+        """Raise if an observation is not what its space says, or NaN."""
+        for field, dtype, path, _, _ in self._observations:
+            value = observation
+            if path:
+                try:
+                    for name in path:
+                        value = value[name]
+                except (KeyError, TypeError, IndexError) as error:
+                    raise InvalidValueError(
+                        f"the environment returned an observation without "
+                        f"{'.'.join(field.key)!r}, which its observation space has"
+                    ) from error
+            if type(value) is not np.ndarray or value.dtype != dtype:
+                value = converted(value, field)
+            if value.shape != field.shape:
+                raise InvalidValueError(
+                    f"the environment returned {'.'.join(field.key)!r} of shape "
+                    f"{value.shape}; its observation space says {field.shape}"
+                )
+            # A square is never NaN but for NaN; one call of BLAS costs less than isnan and any, and
+            # this one doesn't warn where a square is too large.
+            if dtype.kind == "f" and isnan(vdot(value, value)):
+                raise InvalidValueError(
+                    f"the environment returned NaN in {'.'.join(field.key)!r}, at "
+                    f"{np.argwhere(np.isnan(value))[:5].tolist()} of shape {value.shape}. If NaN "
+                    "is meant to say something, replace it with a gymnasium.ObservationWrapper"
+                )
+        for path, names in self._levels:
+            value = observation
+            for name in path:
+                value = value[name]
+            if len(value) > len(names):
+                raise unknown_key(value, names)
+
+    def close(self) -> None:
+        """Close the environment."""
+        self.env.close()

@@ -1,0 +1,135 @@
+"""Numbers that environments tell in the ``info`` of a step, by names that somebody has chosen."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from math import nan
+from numbers import Real
+from typing import Any
+
+import numpy as np
+
+from torchrl_hts._rounds.shared_memory import Field, Key
+from torchrl_hts.errors import InvalidValueError
+
+__all__ = ["InfoKey", "check_info_keys", "info_fields", "info_name", "info_number"]
+
+InfoKey = tuple[str, ...]
+
+# What the collector may write itself, in this batch or another.
+_OURS = ("step_count", "is_init", "next", "collector", "policy_version")
+
+
+def check_info_keys(info_keys: Any) -> tuple[InfoKey, ...]:
+    """Keys as tuples, each of them once.
+
+    Args:
+        info_keys: a list of names, and of tuples of names for what lies deeper; None for nothing.
+
+    Raises:
+        TypeError: for anything else.
+        ValueError: if one lies within another.
+
+    Example:
+        >>> check_info_keys(["is_success", ("episode", "r")])
+        (('is_success',), ('episode', 'r'))
+    """
+    if info_keys is None:
+        return ()
+    if isinstance(info_keys, str) or not isinstance(info_keys, Sequence):
+        raise TypeError(
+            "info_keys must be a list of names and tuples of names, such as "
+            f"['is_success', ('episode', 'r')], got {info_keys!r}"
+        )
+    keys: dict[InfoKey, None] = {}
+    for key in info_keys:
+        path = (key,) if isinstance(key, str) else key
+        if (
+            not isinstance(path, Sequence)
+            or not path
+            or not all(isinstance(name, str) and name for name in path)
+        ):
+            raise TypeError(
+                f"info_keys has the entry {key!r}; expected a name, or a tuple of names for what "
+                "lies deeper, such as ('episode', 'r')"
+            )
+        keys[tuple(path)] = None
+    for one in keys:
+        for other in keys:
+            if len(one) < len(other) and other[: len(one)] == one:
+                raise ValueError(
+                    f"info_keys has {info_name(one)!r} and, within it, {info_name(other)!r}; "
+                    "what holds other entries is no number: leave it out"
+                )
+    return tuple(keys)
+
+
+def info_fields(info_keys: Iterable[InfoKey], others: Iterable[Key]) -> list[Field]:
+    """Where the numbers lie in a batch: below ``"next"``, float64 ``[N, T, 1]``.
+
+    Args:
+        info_keys: what `check_info_keys` has returned.
+        others: keys of all other fields.
+
+    Raises:
+        ValueError: if one has the name of something else, or lies within it.
+    """
+    taken = {key[1:] if key[0] == "next" else key for key in others} | {(name,) for name in _OURS}
+    for key in info_keys:
+        for other in taken:
+            common = min(len(key), len(other))
+            if key[:common] == other[:common]:
+                raise ValueError(
+                    f"info_keys has {info_name(key)!r}, but batches have {info_name(other)!r} "
+                    "already, which is something else: rename the info's entry with a "
+                    "gymnasium.Wrapper"
+                )
+    return [Field(("next", *key), (1,), "float64") for key in info_keys]
+
+
+def info_name(key: InfoKey) -> str | InfoKey:
+    """A key as people write it: a name, or a tuple of several.
+
+    Example:
+        >>> info_name(("is_success",)), info_name(("episode", "r"))
+        ('is_success', ('episode', 'r'))
+    """
+    return key[0] if len(key) == 1 else key
+
+
+def info_number(info: Any, key: InfoKey) -> float:
+    """The number that an ``info`` has at a key; NaN if there is none, or None.
+
+    Raises:
+        InvalidValueError: if there is something else.
+
+    Example:
+        >>> info_number({"episode": {"r": 9}}, ("episode", "r")), info_number({}, ("won",))
+        (9.0, nan)
+    """
+    value = info
+    for depth, name in enumerate(key):
+        if not isinstance(value, Mapping):
+            raise InvalidValueError(
+                f"the environment returned {_called(key[:depth])} = {value!r}, in which info_keys "
+                f"looks for {name!r}: expected a dict"
+            )
+        value = value.get(name)
+        if value is None:
+            return nan
+    if isinstance(value, Real):  # numpy's scalars and bools too
+        return float(value)
+    try:
+        array = np.asarray(value)
+    except Exception:  # whatever a tensor of a device, say, has against it
+        array = np.empty(0)
+    if array.dtype.kind not in "biuf" or array.size != 1 or np.ma.is_masked(value):
+        raise InvalidValueError(
+            f"the environment returned {_called(key)} = {value!r}; info_keys takes what is one "
+            "number or bool, or leave it out there"
+        )
+    return float(array.item())
+
+
+def _called(key: InfoKey) -> str:
+    return "info" + "".join(f"[{name!r}]" for name in key)

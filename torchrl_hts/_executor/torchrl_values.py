@@ -1,0 +1,84 @@
+"""What TorchRL's wrappers of other libraries convert without a word, looked at before they do.
+
+``GymWrapper`` and its like turn what their environment returns into the data types of their specs:
+1e39 becomes infinite, and 256 zero where the spec is of uint8.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from torch import Tensor
+from torchrl.data import Composite, MultiOneHot, NonTensor, OneHot, TensorSpec
+from torchrl.envs import EnvBase, GymLikeEnv, TransformedEnv
+
+from torchrl_hts._executor.values import FLOAT32_MAX, checked_reward, converted
+from torchrl_hts._rounds.shared_memory import Field
+
+__all__ = ["guard_conversions"]
+
+_OTHERWISE = (OneHot, MultiOneHot, NonTensor)  # specs that encode what they are given
+
+
+def guard_conversions(env: EnvBase) -> None:
+    """Let an environment raise InvalidValueError where it would convert away what a value says.
+
+    Looked at are rewards and observations of a ``GymLikeEnv``, with any transforms.
+    """
+    while isinstance(env, TransformedEnv):
+        env = env.base_env
+    if not isinstance(env, GymLikeEnv):
+        return
+    base, read_reward, read_obs = env, env.read_reward, env.read_obs
+
+    def guarded_reward(reward: Any) -> Any:
+        _check_reward(reward)
+        return read_reward(reward)
+
+    def guarded_obs(observations: Any) -> Any:
+        spec = base.observation_spec
+        if isinstance(observations, Mapping):
+            _check_observations(observations, spec, ())
+        else:  # is for the first of the specs; the others are of what is read out of infos
+            key = next(iter(spec.keys(True, True)), None)
+            if key is not None:
+                path = key if isinstance(key, tuple) else (key,)
+                _check_observation(observations, spec[key], path)
+        return read_obs(observations)
+
+    base.read_reward, base.read_obs = guarded_reward, guarded_obs
+
+
+def _check_reward(reward: Any) -> None:
+    if type(reward) is float and -FLOAT32_MAX <= reward <= FLOAT32_MAX:
+        return
+    if isinstance(reward, Tensor):
+        return
+    for number in np.asarray(reward).ravel().tolist():  # there may be several
+        if isinstance(number, int | float) and number == number:
+            checked_reward(number)
+
+
+def _check_observations(values: Mapping[Any, Any], spec: Composite, path: tuple[str, ...]) -> None:
+    for name, value in values.items():
+        below = spec.get(name, None)
+        if isinstance(below, Composite) and isinstance(value, Mapping):
+            _check_observations(value, below, (*path, name))
+        elif below is not None and not isinstance(below, Composite):
+            _check_observation(value, below, (*path, name))
+
+
+def _check_observation(value: Any, spec: TensorSpec, path: tuple[str, ...]) -> None:
+    if isinstance(value, Tensor) or isinstance(spec, _OTHERWISE):
+        return
+    name = str(spec.dtype).removeprefix("torch.")
+    found = np.asarray(value)
+    if found.dtype == name or found.dtype.kind not in "iuf" or name == "bfloat16":
+        return
+    if found.dtype.kind == "f" and np.dtype(name).kind in "iub":
+        with np.errstate(invalid="ignore"):
+            if (found.astype(name) == found).all():  # whole numbers
+                return
+    converted(found, Field(path, (), name))

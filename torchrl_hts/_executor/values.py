@@ -1,0 +1,228 @@
+"""What an environment returns, as numbers of the data types that batches hold, or an error.
+
+A value of another data type is converted where that keeps what it says. Rounding is no loss, since
+the data type of a space says how exact its values are; an integer that wraps, a finite number that
+becomes infinite and a mask that is dropped are. Knows nothing of torch.
+"""
+
+from __future__ import annotations
+
+import reprlib
+from collections.abc import Collection, Mapping
+from math import inf, isinf
+from typing import Any, TypeGuard
+
+import gymnasium as gym
+import numpy as np
+
+from torchrl_hts._rounds.shared_memory import Array, Field, Key
+from torchrl_hts.errors import InvalidValueError
+
+__all__ = [
+    "FLOAT32_MAX",
+    "check_keys",
+    "checked_reward",
+    "converted",
+    "dict_levels",
+    "unknown_key",
+    "unsupported_observation",
+]
+
+FLOAT32_MAX = float(np.finfo(np.float32).max)
+
+# A sum of squares up to this holds no number that the data type can't.
+_LARGEST_SQUARES = {
+    np.dtype(name): float(np.finfo(name).max) ** 2 for name in ("float16", "float32")
+}
+
+
+def checked_reward(reward: Any) -> float:
+    """A reward as a number that float32 holds: given as a number, or an array or a tensor of one.
+
+    Raises:
+        InvalidValueError: if it is no number, is NaN, or is finite and too large for float32.
+    """
+    number = reward if isinstance(reward, float) else _number(reward)
+    if number != number:
+        raise _no_number(reward)
+    if not isinf(number) and isinf(_as_float32(number)):
+        raise _too_large(number)
+    return number
+
+
+def _number(reward: Any) -> float:
+    if np.ma.is_masked(reward):
+        raise _no_number(reward)
+    if isinstance(reward, int) and abs(reward) > FLOAT32_MAX:  # of any size: float may overflow
+        raise _too_large(reward)
+    try:
+        array = np.asarray(reward)
+        if array.dtype.kind not in "biufO" or isinstance(array.item(), str | bytes):
+            raise _no_number(reward)
+        number = float(array.item())
+    except (TypeError, ValueError, OverflowError, RuntimeError) as error:
+        raise _no_number(reward) from error
+    if isinf(number) and array.item() != number:  # of 80 bits, or a Decimal
+        raise _too_large(reward)
+    return number
+
+
+def _no_number(reward: Any) -> InvalidValueError:
+    several = not np.ma.is_masked(reward) and _shape(reward) not in ((), (1,))
+    advice = ": make one of them with gymnasium.wrappers.TransformReward(env, sum), for instance"
+    return InvalidValueError(
+        f"the environment returned the reward {reprlib.repr(reward)}; expected one number"
+        f"{advice if several else ''}"
+    )
+
+
+def _shape(value: Any) -> tuple[int, ...]:
+    try:
+        return np.shape(value)
+    except (TypeError, ValueError, RuntimeError):
+        return ()
+
+
+def _too_large(reward: Any) -> InvalidValueError:
+    return InvalidValueError(
+        f"the environment returned the reward {reprlib.repr(reward)}; expected one number that "
+        f"float32 holds, which ends at {FLOAT32_MAX:.5g}: scale it with "
+        "gymnasium.wrappers.TransformReward"
+    )
+
+
+def _as_float32(number: float) -> float:
+    with np.errstate(over="ignore"):
+        return float(np.float32(number))
+
+
+def converted(value: Any, field: Field) -> Array:
+    """A value in the data type of its field.
+
+    Raises:
+        InvalidValueError: where that would change what it says.
+    """
+    name, expected = ".".join(field.key), field.storage_dtype
+    if np.ma.is_masked(value):
+        raise InvalidValueError(
+            f"the environment returned {name!r} with masked elements, which a batch does not keep: "
+            "fill them (numpy.ma.filled) in a gymnasium.ObservationWrapper"
+        )
+    try:
+        found = np.asarray(value)
+    except (TypeError, ValueError, RuntimeError) as error:  # ragged lists, tensors elsewhere
+        raise InvalidValueError(
+            f"the environment returned {name!r} as a {type(value).__name__} that is no array: "
+            f"{error}"
+        ) from error
+    kind = found.dtype.kind
+    if expected.kind == "f" and kind in "biuf":
+        return _as_floats(found, field)
+    if np.can_cast(found.dtype, expected, "safe"):
+        return found.astype(expected)
+    if kind in "iu" and expected.kind in "iub":
+        made = found.astype(expected)
+        if (made == found).all():
+            return made
+    raise InvalidValueError(
+        f"the environment returned {name!r} of data type {found.dtype}"
+        f"{f' with values from {found.min()} to {found.max()}' if kind in 'iu' else ''}"
+        f"; its observation space says {expected}"
+    )
+
+
+def _as_floats(found: Array, field: Field) -> Array:
+    expected = field.storage_dtype
+    if found.dtype == np.float64 and np.vdot(found, found) <= _LARGEST_SQUARES.get(expected, inf):
+        return found.astype(expected)
+    with np.errstate(over="ignore"):
+        made = found.astype(expected)
+    lost = np.isinf(made) & np.isfinite(found)
+    if lost.any():
+        raise InvalidValueError(
+            f"the environment returned {'.'.join(field.key)!r} with the value "
+            f"{found[lost].flat[0]!s}; its observation space says {expected}, which ends at "
+            f"{np.finfo(expected).max:.5g}: scale it with a gymnasium.ObservationWrapper"
+        )
+    return made
+
+
+def check_keys(what: str, space: gym.Space[Any], path: tuple[Any, ...] = ()) -> None:
+    """Refuse keys of Dict spaces, at any depth, that are no strings.
+
+    Args:
+        what: ``"observation"`` or ``"action"``.
+        space: the space.
+        path: keys under which it lies.
+
+    Raises:
+        TypeError: which names the key, and what renames it.
+    """
+    if not isinstance(space, gym.spaces.Dict):
+        return
+    children: dict[Any, gym.Space[Any]] = dict(space.spaces)
+    for name, child in children.items():
+        if not isinstance(name, str):
+            where = f" below {'.'.join(path)!r}" if path else ""
+            raise TypeError(
+                f"the {what} space has the key {name!r}{where}, which is not a string, as keys of "
+                f"TorchRL's batches have to be: rename it with "
+                f"gymnasium.wrappers.Transform{what.capitalize()}"
+            )
+        check_keys(what, child, (*path, name))
+
+
+def dict_levels(
+    space: gym.Space[Any], path: tuple[str, ...] = ()
+) -> list[tuple[tuple[str, ...], frozenset[str]]]:
+    """The Dict spaces within a space, itself included: path and keys of each."""
+    if not isinstance(space, gym.spaces.Dict):
+        return []
+    levels = [(path, frozenset(space.spaces))]
+    for name, child in space.spaces.items():
+        levels += dict_levels(child, (*path, name))
+    return levels
+
+
+def unknown_key(found: Mapping[Any, Any], known: Collection[str]) -> InvalidValueError:
+    """The error of an observation with a key that its space doesn't have."""
+    unknown = next(name for name in found if name not in known)
+    return InvalidValueError(
+        f"the environment returned an observation with {unknown!r}, which its observation space "
+        "does not have, so that a batch would lack it: add it to the space, or take it out with "
+        f"gymnasium.wrappers.FilterObservation(env, {sorted(known)})"
+    )
+
+
+def unsupported_observation(key: Key, space: gym.Space[Any], whole: gym.Space[Any]) -> TypeError:
+    """The error of a space whose values are no arrays of a fixed shape.
+
+    Args:
+        key: of the observation.
+        space: its space.
+        whole: the observation space in which it lies.
+    """
+    spaces = gym.spaces
+    others = [name for name in whole.spaces if name != key[0]] if _is_dict(whole) else []
+    if isinstance(space, spaces.Tuple | spaces.OneOf) and _flattens(space):
+        advice = "Flatten it with gymnasium.wrappers.FlattenObservation(env)"
+    elif others and len(key) == 1:
+        advice = f"Leave it out with gymnasium.wrappers.FilterObservation(env, {others})"
+    else:
+        advice = "Make an array of it with gymnasium.wrappers.TransformObservation"
+    return TypeError(
+        f"the observation {'.'.join(key)!r} is a {type(space).__name__} space; supported are "
+        f"Box, Discrete, MultiDiscrete, MultiBinary and Dicts of them. {advice}"
+    )
+
+
+def _is_dict(space: gym.Space[Any]) -> TypeGuard[gym.spaces.Dict]:
+    return isinstance(space, gym.spaces.Dict)
+
+
+def _flattens(space: gym.Space[Any]) -> bool:
+    """Whether FlattenObservation makes one array of it."""
+    try:
+        return isinstance(gym.spaces.flatten_space(space), gym.spaces.Box)
+    except NotImplementedError:
+        return False

@@ -1,0 +1,1 @@
+"""The learner lends rounds, stages parameters, and says what a checkpoint holds."""

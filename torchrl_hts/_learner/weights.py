@@ -1,0 +1,155 @@
+"""Which parameters the next round acts with."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from tensordict import TensorDict, TensorDictBase
+from torch import Tensor, nn
+
+from torchrl_hts._policy.compiled import plain_name
+from torchrl_hts._rounds.slots import policy_tensors
+
+__all__ = ["WeightSource"]
+
+
+class WeightSource:
+    """The newest parameters and buffers of a policy, as the user wants them staged.
+
+    By default they are the live values of the policy when a round opens. `stage` fixes them
+    earlier, or replaces them by others, as ``update_policy_weights_`` asks.
+
+    Args:
+        policy: the policy that the collector was given.
+    """
+
+    def __init__(self, policy: nn.Module) -> None:
+        self.policy = policy
+        self._names = [name for name, _ in policy_tensors(policy)]
+        self._staged: list[Tensor] | None = None
+        self._keep = False
+
+    def _by_first_name(self, given: dict[str, Tensor]) -> dict[str, Tensor]:
+        """The same, without the further names of parameters that a policy uses several times.
+
+        Whether it was compiled or not makes no difference to the names.
+        Where they differ the last one counts, as in `torch.nn.Module.load_state_dict`.
+        """
+        names = {plain_name(alias): name for alias, name in _aliases(self.policy).items()}
+        return {names.get(plain_name(name), name): tensor for name, tensor in given.items()}
+
+    def _with_prefix(self, given: dict[str, Tensor]) -> dict[str, Tensor]:
+        """The names of a plain module's tensors as those of the module that was put around it."""
+        for prefix in ("module.", "function."):
+            if given and all(prefix + name in self._names for name in given):
+                return {prefix + name: tensor for name, tensor in given.items()}
+        return given
+
+    def live(self) -> list[Tensor]:
+        """The policy's own tensors."""
+        return [tensor for _, tensor in policy_tensors(self.policy)]
+
+    def generic(self) -> list[Tensor]:
+        """The live values with some noise, to calibrate with.
+
+        A layer that starts with zeros gives zeros at every batch size, and so hides what its later
+        values will show.
+        """
+        generator = torch.Generator().manual_seed(0)
+        parameters = len(list(self.policy.parameters()))
+        values = [tensor.to("cpu", copy=True) for tensor in self.live()]
+        for value in values[:parameters]:
+            if value.is_floating_point():
+                scale = 0.05 if value.ndim < 2 else value[0].numel() ** -0.5
+                value += scale * torch.randn(value.shape, generator=generator).to(value.dtype)
+        return values
+
+    def state_dict(self) -> dict[str, Any]:
+        """What is staged, by name; None where it is the live values."""
+        staged = None
+        if self._staged is not None:
+            staged = {n: t.clone() for n, t in zip(self._names, self._staged, strict=True)}
+        return {"values": staged, "keep": self._keep}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Stage what was staged when the state was taken."""
+        values, self._keep = state["values"], state["keep"]
+        self._staged = None if values is None else [values[name] for name in self._names]
+
+    def are_others(self) -> bool:
+        """Whether what is staged isn't the policy's own values."""
+        return self._keep
+
+    def take(self) -> list[Tensor]:
+        """The values for the round that opens now."""
+        values = self.live() if self._staged is None else self._staged
+        if not self._keep:
+            self._staged = None
+        return values
+
+    @torch.no_grad()
+    def stage(
+        self,
+        weights: nn.Module | TensorDictBase | Mapping[str, Any] | None,
+        room: list[Tensor] | None = None,
+    ) -> None:
+        """Fix the values for the next round that opens.
+
+        Args:
+            weights: None for the policy's present values; else a module, a TensorDict or a dict
+                of them by name. Weights that are not the policy's own memory stay in force until
+                the next call.
+            room: where the policy's present values may lie until then; None for memory of their
+                own.
+
+        Raises:
+            TypeError: for weights of another kind.
+            KeyError: for a name that the policy doesn't have.
+            ValueError: for a tensor of another shape than the policy's.
+        """
+        given = {} if weights is None else self._by_first_name(self._with_prefix(_by_name(weights)))
+        unknown = sorted(given.keys() - set(self._names))
+        if unknown:
+            raise KeyError(
+                f"the policy has no parameter or buffer {unknown[0]!r}; it has "
+                f"{', '.join(self._names[:5])}{', ...' if len(self._names) > 5 else ''}"
+            )
+        own = dict(zip(self._names, self.live(), strict=True))
+        for name, tensor in own.items():
+            shape = given.get(name, tensor).shape
+            if shape != tensor.shape:
+                raise ValueError(
+                    f"{name!r} has shape {tuple(shape)}; the policy's has {tuple(tensor.shape)}"
+                )
+        keep = any(tensor.data_ptr() != own[name].data_ptr() for name, tensor in given.items())
+        if room is None or keep:
+            room = [torch.empty_like(tensor, device="cpu") for tensor in own.values()]
+        for target, (name, tensor) in zip(room, own.items(), strict=True):
+            target.copy_(given.get(name, tensor))
+        self._staged, self._keep = room, keep
+
+
+def _aliases(policy: nn.Module) -> dict[str, str]:
+    """For each name of a tensor, as state dicts have them all, the one that it goes by here."""
+    named = [
+        *policy.named_parameters(remove_duplicate=False),
+        *policy.named_buffers(remove_duplicate=False),
+    ]
+    first: dict[int, str] = {}
+    return {name: first.setdefault(id(tensor), name) for name, tensor in named}
+
+
+def _by_name(weights: nn.Module | TensorDictBase | Mapping[str, Any]) -> dict[str, Tensor]:
+    if isinstance(weights, nn.Module):
+        return dict(policy_tensors(weights))
+    if not isinstance(weights, TensorDictBase):
+        if not isinstance(weights, Mapping) or not all(isinstance(name, str) for name in weights):
+            raise TypeError(
+                "weights must be a module, a TensorDict, or a dict of tensors by name, the same "
+                f"for all actors; got {weights!r}"
+            )
+        weights = TensorDict(dict(weights), [])
+    flat: dict[str, Tensor] = weights.flatten_keys(".").to_dict()
+    return {name: torch.as_tensor(tensor) for name, tensor in flat.items()}

@@ -1,0 +1,352 @@
+"""The collector's boundary: arguments are checked once, with an error that says what to do."""
+
+from __future__ import annotations
+
+import inspect
+import os
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from math import inf
+from numbers import Integral, Real
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import torch
+from tensordict.nn import TensorDictModule, TensorDictModuleBase
+from torch.nn.parameter import is_lazy
+from torchrl.envs import EnvBase
+
+from torchrl_hts._executor.gym_env import GymDescription
+from torchrl_hts._executor.torchrl_env import TorchRLDescription
+from torchrl_hts._planning.batched_envs import factories_of
+from torchrl_hts._planning.policy_forms import as_module
+from torchrl_hts._policy.compiled import check_wrapping, uncompiled
+from torchrl_hts._rounds.exchange import MAX_ENVS, MAX_PENDING
+from torchrl_hts._supervision.restarts import Restarts
+
+__all__ = [
+    "MAX_THREADS",
+    "Device",
+    "check_callables",
+    "check_devices",
+    "check_equal",
+    "check_factories",
+    "check_flags",
+    "check_frames",
+    "check_integer",
+    "check_lag",
+    "check_max_frames",
+    "check_restarts",
+    "check_seed",
+    "check_storage_dir",
+    "check_timeouts",
+    "make_policy",
+]
+
+Device = torch.device | str | int | None
+
+MAX_LAG = 1000  # a slot each
+MAX_THREADS = 1024  # torch crashes with a hundred times as many
+_LARGEST_INT = 2**63 - 1  # of shared words and of TensorDicts
+
+
+def check_integer(name: str, value: Any, *, least: int = 1, most: int | None = _LARGEST_INT) -> int:
+    """An integer argument of at least, and of at most some value; None: of any size."""
+    if isinstance(value, bool) or not isinstance(value, Integral):
+        raise TypeError(f"{name} must be an int, got {value!r}")
+    number = int(value)
+    if number < least:
+        raise ValueError(f"{name} must be at least {least}, got {value}")
+    if most is not None and number > most:
+        raise ValueError(f"{name} must be at most {most}, got {value}")
+    return number
+
+
+def check_count(name: str, value: Any, *, least: int = 1) -> int:
+    """An integer argument, which may come as a float without a fraction, such as 1e6."""
+    whole = isinstance(value, float | np.floating) and float(value).is_integer()
+    return check_integer(name, int(value) if whole else value, least=least)
+
+
+def check_seconds(name: str, value: Any) -> float:
+    """A positive number of seconds."""
+    if isinstance(value, bool) or not isinstance(value, Real):
+        raise TypeError(f"{name} must be a number of seconds, got {value!r}")
+    try:
+        seconds = float(value)
+    except OverflowError:
+        seconds = inf
+    if not 0 < seconds < inf:
+        raise ValueError(f"{name} must be more than 0 seconds, and finite, got {value}")
+    return seconds
+
+
+def check_timeouts(timeout_s: Any) -> dict[str, float]:
+    """Seconds by kind of worker, from a number, a dict or None."""
+    if timeout_s is None:
+        return {}
+    kinds = ("executor", "actor")
+    if not isinstance(timeout_s, Mapping):
+        return dict.fromkeys(kinds, check_seconds("timeout_s", timeout_s))
+    unknown = [kind for kind in timeout_s if kind not in kinds]
+    if unknown:
+        raise ValueError(f"timeout_s has the key {unknown[0]!r}; expected 'executor' or 'actor'")
+    return {
+        kind: check_seconds(f"timeout_s[{kind!r}]", value)
+        for kind, value in timeout_s.items()
+        if value is not None
+    }
+
+
+def check_restarts(on_failure: Any, max_restarts: Any, restart_window_s: Any) -> Restarts:
+    """What is done about failed workers."""
+    if not isinstance(on_failure, str) or on_failure not in ("raise", "restart"):
+        raise ValueError(f"on_executor_failure must be 'raise' or 'restart', got {on_failure!r}")
+    return Restarts(
+        enabled=on_failure == "restart",
+        most=check_integer("max_restarts", max_restarts),
+        window_s=check_seconds("restart_window_s", restart_window_s),
+    )
+
+
+def check_storage_dir(storage_dir: Any) -> str | None:
+    """An existing directory that may be written to, or None."""
+    if storage_dir is None:
+        return None
+    if not isinstance(storage_dir, str | os.PathLike):
+        raise TypeError(f"storage_dir must be a path or None, got {storage_dir!r}")
+    path = os.fsdecode(storage_dir)
+    if not os.path.isdir(path) or not os.access(path, os.W_OK):
+        raise ValueError(f"storage_dir={path!r} is not a directory that can be written to")
+    return path
+
+
+def check_devices(
+    device: Device, storing: Device, policy: Device, env: Device
+) -> tuple[str | None, str | None, str | None]:
+    """Names of the storing, policy and environment devices; ``device`` is the default of each."""
+    given = {"storing_device": storing, "policy_device": policy, "env_device": env}
+    default = _check_device("device", device)
+    found = [_check_device(name, value) or default for name, value in given.items()]
+    return found[0], found[1], found[2]
+
+
+def _check_device(name: str, device: Device) -> str | None:
+    if device is None:
+        return None
+    try:
+        found = torch.device(device)
+    except (RuntimeError, TypeError, ValueError, OverflowError) as error:
+        raise ValueError(f"{name}={device!r} is not a device: {error}") from error
+    if found.type == "cuda" and (found.index or 0) >= torch.cuda.device_count():
+        raise ValueError(
+            f"{name}={str(found)!r}, but torch {torch.__version__} finds "
+            f"{torch.cuda.device_count()} CUDA devices on this machine"
+        )
+    if found.type not in ("cpu", "cuda"):
+        try:
+            if found.type == "meta":
+                raise RuntimeError("its tensors have no values")
+            torch.empty(0, device=found)
+        except (RuntimeError, AssertionError, ImportError) as error:
+            raise ValueError(f"{name}={str(found)!r} can't be used here: {error}") from error
+    return str(found)
+
+
+def check_lag(lag: Any, num_envs: int) -> int:
+    """The lag, so that the learner's inbox holds what is done while it learns."""
+    checked = check_integer("lag", lag, least=0, most=MAX_LAG)
+    most = MAX_PENDING // num_envs - 1
+    if checked > most:
+        raise ValueError(f"lag must be at most {most} with {num_envs} environments, got {lag}")
+    return checked
+
+
+def check_frames(frames_per_batch: Any, total_frames: Any, num_envs: int) -> tuple[int, int | None]:
+    """Steps per environment and round, and the number of rounds; None for an endless run.
+
+    What doesn't divide is rounded up, with a warning, as TorchRL does.
+    """
+    frames_per_batch = check_count("frames_per_batch", frames_per_batch)
+    sync_interval = -(-frames_per_batch // num_envs)
+    batch = sync_interval * num_envs
+    if batch != frames_per_batch:
+        warnings.warn(
+            f"frames_per_batch={frames_per_batch} is not divisible by the {num_envs} "
+            f"environments: each batch has {batch} frames",
+            stacklevel=3,
+        )
+    if total_frames is None:
+        return sync_interval, None
+    total_frames = check_count("total_frames", total_frames, least=-1)
+    if total_frames < 0:
+        return sync_interval, None
+    rounds = -(-total_frames // batch)
+    if rounds * batch != total_frames:
+        warnings.warn(
+            f"total_frames={total_frames} is not divisible by the {batch} frames of a batch: "
+            f"{rounds * batch} frames will be collected",
+            stacklevel=3,
+        )
+    return sync_interval, rounds
+
+
+def check_max_frames(value: Any) -> int:
+    """The length at which episodes are truncated; 0 for never, which TorchRL also calls -1."""
+    return max(0, check_integer("max_frames_per_traj", 0 if value is None else value, least=-1))
+
+
+def check_callables(**given: Any) -> None:
+    """Arguments that must be callable, where they are given."""
+    for name, value in given.items():
+        if value is not None and not callable(value):
+            raise TypeError(f"{name} must be callable, got {value!r}")
+
+
+def check_flags(**given: Any) -> None:
+    """Arguments that are either True or False."""
+    for name, value in given.items():
+        if not isinstance(value, bool | np.bool_):
+            raise TypeError(f"{name} must be True or False, got {value!r}")
+
+
+def check_seed(seed: int | None) -> int:
+    """A seed; None draws one from torch's global generator."""
+    if seed is None:
+        return int(torch.randint(2**62, ()))
+    return check_integer("seed", seed, least=0, most=None)
+
+
+def check_factories(
+    create_env_fn: Any,
+    kwargs: Mapping[str, Any] | Sequence[Mapping[str, Any]] | None,
+    copies: int | None = None,
+) -> list[Callable[[], Any]]:
+    """A callable per environment, with its keyword arguments bound.
+
+    Args:
+        create_env_fn: a callable, or a list of them.
+        kwargs: keyword arguments of all, or a list with those of each.
+        copies: how many environments to make of one callable; a list must have so many.
+    """
+    if isinstance(create_env_fn, Sequence):
+        functions = list(create_env_fn)
+        if copies not in (None, len(functions)):
+            raise ValueError(
+                f"num_workers={copies}, but create_env_fn lists {len(functions)} environments; "
+                "give one that is to be copied, or leave num_workers out"
+            )
+    else:
+        functions = [create_env_fn] * (copies or 1)
+    each = _kwargs_of(functions, kwargs)
+    factories: list[Callable[[], Any]] = []
+    known: dict[tuple[int, int], Sequence[Callable[[], Any]]] = {}
+    for index, (function, own) in enumerate(zip(functions, each, strict=True)):
+        if (id(function), id(own)) not in known:
+            known[id(function), id(own)] = _factories(index, function, own)
+        factories += known[id(function), id(own)]
+    if not 0 < len(factories) <= MAX_ENVS:
+        raise ValueError(
+            f"create_env_fn must have 1 to {MAX_ENVS} callables, one per environment; "
+            f"got {len(factories)}"
+        )
+    return factories
+
+
+def _factories(index: int, function: Any, kwargs: Mapping[str, Any]) -> Sequence[Callable[[], Any]]:
+    """The factories of one entry: several, if it is a batch of environments."""
+    batched = factories_of(function, kwargs)
+    if batched is not None:
+        return batched
+    if isinstance(function, gym.Env | EnvBase) or not callable(function):
+        raise TypeError(
+            f"create_env_fn[{index}] is a {type(function).__name__}; expected a callable that "
+            "makes an environment, since each is made in the process that steps it"
+        )
+    return [partial(function, **kwargs) if kwargs else function]
+
+
+def _kwargs_of(functions: Sequence[Any], kwargs: Any) -> Sequence[Mapping[str, Any]]:
+    """Keyword arguments of each."""
+    if kwargs is None:
+        kwargs = {}
+    each = [kwargs] * len(functions) if isinstance(kwargs, Mapping) else kwargs
+    if not isinstance(each, Sequence) or not all(isinstance(own, Mapping) for own in each):
+        raise TypeError(f"create_env_kwargs must be a dict or a list of dicts, got {kwargs!r}")
+    if not all(isinstance(name, str) for own in each for name in own):
+        raise TypeError(f"create_env_kwargs must have names as keys, got {kwargs!r}")
+    if len(each) != len(functions):
+        raise ValueError(
+            f"create_env_kwargs has {len(each)} dicts for {len(functions)} environments"
+        )
+    return each
+
+
+def make_policy(
+    policy: Any,
+    policy_factory: Any,
+    *,
+    trust_policy: bool = False,
+) -> TensorDictModuleBase:
+    """The policy as a module on TensorDicts; one for random actions if there is none."""
+    if isinstance(policy_factory, list | tuple) and policy_factory:
+        if any(factory is not policy_factory[0] for factory in policy_factory):
+            raise TypeError(
+                "policy_factory lists several factories, but one policy acts in all environments: "
+                "give one factory"
+            )
+        policy_factory = policy_factory[0]
+    check_callables(policy_factory=policy_factory)
+    if policy is not None and policy_factory is not None:
+        raise TypeError("give either policy or policy_factory, not both")
+    if policy_factory is not None:
+        policy = policy_factory()
+    check_wrapping(policy)
+    policy = as_module(policy, trust_policy=trust_policy)
+    lazy = [name for name, parameter in policy.named_parameters() if is_lazy(parameter)]
+    if lazy:
+        raise ValueError(
+            f"the policy has lazy parameters ({', '.join(lazy[:3])}, ...): run it once on a batch "
+            "like env.fake_tensordict() before it is given to the collector"
+        )
+    if isinstance(policy, TensorDictModuleBase):
+        return policy
+    if hasattr(policy, "in_keys") and hasattr(policy, "out_keys"):
+        return policy  # compiled, or wrapped
+    parameters = list(inspect.signature(uncompiled(policy).forward).parameters)
+    in_keys = parameters if len(parameters) > 1 else ["observation"]
+    return TensorDictModule(policy, in_keys=in_keys, out_keys=["action"])
+
+
+def check_equal(descriptions: Sequence[GymDescription | TorchRLDescription]) -> None:
+    """All environments must look alike, since they share one batch."""
+    first = descriptions[0]
+    for index, other in enumerate(descriptions[1:], 1):
+        if type(other) is not type(first):
+            raise ValueError(
+                f"environment {index} is not of the same kind as environment 0: one is a "
+                "gymnasium environment, the other a TorchRL one"
+            )
+        for what, one, two in _differing(first, other):
+            if one != two:
+                raise ValueError(
+                    f"environment {index} differs from environment 0 in its {what}:\n"
+                    f"  environment 0: {one}\n  environment {index}: {two}\n"
+                    "All environments of a collector share one batch and must have equal spaces"
+                )
+
+
+def are_alike(one: Any, other: Any) -> bool:
+    """Whether environments of two descriptions can share a batch."""
+    return type(one) is type(other) and all(a == b for _, a, b in _differing(one, other))
+
+
+def _differing(first: Any, other: Any) -> list[tuple[str, Any, Any]]:
+    if isinstance(first, GymDescription):
+        names = ["observation_space", "action_space"]
+        return [(name, getattr(first, name), getattr(other, name)) for name in names]
+    one, two = (dict(both.specs.items(True, True)) for both in (first, other))
+    parts = [(f"spec {key!r}", one.get(key), two.get(key)) for key in {**one, **two}]
+    return [*parts, ("specs", first.specs, other.specs)]

@@ -1,0 +1,75 @@
+"""What to do about a policy that doesn't fit its environment, as the end of a message."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+
+import torch
+from tensordict.nn import TensorDictModuleBase
+from torch import Tensor
+from torchrl.data import Categorical, MultiOneHot, OneHot, TensorSpec
+
+from torchrl_hts._executor.primers import primer_specs
+from torchrl_hts._rounds.shared_memory import Key
+
+__all__ = ["on_action", "on_failure", "on_missing"]
+
+_OF_DATA_TYPES = re.compile(r"dtype|same type|scalar type|data type|tensors? (of|for) .*type", re.I)
+
+
+def on_action(spec: TensorSpec | None, found: tuple[int, ...]) -> str:
+    """Of an action of another shape than its spec says, in a TorchRL environment.
+
+    Args:
+        spec: the action's, or None where there are several.
+        found: shape of what the policy writes.
+    """
+    if isinstance(spec, OneHot) and found in ((), (1,)):
+        return (
+            ", one-hot. Make the environment with categorical_action_encoding=True (GymEnv, "
+            "GymWrapper), or let the policy draw from torchrl.modules.OneHotCategorical"
+        )
+    if isinstance(spec, MultiOneHot):
+        return (
+            ", one-hot. If the policy writes indices, make the environment with "
+            "categorical_action_encoding=True (GymEnv, GymWrapper)"
+        )
+    if isinstance(spec, Categorical) and found == (*spec.shape, int(spec.n)):
+        return (
+            ", an index. Make the environment with categorical_action_encoding=False (GymEnv, "
+            "GymWrapper), or let the policy draw from torch.distributions.Categorical"
+        )
+    return ""
+
+
+def on_missing(key: Key, policy: TensorDictModuleBase) -> str:
+    """Of an entry that the policy reads, and a TorchRL environment doesn't give."""
+    if key[-1] == "is_init":
+        return ". Add torchrl.envs.InitTracker() to the environment's transforms"
+    if key in primer_specs(policy):
+        return (
+            ". It is a recurrent state: add torchrl.envs.InitTracker() and the recurrent module's "
+            "make_tensordict_primer() to the environment's transforms"
+        )
+    return ""
+
+
+def on_failure(error: Exception, inputs: Mapping[Key, Tensor]) -> str:
+    """Of a policy that has failed, where the data types of its inputs may be why."""
+    if not _OF_DATA_TYPES.search(str(error)):
+        return ""
+    doubles = [key for key, value in inputs.items() if value.dtype == torch.float64]
+    if doubles:
+        return (
+            f". {_names(doubles)} float64: make them float32 with "
+            "gymnasium.wrappers.DtypeObservation(env, numpy.float32) (of a Dict space, with "
+            "TransformObservation), or with TorchRL's DoubleToFloat"
+        )
+    whole = [key for key, value in inputs.items() if not value.is_floating_point()]
+    return f". {_names(whole)} no floats: let the policy convert them first" if whole else ""
+
+
+def _names(keys: list[Key]) -> str:
+    names = [repr(key[0]) if len(key) == 1 else repr(key) for key in keys]
+    return f"{', '.join(names)} {'is' if len(names) == 1 else 'are'}"

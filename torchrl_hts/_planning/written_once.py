@@ -1,0 +1,80 @@
+"""That no name in a batch is written by two: by the environment, the collector or the policy.
+
+Who writes last would replace, without a word, what the other said.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from torchrl_hts._rounds.shared_memory import Key
+
+__all__ = ["check_written_once", "collector_keys"]
+
+_ALWAYS = "which every batch has"
+
+
+def collector_keys(*, max_frames_per_traj: int, write_is_init: bool) -> dict[Key, str]:
+    """What the collector writes beside a gymnasium environment's observations, and why."""
+    keys: dict[Key, str] = {}
+    for name in ("done", "terminated", "truncated"):
+        keys[(name,)] = keys["next", name] = _ALWAYS
+    keys["next", "reward"] = keys["next", "next"] = _ALWAYS
+    if max_frames_per_traj:
+        keys[("step_count",)] = keys["next", "step_count"] = "because an episode has a limit"
+    if write_is_init:
+        keys[("is_init",)] = keys["next", "is_init"] = "because the policy reads it"
+    return keys
+
+
+def check_written_once(
+    observed: Iterable[Key],
+    collector: Mapping[Key, str],
+    outputs: Iterable[Key],
+    *,
+    remedy: str,
+) -> None:
+    """Raise if two write the same entry, or one of them into what is another's.
+
+    Args:
+        observed: what the environment writes, ``("next", ...)`` included, but for what it hands on
+            as the policy leaves it.
+        collector: what the collector writes besides, and why.
+        outputs: what the policy writes.
+        remedy: how an entry of the environment is renamed.
+
+    Raises:
+        ValueError: it names the entry, who writes it, and what to do.
+    """
+    theirs = {**collector, ("policy_version",): _ALWAYS, ("collector",): _ALWAYS}
+    observed, outputs = list(observed), list(outputs)
+    for key in observed:
+        for other, why in theirs.items():
+            if _collide(key, other):
+                raise ValueError(
+                    f"the environment gives {_name(key)}, and the collector writes "
+                    f"{_name(other)}, {why}: one would replace the other. {remedy}"
+                )
+    for key in outputs:
+        for other, why in theirs.items():
+            if _collide(key, other):
+                raise ValueError(
+                    f"the policy writes {_name(key)}, and the collector writes {_name(other)}, "
+                    f"{why}: one would replace the other. Rename the policy's (out_keys)"
+                )
+        for other in observed:
+            if _collide(key, other):
+                raise ValueError(
+                    f"the environment gives {_name(other)}, and the policy writes {_name(key)}: "
+                    f"one would replace the other. {remedy}, or the policy's output (out_keys)"
+                )
+
+
+def _collide(key: Key, other: Key) -> bool:
+    """Whether two keys are the same entry, or one lies within the other."""
+    length = min(len(key), len(other))
+    return key[:length] == other[:length]
+
+
+def _name(key: Key) -> str:
+    return repr(key[0]) if len(key) == 1 else repr(key)

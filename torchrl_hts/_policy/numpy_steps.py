@@ -1,0 +1,144 @@
+"""A small policy in numpy: dense layers and a categorical draw.
+
+On the few rows of an actor's batch, torch takes two to four times as long as numpy to get to a
+layer of some thousand weights, and what it runs on the way drives everything else from the core's
+caches. The arithmetic is the same; how it is rounded is not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from tensordict.nn import TensorDictModule
+from torch import nn
+from torchrl.envs.utils import ExplorationType
+
+from torchrl_hts._policy.draws import Uniforms, draw_categorical
+from torchrl_hts._policy.steps import draws_categorical, plain_layers
+
+__all__ = ["Array", "ArrayStep", "array_steps"]
+
+Array = npt.NDArray[Any]
+ArrayStep = Callable[[dict[Any, Any], Uniforms], None]
+_Function = Callable[[Array], Array]
+
+# Of a layer, rows times weights. Above, the product costs more than what surrounds it, and torch's
+# is as fast; it may also use several threads (`actor_threads`).
+_MOST_PRODUCTS = 1 << 20
+_DTYPES = (torch.float32, torch.float64)
+
+
+def array_steps(
+    modules: Sequence[Any],
+    kind: ExplorationType,
+    rows: int,
+    keep: Callable[[Array], None] | None = None,
+) -> list[ArrayStep] | None:
+    """The steps of a policy, or None if it isn't such a one.
+
+    A step is a function of a dict of arrays ``[m, n]``, to which it adds, and of the uniforms
+    ``[m, 1]`` of the one draw that there may be.
+
+    All of it or nothing: the rows of a batch in which bits agree (I6) are fewer for a head of few
+    outputs in numpy, which a network of convolutions before it would pay for.
+
+    Args:
+        modules: as `flatten` returns them. Their parameters are read where they lie now, and are
+            to be changed in place.
+        kind: the exploration type.
+        rows: the largest m.
+        keep: is called with what each layer passes on.
+    """
+    if sum(not isinstance(module, TensorDictModule) for module in modules) > 1:
+        return None
+    steps = [
+        _dense_step(module, rows, keep)
+        if isinstance(module, TensorDictModule)
+        else _categorical_step(module, kind)
+        for module in modules
+    ]
+    return [step for step in steps if step is not None] if all(steps) else None
+
+
+def _dense_step(
+    module: TensorDictModule, rows: int, keep: Callable[[Array], None] | None
+) -> ArrayStep | None:
+    """A linear layer and whatever follows it.
+
+    What begins with a linear layer has, as torch sees to, an input of the weights' data type, which
+    no layer overwrites.
+    """
+    if len(module.in_keys) != 1 or len(module.out_keys_source) != 1:
+        return None
+    (in_key,), (out_key,) = module.in_keys, module.out_keys_source
+    layers = plain_layers(module.module) or []
+    functions = [function for layer in layers if (function := _function(layer, rows)) is not None]
+    if len(functions) < len(layers) or [type(layer) for layer in layers[:1]] != [nn.Linear]:
+        return None
+
+    def compute(env: dict[Any, Any], uniforms: Uniforms) -> None:
+        value = env[in_key]
+        for function in functions:
+            value = function(value)
+            if keep is not None:
+                keep(value)
+        env[out_key] = value
+
+    return compute
+
+
+def _function(layer: nn.Module, rows: int) -> _Function | None:
+    """What a layer computes, of an array ``[m, in]``; never in place."""
+    if type(layer) is nn.Linear:
+        return _linear(layer, rows)
+    if type(layer) is nn.Tanh:
+        return np.tanh
+    return _relu if type(layer) is nn.ReLU else None
+
+
+def _linear(layer: nn.Linear, rows: int) -> _Function | None:
+    weight: Any = layer._parameters.get("weight")
+    bias: Any = layer._parameters.get("bias")
+    if (
+        weight is None
+        or weight.device.type != "cpu"
+        or weight.dtype not in _DTYPES
+        or rows * weight.numel() > _MOST_PRODUCTS
+    ):
+        return None
+    matrix = weight.detach().numpy().T
+    if bias is None:
+        return (lambda x: x.dot(matrix)) if layer.bias is None else None
+    offset = bias.detach().numpy()
+
+    def linear(x: Array) -> Array:
+        y: Array = x.dot(matrix)
+        y += offset
+        return y
+
+    return linear
+
+
+def _relu(x: Array) -> Array:
+    y: Array = np.maximum(x, 0)
+    return y
+
+
+def _categorical_step(module: Any, kind: ExplorationType) -> ArrayStep | None:
+    if not draws_categorical(module, kind):
+        return None
+    (logits_key,) = module.in_keys
+    (key,) = module.dist_sample_keys
+    score = module.log_prob_key if module.return_log_prob else None
+
+    def draw(env: dict[Any, Any], uniforms: Uniforms) -> None:
+        logits = env[logits_key]
+        env[key], log_prob = draw_categorical(logits, uniforms.reshape(logits.shape[:-1]))
+        if score:
+            env[score] = log_prob
+
+    return draw

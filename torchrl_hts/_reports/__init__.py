@@ -1,0 +1,1 @@
+"""What a run tells of itself: statistics, episodes, and its timeline."""

@@ -1,0 +1,233 @@
+"""Episode returns and lengths, and what environments say of episodes, out of batches ``[N, T]``."""
+
+# Axes: N environments, T steps of one batch.
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping, Sequence
+from math import isnan, nan
+from statistics import fmean
+from typing import Any
+
+import torch
+from tensordict import TensorDictBase
+from torch import Tensor
+
+from torchrl_hts._executor.info import InfoKey, check_info_keys, info_name
+
+__all__ = ["EpisodeReturns"]
+
+
+class EpisodeReturns:
+    """Adds up the reward of each episode, across batches, for all environments at once.
+
+    Feed it every batch of a collector, in order and before rewards are clipped. Row ``n`` must
+    be the same environment in each batch, with its steps in time order: what `HTSCollector` and
+    TorchRL's ``Collector`` yield. Where ``("collector", "traj_ids")`` says that another episode
+    has begun although the one before did not end, what was added up is dropped.
+
+    What an environment says of an episode in its ``info`` (a raw return, whether it was a success)
+    is kept too, where batches carry it (`HTSCollector`'s ``info_keys``).
+
+    Args:
+        window: how many of the most recent episodes the averages are over.
+        info_keys: names below ``"next"`` of one number per step, NaN where there is none: those of
+            the collector, or some of them. Of each episode its last number counts.
+
+    >>> import torch
+    >>> from tensordict import TensorDict
+    >>> reward = torch.ones(2, 3, 1)                       # two environments, three steps
+    >>> done = torch.zeros(2, 3, 1, dtype=torch.bool)
+    >>> done[0, 1] = True                                  # the first one ends at its second step
+    >>> batch = TensorDict({"next": {"reward": reward, "done": done}}, batch_size=[2, 3])
+    >>> returns = EpisodeReturns()
+    >>> returns.update(batch)
+    [2.0]
+    >>> returns.mean, returns.mean_length, returns.count
+    (2.0, 2.0, 1)
+    """
+
+    def __init__(self, window: int = 100, info_keys: Sequence[str | InfoKey] = ()) -> None:
+        if window < 1:
+            raise ValueError(f"expected a window of at least one episode, and got {window}")
+        self.count = 0
+        self._returns: deque[float] = deque(maxlen=window)
+        self._lengths: deque[int] = deque(maxlen=window)
+        self._open_return: Tensor | None = None  # [N] float64, episodes that have not ended yet
+        self._open_length: Tensor | None = None  # [N] int64
+        self._trajectory: Tensor | None = None  # [N] int64, of the last step
+        self._infos = {key: _LastNumbers(key, window) for key in check_info_keys(info_keys)}
+
+    def update(self, batch: TensorDictBase) -> list[float]:
+        """Takes in a batch; returns the returns of the episodes that ended in it.
+
+        Episodes come out in order of the step at which they ended, and by environment within
+        one step, so the result is the same whatever the timing of the workers.
+
+        Args:
+            batch: ``[N, T]`` with ``("next", "reward")`` and ``("next", "done")``, each
+                ``[N, T, 1]``. It is only read.
+
+        Raises:
+            ValueError: the batch is not ``[N, T]``, or N differs from the batches before.
+        """
+        if batch.ndim != 2:
+            raise ValueError(f"expected a batch [environments, steps], and got {batch.batch_size}")
+        reward = batch["next", "reward"].detach().cpu().flatten(1).double()  # [N, T]
+        done = batch["next", "done"].detach().cpu().flatten(1)  # [N, T]
+        num_envs, num_steps = done.shape
+        if self._open_return is None or self._open_length is None:
+            self._open_return = torch.zeros(num_envs, dtype=torch.float64)
+            self._open_length = torch.zeros(num_envs, dtype=torch.int64)
+        if len(self._open_return) != num_envs:
+            raise ValueError(
+                f"expected a batch of {len(self._open_return)} environments as before, "
+                f"and got {num_envs}: use one EpisodeReturns for each collector"
+            )
+
+        trajectory = batch.get(("collector", "traj_ids"), None)  # [N, T]
+        if trajectory is not None:
+            if self._trajectory is not None:
+                begun_anew = trajectory[:, 0].cpu() != self._trajectory
+                self._open_return[begun_anew] = 0.0
+                self._open_length[begun_anew] = 0
+                for numbers in self._infos.values():
+                    numbers.drop(begun_anew)
+            self._trajectory = trajectory[:, -1].cpu().clone()
+
+        ended: list[float] = []
+        cursor = 0  # the first step that is not added up yet
+        for step in torch.nonzero(done.any(0)).flatten().tolist():  # few steps see an end
+            self._open_return += reward[:, cursor : step + 1].sum(1)
+            self._open_length += step + 1 - cursor
+            cursor = step + 1
+            at_end = done[:, step]
+            ended += self._open_return[at_end].tolist()
+            self._lengths += self._open_length[at_end].tolist()
+            self._open_return[at_end] = 0.0
+            self._open_length[at_end] = 0
+        self._open_return += reward[:, cursor:].sum(1)
+        self._open_length += num_steps - cursor
+        for numbers in self._infos.values():
+            numbers.update(batch, done)
+        self._returns += ended
+        self.count += len(ended)
+        return ended
+
+    def state_dict(self) -> dict[str, Any]:
+        """All that the coming averages depend on."""
+        return {
+            "count": self.count,
+            "returns": list(self._returns),
+            "lengths": list(self._lengths),
+            "open_return": None if self._open_return is None else self._open_return.clone(),
+            "open_length": None if self._open_length is None else self._open_length.clone(),
+            "trajectory": None if self._trajectory is None else self._trajectory.clone(),
+            "infos": [[list(key), numbers.state()] for key, numbers in self._infos.items()],
+        }
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Go on where `state_dict` was called."""
+        self.count = state_dict["count"]
+        self._returns = deque(state_dict["returns"], self._returns.maxlen)
+        self._lengths = deque(state_dict["lengths"], self._lengths.maxlen)
+        for name in ("open_return", "open_length", "trajectory"):
+            value = state_dict[name]
+            setattr(self, f"_{name}", None if value is None else value.clone())
+        for key, state in state_dict.get("infos", []):  # there are older states, without any
+            if tuple(key) in self._infos:
+                self._infos[tuple(key)].load(state)
+
+    @property
+    def info_means(self) -> dict[str | InfoKey, float]:
+        """Mean of each of ``info_keys``, over those of the most recent episodes that had a number.
+
+        NaN where none had one. Of numbers that are 0 or 1, such as ``"is_success"``, it is a rate.
+        """
+        return {info_name(key): numbers.mean for key, numbers in self._infos.items()}
+
+    @property
+    def mean(self) -> float:
+        """Mean return of the most recent episodes; NaN before the first has ended."""
+        return fmean(self._returns) if self._returns else float("nan")
+
+    @property
+    def min(self) -> float:
+        """Lowest return of the most recent episodes; NaN before the first has ended."""
+        return min(self._returns, default=float("nan"))
+
+    @property
+    def max(self) -> float:
+        """Highest return of the most recent episodes; NaN before the first has ended."""
+        return max(self._returns, default=float("nan"))
+
+    @property
+    def mean_length(self) -> float:
+        """Mean number of steps of the most recent episodes; NaN before the first has ended."""
+        return fmean(self._lengths) if self._lengths else float("nan")
+
+    @property
+    def min_length(self) -> float:
+        """Length of the shortest of the most recent episodes; NaN before the first has ended."""
+        return min(self._lengths, default=float("nan"))
+
+    @property
+    def max_length(self) -> float:
+        """Length of the longest of the most recent episodes; NaN before the first has ended."""
+        return max(self._lengths, default=float("nan"))
+
+
+class _LastNumbers:
+    """The last number, by one key, of each episode.
+
+    Args:
+        key: below ``"next"``, as a tuple.
+        window: how many episodes are kept.
+    """
+
+    def __init__(self, key: InfoKey, window: int) -> None:
+        self._key = ("next", *key)
+        self._ended: deque[float] = deque(maxlen=window)  # NaN of an episode without any
+        self._open: Tensor | None = None  # [N] float64, NaN of those without any so far
+
+    def drop(self, rows: Tensor) -> None:
+        """Forget the episodes that have not ended, in the rows ``[N]`` that are True."""
+        if self._open is not None:
+            self._open[rows] = nan
+
+    def update(self, batch: TensorDictBase, done: Tensor) -> None:
+        """Take in a batch, whose episodes end where ``done`` ``[N, T]`` is True."""
+        values = batch.get(self._key, None)
+        if values is None:
+            raise KeyError(
+                f"the batch has no {self._key}: give the collector info_keys with what follows "
+                "'next', too"
+            )
+        values = values.detach().cpu().reshape(done.shape).double()  # [N, T]
+        if self._open is None:
+            self._open = torch.full(done.shape[:1], nan, dtype=torch.float64)
+        known = ~values.isnan()
+        for step in torch.nonzero((known | done).any(0)).flatten().tolist():
+            self._open = torch.where(known[:, step], values[:, step], self._open)
+            at_end = done[:, step]
+            self._ended += self._open[at_end].tolist()
+            self._open[at_end] = nan
+
+    @property
+    def mean(self) -> float:
+        """Over the episodes that had a number; NaN if none had one."""
+        known = [value for value in self._ended if not isnan(value)]
+        return fmean(known) if known else nan
+
+    def state(self) -> dict[str, Any]:
+        """All that the coming means depend on."""
+        return {
+            "ended": list(self._ended),
+            "open": None if self._open is None else self._open.clone(),
+        }
+
+    def load(self, state: Mapping[str, Any]) -> None:
+        """Go on where `state` was called."""
+        self._ended = deque(state["ended"], self._ended.maxlen)
+        self._open = None if state["open"] is None else state["open"].clone()

@@ -1,0 +1,107 @@
+"""Tensors over the shared memory: one TensorDict ``[N, T]`` and one set of parameters per slot."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from tensordict import TensorDict
+from torch import Tensor, nn
+
+from torchrl_hts._rounds.entries import is_private
+from torchrl_hts._rounds.shared_memory import Array, Field, Key, SharedMemory
+
+__all__ = ["Slots", "bind_parameters", "field_of", "policy_tensors", "tensor_over"]
+
+
+def tensor_over(array: Array, dtype: str) -> Tensor:
+    """A tensor over the memory of an array."""
+    tensor = torch.from_numpy(array)
+    return tensor.view(torch.bfloat16) if dtype == "bfloat16" else tensor
+
+
+def field_of(key: Key, value: Tensor, batch_dims: int) -> Field:
+    """The field that holds one transition of a value."""
+    return Field(key, tuple(value.shape[batch_dims:]), str(value.dtype).removeprefix("torch."))
+
+
+def policy_tensors(policy: nn.Module) -> list[tuple[str, Tensor]]:
+    """Parameters and buffers of a policy, each once, with their names: what makes up theta."""
+    named: list[tuple[str, Tensor]] = [*policy.named_parameters(), *policy.named_buffers()]
+    return [(name, tensor.detach()) for name, tensor in named]
+
+
+class Slots:
+    """The slots as the learner and the actors see them.
+
+    Attributes:
+        fields: for each slot, its tensors ``[N, T, *shape]`` by key.
+        batches: for each slot, the same as a TensorDict ``[N, T]`` with names ``(None, "time")``,
+            without those that are private: what a policy leaves for itself under a ``"_name"``.
+        parameters: for each slot, its behaviour parameters and buffers.
+    """
+
+    def __init__(self, memory: SharedMemory) -> None:
+        layout = memory.layout
+        self.fields: list[dict[Key, Tensor]] = []
+        self.batches: list[TensorDict] = []
+        self.parameters: list[list[Tensor]] = []
+        dtypes = {field.key: field.dtype for field in layout.fields}
+        for slot in range(layout.num_slots):
+            tensors = {
+                key: tensor_over(array, dtypes[key]) for key, array in memory.fields(slot).items()
+            }
+            self.fields.append(tensors)
+            public = {key: tensor for key, tensor in tensors.items() if not is_private(key)}
+            self.batches.append(_nest(public, [layout.num_envs, layout.sync_interval]))
+            self.parameters.append(
+                [
+                    tensor_over(array, field.dtype)
+                    for array, field in zip(memory.parameters(slot), layout.parameters, strict=True)
+                ]
+            )
+
+    @torch.no_grad()
+    def stage(self, slot: int, values: Sequence[Tensor]) -> None:
+        """Copy parameters into a slot, whose round must not be open (I2)."""
+        own = self.parameters[slot]
+        if own and values is not own:  # a learner that stages early writes to the slot itself
+            torch._foreach_copy_(own, list(values))
+
+
+def _nest(tensors: dict[Key, Tensor], batch_size: list[int]) -> TensorDict:
+    nested: dict[str, Any] = {}
+    for key, tensor in tensors.items():
+        level = nested
+        for name in key[:-1]:
+            level = level.setdefault(name, {})
+        level[key[-1]] = tensor
+    return TensorDict(nested, batch_size, names=[None, "time"])
+
+
+def bind_parameters(
+    module: nn.Module, shared: Sequence[Tensor], device: torch.device
+) -> Callable[[], None] | None:
+    """Make a module use a slot's parameters.
+
+    On the CPU its tensors are put over the slot's memory. On another device they are copied: the
+    function that is returned does it, once per round.
+    """
+    if device.type != "cpu":
+        own = [tensor for _, tensor in policy_tensors(module)]
+
+        def refresh() -> None:
+            for target, source in zip(own, shared, strict=True):
+                target.copy_(source)
+
+        return refresh
+    over = dict(zip((name for name, _ in policy_tensors(module)), shared, strict=True))
+    for name, parameter in module.named_parameters():
+        parameter.data = over[name]
+    for name, buffer in list(module.named_buffers()):
+        for owner in module.modules():  # a buffer may be registered in several places
+            for key, value in owner._buffers.items():
+                if value is buffer:
+                    owner._buffers[key] = over[name]
+    return None

@@ -1,0 +1,1 @@
+"""Workers are started, listened to, replaced and ended."""

@@ -1,0 +1,162 @@
+"""What a worker's failure is called: one error that says who, where, how, and with which words."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+
+from torchrl_hts._processes.fork_server import WorkerProcess
+from torchrl_hts._rounds.schedule import Phase, Schedule
+from torchrl_hts._rounds.shared_memory import Counter, SharedMemory
+from torchrl_hts.errors import Failure, WorkerError
+
+__all__ = ["Site", "died", "failed", "hung"]
+
+
+@dataclass(frozen=True)
+class Site:
+    """Where a worker was, as the shared words tell; all None before they are shared.
+
+    Attributes:
+        env_indices: the environments that the worker serves, or works for.
+        text: the same for people, as the end of a sentence.
+        round: the round that it was at.
+        step: the step that it was at, of one environment.
+    """
+
+    env_indices: tuple[int, ...] = ()
+    text: str = ""
+    round: int | None = None
+    step: int | None = None
+
+    @classmethod
+    def of_executor(
+        cls,
+        envs: tuple[int, ...],
+        schedule: Schedule | None,
+        memory: SharedMemory | None,
+        row: int,
+        made: Collection[int],
+    ) -> Site:
+        """Where an executor is.
+
+        Args:
+            envs: its environments.
+            schedule, memory: shared; None while environments are made.
+            row: its row of counters.
+            made: the environments that have been made.
+        """
+        if schedule is None or memory is None:
+            left = [env for env in envs if env not in made]
+            return cls(envs, f" while environment {left[0]} was made" if left else "")
+        env = int(memory.counters[row, Counter.AT]) - 1
+        if env < 0:
+            return cls(envs, " between two steps")
+        round_, step = schedule.position(env)
+        doing = "stepped" if schedule.phase[env] == Phase.ANSWERED else "reset, saved or restored"
+        return cls(
+            envs,
+            f" while environment {env} was {doing} in round {round_}, step {step}",
+            round_,
+            step,
+        )
+
+    @classmethod
+    def of_actor(cls, schedule: Schedule, memory: SharedMemory, row: int, *, started: bool) -> Site:
+        """Where an actor is; what several actors have taken is not told apart."""
+        if not started:
+            return cls((), " while it calibrated")
+        round_ = int(memory.counters[row, Counter.AT]) - 1
+        if round_ < 0:
+            return cls((), " between two batches")
+        envs = tuple(e for e in range(schedule.num_envs) if schedule.phase[e] == Phase.TAKEN)
+        rows = f", for environment(s) {_listed(envs)}" if envs else ""
+        return cls(envs, f" in round {round_}{rows}", round_)
+
+
+def failed(
+    worker: WorkerProcess,
+    failure: Failure,
+    traceback: str,
+    where: tuple[tuple[int, ...], int | None, int | None] | None,
+    site: Site,
+) -> WorkerError:
+    """A worker has sent a traceback.
+
+    Args:
+        where: environments, round and step at which their code raised; None if it was the
+            worker's own.
+        site: where the worker was by the shared words.
+    """
+    who = f"{worker.name} (pid {worker.pid})"
+    if where is None:
+        return WorkerError(
+            f"{who} failed{site.text}; its traceback:",
+            worker=worker.name,
+            env_indices=site.env_indices,
+            remote_traceback=traceback,
+            failure=failure,
+            stderr=worker.stderr(),
+        )
+    envs, round_, step = where
+    lack = " for want of memory" if failure is Failure.OUT_OF_MEMORY else ""
+    if worker.name.startswith("actor"):
+        message = (
+            f"the policy failed{lack} in round {round_}, for environment(s) {_listed(envs)}, "
+            f"in {who}:"
+        )
+    else:
+        at = "while it was made" if round_ is None else f"in round {round_}, step {step}"
+        message = f"environment {envs[0]} failed{lack} {at}, in {who}:"
+    return WorkerError(
+        message,
+        worker=worker.name,
+        env_indices=envs,
+        remote_traceback=traceback,
+        failure=failure,
+        round_=round_,
+        step=step,
+        stderr=worker.stderr(),
+    )
+
+
+def died(worker: WorkerProcess, site: Site) -> WorkerError:
+    """A worker's process has ended without a word."""
+    end = worker.describe_end()
+    status = worker.exit_status(0)
+    by = signal.Signals(-status) if status is not None and status < 0 else None
+    failure = Failure.EXITED
+    if by is not None:
+        failure = Failure.KILLED if by == signal.SIGKILL else Failure.CRASHED
+    return _without_traceback(worker, site, failure, end, by)
+
+
+def hung(worker: WorkerProcess, site: Site, timeout_s: float) -> WorkerError:
+    """A worker has made no progress for too long, and is ended; its stderr tells where it was."""
+    worker.abort(1.0)
+    worker.kill()
+    end = f"made no progress for {timeout_s:g} s (timeout_s)"
+    return _without_traceback(worker, site, Failure.HUNG, end, None)
+
+
+def _without_traceback(
+    worker: WorkerProcess, site: Site, failure: Failure, end: str, by: signal.Signals | None
+) -> WorkerError:
+    serving = ""
+    if worker.name.startswith("executor"):
+        serving = f", which steps environment(s) {_listed(site.env_indices)},"
+    return WorkerError(
+        f"{worker.name} (pid {worker.pid}){serving} {end}{site.text}",
+        worker=worker.name,
+        env_indices=site.env_indices,
+        failure=failure,
+        round_=site.round,
+        step=site.step,
+        exit_signal=by,
+        stderr=worker.stderr(),
+    )
+
+
+def _listed(envs: Sequence[int]) -> str:
+    return ", ".join(map(str, envs))

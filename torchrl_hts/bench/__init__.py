@@ -1,0 +1,1 @@
+"""What to expect of the collector with a workload of yours: ``python -m torchrl_hts.bench``."""

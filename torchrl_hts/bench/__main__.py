@@ -1,0 +1,285 @@
+"""What to expect of the collector with an environment and a policy of yours, in half a minute.
+
+    python -m torchrl_hts.bench --env-id CartPole-v1
+    python -m torchrl_hts.bench --env-id my_module:make_env --policy my_module:make_policy
+
+measures the parts alone, forecasts steps per second for a grid of settings (``forecast.py``), names
+one of them, and tries it out. What it recommends comes first, then the tables.
+"""
+
+from __future__ import annotations
+
+import torchrl_hts._versions  # noqa: F401  (before torchrl)
+
+# isort: split
+
+import argparse
+import importlib
+import signal
+import sys
+from collections.abc import Callable, Sequence
+from functools import partial
+from math import ceil
+from typing import Any
+
+import gymnasium as gym
+import torch
+from tensordict.nn import TensorDictModuleBase
+
+from torchrl_hts._planning.arguments import make_policy
+from torchrl_hts._planning.probe import EnvironmentTimes
+from torchrl_hts._processes.limits import available_cores
+from torchrl_hts._processes.server_pool import keep_servers
+from torchrl_hts._rounds.exchange import MAX_ENVS
+from torchrl_hts.bench.command_line import count, positive
+from torchrl_hts.bench.forecast import Costs, Forecast, Setting, forecast, recommend
+from torchrl_hts.bench.measuring import (
+    default_policy,
+    measure_environment,
+    measure_learning,
+    measure_passes,
+    run_trial,
+)
+from torchrl_hts.bench.other_load import cores_used_by_others
+from torchrl_hts.bench.report import (
+    Row,
+    Tried,
+    costs_text,
+    described,
+    forecasts_text,
+    recommendation,
+    warnings_text,
+)
+from torchrl_hts.errors import HTSError
+from torchrl_hts.theory import rollout_time
+
+__all__ = ["main"]
+
+MakeEnv = Callable[[], gym.Env[Any, Any]]
+
+_LOOK_S = 0.5  # how long to look at what other programs use, before and after
+_TRIAL = Setting(num_envs=8, sync_interval=20)
+
+
+class _UserError(Exception):
+    """Something that the user gave can't be used; the message says what and why."""
+
+
+def find_environment(name: str) -> MakeEnv:
+    """The factory that ``--env-id`` names.
+
+    Args:
+        name: an id of gymnasium; ``ALE/...`` is a game with the preprocessing of
+            `torchrl_hts.envs.make_atari`; or ``module:function``.
+    """
+    make_env: MakeEnv
+    if ":" in name and name.partition(":")[2].isidentifier():
+        make_env = _find(name, "--env-id")
+    elif name.startswith("ALE/"):
+        from torchrl_hts.envs import make_atari
+
+        make_env = partial(make_atari, name)
+    else:
+        make_env = partial(gym.make, name)
+    try:
+        env = make_env()
+    except Exception as error:
+        raise _UserError(
+            f"--env-id {name!r} can't be made: {type(error).__name__}: {error}"
+        ) from error
+    if not isinstance(env, gym.Env):
+        raise _UserError(
+            f"--env-id {name!r} made a {type(env).__module__}.{type(env).__qualname__}; only "
+            "gymnasium environments can be measured here"
+        )
+    env.close()
+    return make_env
+
+
+def find_policy(name: str | None, make_env: MakeEnv) -> TensorDictModuleBase:
+    """The policy that ``--policy`` names, a ``module:function`` without arguments; or a default."""
+    if name is not None:
+        function = _find(name, "--policy")
+        try:
+            return make_policy(None, function)
+        except Exception as error:
+            raise _UserError(
+                f"--policy {name!r} gave no policy: {type(error).__name__}: {error}"
+            ) from error
+    env = make_env()
+    try:
+        return default_policy(env)
+    except TypeError as error:
+        raise _UserError(str(error)) from error
+    finally:
+        env.close()
+
+
+def _find(name: str, option: str) -> Any:
+    module, _, function = name.partition(":")
+    if not module or not function:
+        raise _UserError(f"{option} {name!r}: expected module:function, such as my_envs:make_env")
+    try:
+        return getattr(importlib.import_module(module), function)
+    except (ImportError, AttributeError) as error:
+        raise _UserError(f"{option} {name!r} can't be found: {error}") from error
+
+
+def measure(
+    make_env: MakeEnv,
+    policy: TensorDictModuleBase,
+    *,
+    rows: Sequence[int],
+    epochs: int,
+    seconds: float,
+) -> tuple[EnvironmentTimes, Costs]:
+    """Measure all parts, and say so on standard error."""
+
+    def progress(number: int, what: str) -> None:
+        print(f"[{number}/5] {what}", file=sys.stderr, flush=True)
+
+    progress(1, f"stepping the environment at random for {seconds:g} s")
+    times = measure_environment(make_env, seconds)
+    progress(2, f"running the policy on {', '.join(map(str, rows))} rows")
+    passes = measure_passes(make_env, policy, rows, seconds)
+    progress(3, "learning: the policy forward and back")
+    learner_s = epochs * measure_learning(make_env, policy, seconds / 2)
+    alone = Costs(
+        step_times=times.with_resets(),
+        step_cpu_share=times.cpu_share,
+        executor_cpu_s=0.0,
+        passes=passes,
+        actor_cpu_s=0.0,
+        learner_step_s=learner_s,
+        cores=ceil(available_cores()),
+    )
+    progress(4, f"the collector's own share: {described(_TRIAL)}")
+    trial = _try_out(make_env, policy, alone, _TRIAL, seconds)
+    env_cpu_s = alone.mean_step_s * alone.step_cpu_share
+    costs = Costs(
+        **{
+            **vars(alone),
+            "executor_cpu_s": max(0.0, trial.executor_cpu_s - env_cpu_s),
+            "actor_cpu_s": max(0.0, trial.actor_cpu_s - alone.pass_time(trial.rows)),
+        }
+    )
+    return times, costs
+
+
+def _try_out(
+    make_env: MakeEnv, policy: TensorDictModuleBase, costs: Costs, setting: Setting, seconds: float
+) -> Any:
+    return run_trial(
+        make_env,
+        policy,
+        seconds,
+        num_envs=setting.num_envs,
+        frames_per_batch=setting.num_envs * setting.sync_interval,
+        lag=setting.lag,
+        num_actors=setting.num_actors,
+        num_executors=costs.team(setting.num_envs).executors,
+    )
+
+
+def forecasts(costs: Costs, options: argparse.Namespace) -> list[Row]:
+    """What to expect of each setting."""
+    rows = []
+    for n in options.num_envs:
+        executors = costs.team(n).executors
+        for actors in options.actors or sorted({1, 2, costs.team(n).actors}):
+            for alpha in options.alpha:
+                steps = -(-n // executors) * alpha  # of each executor in a round
+                rows.append(
+                    Row(
+                        [forecast(costs, Setting(n, alpha, lag, actors)) for lag in options.lag],
+                        forecast(costs, Setting(n, alpha, 1, actors), barrier="round"),
+                        steps / rollout_time(executors * steps, executors, steps),
+                    )
+                )
+    return rows
+
+
+def try_recommended(
+    best: Forecast, costs: Costs, make_env: MakeEnv, policy: TensorDictModuleBase, seconds: float
+) -> Tried:
+    """Run the collector with the setting that is recommended, without a learner."""
+    print(f"[5/5] trying it out for {seconds:g} s", file=sys.stderr, flush=True)
+    free = forecast(Costs(**{**vars(costs), "learner_step_s": 0.0}), best.setting)
+    trial = _try_out(make_env, policy, costs, best.setting, seconds)
+    return Tried(trial.steps_per_second, free.steps_per_second)
+
+
+def report(make_env: MakeEnv, policy: TensorDictModuleBase, options: argparse.Namespace) -> str:
+    """Measure, forecast, try out; and say what came of it, the recommendation first."""
+    most = max(options.num_envs)
+    sizes = sorted({2**power for power in range(most.bit_length())} | {most})
+    looks = [cores_used_by_others(_LOOK_S)]
+    times, costs = measure(
+        make_env, policy, rows=sizes, epochs=options.epochs, seconds=options.seconds
+    )
+    rows = forecasts(costs, options)
+    best = recommend([each for row in rows for each in row.each])
+    tried = None
+    if not options.no_check:
+        tried = try_recommended(best, costs, make_env, policy, options.seconds)
+    looks.append(cores_used_by_others(_LOOK_S))
+    others = max((look for look in looks if look is not None), default=None)
+    executors = costs.team(best.setting.num_envs).executors
+    return "\n\n".join(
+        [
+            recommendation(best, executors, tried),
+            *warnings_text(others, available_cores(), tried),
+            costs_text(times, costs),
+            forecasts_text(rows, costs.cores),
+        ]
+    )
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Measure and forecast from the command line; returns the exit status."""
+    parser = argparse.ArgumentParser(
+        prog="python -m torchrl_hts.bench",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument(
+        "--env-id", required=True, help="an id of gymnasium, or module:function that makes one"
+    )
+    parser.add_argument(
+        "--policy",
+        help="module:function that makes the policy; by default a Nature CNN or a small MLP",
+    )
+    parser.add_argument("--num-envs", type=count, nargs="+", default=[4, 16, 64])
+    parser.add_argument("--alpha", type=count, nargs="+", default=[5, 20, 128])
+    parser.add_argument(
+        "--lag", type=int, nargs="+", choices=range(17), default=[0, 1, 2], metavar="LAG"
+    )
+    parser.add_argument(
+        "--actors", type=count, nargs="+", help="(1, 2, and what the collector chooses itself)"
+    )
+    parser.add_argument(
+        "--epochs", type=count, default=1, help="how often the learner goes through a batch (1)"
+    )
+    parser.add_argument("--seconds", type=positive, default=2.0, help="of each measurement (2)")
+    parser.add_argument("--no-check", action="store_true", help="don't try the setting out")
+    options = parser.parse_args(argv)
+    for flag, counts in (("--num-envs", options.num_envs), ("--actors", options.actors or [1])):
+        if max(counts) > MAX_ENVS:
+            parser.error(f"{flag} must be at most {MAX_ENVS}, got {max(counts)}")
+    torch.set_num_threads(1)
+    try:
+        make_env = find_environment(options.env_id)
+        policy = find_policy(options.policy, make_env)
+        with keep_servers():
+            print(report(make_env, policy, options))
+    except (_UserError, HTSError, TypeError, ValueError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        return 128 + signal.SIGINT
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,700 @@
+"""`HTSCollector`: from arguments to batches."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import time
+import warnings
+import weakref
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict
+from functools import partial
+from math import ceil
+from os import PathLike
+from typing import Any
+
+import torch
+from tensordict import TensorDictBase
+from torch import nn
+from torchrl.collectors import BaseCollector
+from torchrl.collectors.utils import split_trajectories
+from torchrl.envs.utils import ExplorationType
+
+from torchrl_hts._actor.loop import ActorJob
+from torchrl_hts._executor.factories import initialised, with_transforms
+from torchrl_hts._executor.info import InfoKey, check_info_keys
+from torchrl_hts._learner.learner import LearnerSide
+from torchrl_hts._learner.saved_state import check_state, saved_sizes
+from torchrl_hts._learner.weights import WeightSource
+from torchrl_hts._planning.arguments import (
+    MAX_THREADS,
+    Device,
+    check_callables,
+    check_devices,
+    check_equal,
+    check_factories,
+    check_flags,
+    check_frames,
+    check_integer,
+    check_lag,
+    check_max_frames,
+    check_restarts,
+    check_seed,
+    check_storage_dir,
+    check_timeouts,
+    make_policy,
+)
+from torchrl_hts._planning.batch_plan import BatchPlan, Planner
+from torchrl_hts._planning.pickling import pickle_factories, pickle_policy
+from torchrl_hts._planning.policy_forms import Fitted, transforms_of
+from torchrl_hts._planning.worker_counts import Description
+from torchrl_hts._processes.limits import available_cores
+from torchrl_hts._reports.statistics import Statistics, summarise
+from torchrl_hts._reports.timeline import Timeline, check_path, read_timeline
+from torchrl_hts._rounds.event_rings import recorder
+from torchrl_hts._rounds.exchange import MAX_ENVS
+from torchrl_hts._rounds.shared_memory import Layout
+from torchrl_hts._rounds.slots import Slots, field_of, policy_tensors
+from torchrl_hts._supervision.supervisor import Crew
+from torchrl_hts.collector.stock_arguments import take_stock_arguments
+from torchrl_hts.collector.stock_attributes import StockAttributes
+from torchrl_hts.delayed_gradient.undelayed import UpdateWatch
+from torchrl_hts.errors import PolicyError
+
+__all__ = ["HTSCollector"]
+
+
+class HTSCollector(StockAttributes, BaseCollector):  # type: ignore[misc]  # torchrl has no types
+    """Collects rounds of on-policy data while the learner learns from the round before.
+
+    Executors step the environments, actors answer whatever observations are ready with one batched
+    forward pass, and nobody waits for anybody except at a round's opening: round r opens when
+    update r - (lag + 1) is done. Every batch D_j and every parameter theta_j is bit for bit the
+    same for a given seed, whatever the number of executors and actors and the timing of any
+    process (docs/explanation/determinism.md; Liu et al., NeurIPS 2020).
+
+    A batch is a TensorDict ``[N, alpha]`` with names ``(None, "time")`` in the layout of TorchRL's
+    own collectors, with ``"policy_version"`` (int64 ``[N, alpha]``): the round j, whose parameters
+    theta_j took every action of the batch.
+
+    Resuming the iterator says that the update with the last batch is done: it stages the newest
+    values of the policy and opens the next round. `update_policy_weights_` stages explicitly.
+    With a lag, an update belongs inside a `DelayedGradient`; `UndelayedUpdateWarning` tells of one
+    that is not.
+
+    Args:
+        create_env_fn: a callable per environment, each returning a `gymnasium.Env` (the fast path:
+            its executor never imports torch) or a TorchRL `EnvBase` of empty batch size, with any
+            transforms. A single callable makes one environment, or `num_workers`.
+        policy: a TensorDictModule that writes ``"action"``, in training or evaluation mode as it
+            is; or a plain module that maps the only observation to the action; or a callable of
+            either kind that uses no modules. By default, and with a ``RandomPolicy``, random.
+        policy_factory: makes the policy instead.
+
+    Keyword Args:
+        frames_per_batch: N * alpha; rounded up to a multiple of N with a warning, as TorchRL does.
+            May be a float without a fraction, as may `total_frames`.
+        total_frames: ends after at least so many; -1: endless.
+        lag: how many updates the behaviour parameters are behind. 1 is the paper; 0 is synchronous.
+        num_actors: processes that run the policy. A lone one waits for larger batches while every
+            core has other work. By default as many as it takes to keep up with the executors, as
+            far as those, and where environments wait the learner, leave cores to them: by the same
+            measurement as `num_executors`. One without it (a single environment, `num_executors`
+            is given, the policy can't be timed, or not on the CPU), and with one or two cores. How
+            many there are is the attribute `num_actors`.
+        num_executors: processes that step environments, at most one per environment. By default
+            a process that then ends makes one more environment, plays some steps at random, and
+            the time they take decides: for environments that compute one executor per core, but
+            for the cores that the policy, timed in another process, takes if it runs on the CPU;
+            up to one per environment if they wait; one or few if they take microseconds. How many
+            there are is the attribute `num_executors`.
+        seed: of everything random, an int >= 0; by default drawn from torch's generator.
+        device: default of the three that follow; all default to the CPU.
+        storing_device: where batches are handed out.
+        policy_device: where the actors run the policy.
+        env_device: where TorchRL environments compute.
+        create_env_kwargs: keyword arguments of every factory, or a list with one dict for each.
+        exploration_type: under which the actors run the policy.
+        max_frames_per_traj: length at which an episode is truncated; 0 or -1: never. Adds
+            ``step_count``.
+        postproc: applied to each batch before it is handed out.
+        split_trajs: hand out ``[trajectories, time]``, padded, with ``("collector", "mask")``.
+        set_truncated: mark the last step of every row as truncated.
+        compact_obs: leave ``("next", observation)`` out.
+        info_keys: numbers in the ``info`` of a gymnasium environment's steps that batches carry
+            too, such as ``["is_success", ("episode", "r")]``: as ``("next", "is_success")`` and
+            ``("next", "episode", "r")``, float64 ``[N, T, 1]``, NaN where a step has none
+            (docs/how_to/carry_info.md).
+        return_same_td: hand out the slot itself instead of a copy; valid until the iterator is
+            resumed.
+        track_policy_version: accepted for compatibility; batches always carry the version.
+        actor_threads: torch's intra-op threads in each actor; a small policy is run by one.
+        on_executor_failure: what is done about an executor that dies, hangs, or whose environment
+            raises: ``"raise"`` a WorkerError; or ``"restart"``, which replaces it and resets its
+            environments, with a warning (docs/explanation/reliability.md). Actors that die or
+            hang are then replaced too, without effect on any result. A policy that raises is never
+            tried again.
+        max_restarts: so many workers are replaced
+        restart_window_s: within so many seconds; the failure that follows is raised.
+        timeout_s: how long a worker that has work may make no progress before it counts as hung,
+            while environments are made too; a number, or a dict with ``"executor"`` and
+            ``"actor"``. Off by default.
+        storage_dir: a directory, for rounds that don't fit into memory: they lie in a file there,
+            which has no name and so never stays behind.
+        timeline_events: so many of the newest events of each worker are kept for `timeline`, in 32
+            bytes each; 0: none, and `timeline` has nothing to show.
+        pre_collect_hook: called before each batch is waited for.
+        post_collect_hook: called with each batch.
+        stock_arguments: those of TorchRL's own collectors. Some are taken (``cat_results``,
+            ``num_workers``, ``init_fn``, ...), some make no difference here, and the others are
+            refused by an error that says what to use instead:
+            docs/how_to/coming_from_torchrl.md.
+
+    Raises:
+        TypeError, ValueError: for arguments that don't fit each other; the message says which.
+        PolicyError: if the policy's rows can't be made independent of their batch-mates.
+        ResourceError: if there is too little memory, or too few file descriptors or processes.
+        WorkerError: if an environment can't be made; later, from the iterator, if a worker fails.
+
+    Example:
+        >>> import functools, gymnasium as gym
+        >>> from tensordict.nn import ProbabilisticTensorDictModule as Prob, TensorDictModule
+        >>> from tensordict.nn import ProbabilisticTensorDictSequential as Actor
+        >>> policy = Actor(
+        ...     TensorDictModule(nn.Linear(4, 2), ["observation"], ["logits"]),
+        ...     Prob(["logits"], ["action"], distribution_class=torch.distributions.Categorical),
+        ... )
+        >>> make_env = functools.partial(gym.make, "CartPole-v1")
+        >>> with HTSCollector([make_env] * 2, policy, frames_per_batch=8, total_frames=16) as data:
+        ...     for batch in data:
+        ...         print(batch.shape, batch["policy_version"].unique().item())
+        torch.Size([2, 4]) 0
+        torch.Size([2, 4]) 1
+    """
+
+    init_random_frames = 0
+
+    def __init__(
+        self,
+        create_env_fn: Callable[..., Any] | Sequence[Callable[..., Any]],
+        policy: nn.Module | Callable[..., Any] | None = None,
+        *,
+        policy_factory: Callable[[], Any] | Sequence[Callable[[], Any]] | None = None,
+        frames_per_batch: int,
+        total_frames: int = -1,
+        lag: int = 1,
+        num_actors: int | None = None,
+        num_executors: int | None = None,
+        seed: int | None = None,
+        device: Device = None,
+        storing_device: Device = None,
+        policy_device: Device = None,
+        env_device: Device = None,
+        create_env_kwargs: Mapping[str, Any] | Sequence[Mapping[str, Any]] | None = None,
+        exploration_type: ExplorationType = ExplorationType.RANDOM,
+        max_frames_per_traj: int | None = None,
+        postproc: Callable[[TensorDictBase], TensorDictBase] | None = None,
+        split_trajs: bool | None = False,
+        set_truncated: bool = False,
+        compact_obs: bool = False,
+        info_keys: Sequence[str | Sequence[str]] | None = None,
+        return_same_td: bool = False,
+        track_policy_version: bool = True,
+        actor_threads: int = 1,
+        on_executor_failure: str = "raise",
+        max_restarts: int = 10,
+        restart_window_s: float = 600.0,
+        timeout_s: float | Mapping[str, float] | None = None,
+        storage_dir: str | PathLike[str] | None = None,
+        timeline_events: int = 0,
+        pre_collect_hook: Callable[[], None] | None = None,
+        post_collect_hook: Callable[[TensorDictBase], None] | None = None,
+        **stock_arguments: Any,
+    ) -> None:
+        stock = take_stock_arguments(stock_arguments)
+        split_trajs = False if split_trajs is None else split_trajs  # TorchRL's default
+        check_flags(
+            split_trajs=split_trajs,
+            set_truncated=set_truncated,
+            compact_obs=compact_obs,
+            return_same_td=return_same_td,
+            track_policy_version=track_policy_version,
+        )
+        check_callables(
+            postproc=postproc,
+            pre_collect_hook=pre_collect_hook,
+            post_collect_hook=post_collect_hook,
+        )
+        storing_device, policy_device, env_device = check_devices(
+            device, storing_device, policy_device, env_device
+        )
+        if not isinstance(exploration_type, ExplorationType):
+            raise TypeError(
+                f"exploration_type must be an ExplorationType, got {exploration_type!r}"
+            )
+        super().__init__(pre_collect_hook=pre_collect_hook, post_collect_hook=post_collect_hook)
+        factories = check_factories(create_env_fn, create_env_kwargs, stock.copies)
+        if stock.init_fn is not None:
+            factories = initialised(factories, stock.init_fn)
+        self.num_envs = len(factories)
+        self.lag = check_lag(lag, self.num_envs)
+        actor_threads = check_integer("actor_threads", actor_threads, most=MAX_THREADS)
+        restarts = check_restarts(on_executor_failure, max_restarts, restart_window_s)
+        timeouts_s = check_timeouts(timeout_s)
+        timeline_events = check_integer("timeline_events", timeline_events, least=0)
+        if num_executors is not None:
+            num_executors = check_integer("num_executors", num_executors)
+        if num_actors is not None:
+            num_actors = check_integer("num_actors", num_actors, most=MAX_ENVS)
+        max_frames = check_max_frames(max_frames_per_traj)
+        self.sync_interval, self._last_round = check_frames(
+            frames_per_batch, total_frames, self.num_envs
+        )
+        self.frames_per_batch = self.sync_interval * self.num_envs
+        self.requested_frames_per_batch = self.frames_per_batch
+        endless = self._last_round is None
+        self.total_frames: Any = float("inf") if endless else int(total_frames)
+        seed = check_seed(seed)
+        checked_info_keys = check_info_keys(info_keys)
+        self.exploration_type = exploration_type
+        self.postproc = postproc
+        self.split_trajs = split_trajs
+        self.cat_results = stock.cat_results
+        self.worker_idx = stock.worker_idx
+        self.return_same_td = return_same_td
+        self.set_truncated, self.compact_obs = set_truncated, compact_obs
+        self.max_frames_per_traj = max_frames
+        self.device = None if device is None else torch.device(device)
+        self.policy_device = torch.device(policy_device or "cpu")
+        self.env_device = None if env_device is None else torch.device(env_device)
+        self.storing_device = torch.device(storing_device or "cpu")
+        self.policy = make_policy(policy, policy_factory, trust_policy=stock.trust_policy)
+        self._weights = WeightSource(self.policy)
+        # One of several collectors has its learner elsewhere.
+        self._updates = UpdateWatch(self.policy, self.lag, learns_here=self.worker_idx is None)
+        policy_bytes = pickle_policy(self.policy)
+        self._frames = 0
+        self._frames_loaded = 0  # of which so many were collected by an earlier collector
+        self._iter = -1
+
+        self._crew = Crew(
+            self.num_envs,
+            num_executors,
+            num_actors,
+            actor_threads=actor_threads,
+            restarts=restarts,
+            timeouts_s=timeouts_s,
+            storage_dir=check_storage_dir(storage_dir),
+        )
+        self._finalizer = weakref.finalize(self, self._crew.shutdown)
+        try:
+            if stock.auto_register_policy_transforms:
+                factories = with_transforms(factories, transforms_of(self.policy))
+            self._start_workers(
+                pickle_factories(factories),
+                policy_bytes,
+                seed=seed,
+                cores=available_cores(),
+                env_device=env_device,
+                policy_device=policy_device or "cpu",
+                max_frames_per_traj=max_frames,
+                compact_obs=compact_obs,
+                info_keys=checked_info_keys,
+                set_truncated=set_truncated,
+                actor_threads=actor_threads,
+                timeline_events=timeline_events,
+            )
+        except BaseException:
+            self.shutdown(timeout=1.0)  # for environments that are there to be closed
+            raise
+
+    def _start_workers(
+        self,
+        factories: Sequence[bytes],
+        policy: bytes,
+        *,
+        seed: int,
+        cores: float,
+        env_device: str | None,
+        policy_device: str,
+        max_frames_per_traj: int,
+        compact_obs: bool,
+        info_keys: tuple[InfoKey, ...],
+        set_truncated: bool,
+        actor_threads: int,
+        timeline_events: int,
+    ) -> None:
+        """Make the environments, lay slots out for what they and the policy give, and calibrate.
+
+        Args:
+            factories: of the environments, pickled.
+            policy: pickled.
+            cores: that all of it may use.
+
+        The others are those of the constructor.
+        """
+        make_planner = partial(
+            Planner,
+            num_envs=self.num_envs,
+            on_cpu=torch.device(policy_device).type == "cpu",
+            exploration_type=self.exploration_type,
+            max_frames_per_traj=max_frames_per_traj,
+            compact_obs=compact_obs,
+            info_keys=info_keys,
+        )
+        planner = make_planner(policy)
+        env_options = {"max_frames_per_traj": max_frames_per_traj, "device": env_device}
+        descriptions = self._crew.start_executors(
+            factories, env_options, ceil(cores), planner.pass_job, seed
+        )
+        check_equal(descriptions)
+        description = descriptions[0]
+        if isinstance(self.policy, Fitted):
+            description = self._fit(self.policy, description)
+            policy = pickle_policy(self.policy)
+            planner = make_planner(policy)
+        plan = self._plan(planner, description)
+        asked_for = {"set_truncated=True": set_truncated}
+        asked_for["on_executor_failure='restart'"] = self._crew.restarts.enabled
+        for argument, asked in asked_for.items():
+            if asked and not plan.truncated_keys:
+                raise ValueError(
+                    f"{argument} needs a 'truncated' key in the environment; add one with "
+                    "env.add_truncated_keys()"
+                )
+        self._truncated_keys = plan.truncated_keys if set_truncated else ()
+        self.num_executors, self.num_actors = self._crew.num_executors, self._crew.num_actors
+        layout = Layout(
+            self.num_envs,
+            self.sync_interval,
+            self.lag,
+            self.num_executors + self.num_actors,
+            plan.fields,
+            tuple(field_of((n,), t, 0) for n, t in policy_tensors(self.policy)),
+            timeline_events,
+        )
+        a_core_each = self.num_executors + self.num_actors * actor_threads <= cores
+        cores_to_fill = ceil(cores) if self.num_actors == 1 else None
+        self._memory, schedule = self._crew.share(
+            layout, self._last_round, plan.options, cores_to_fill, a_core_each, plan.truncated_keys
+        )
+        slots = Slots(self._memory)
+        generic = self._weights.generic()  # to calibrate with
+        for slot in range(self.lag + 1):
+            slots.stage(slot, generic)
+        record = recorder(self._memory, layout.num_workers)
+        self._learner = LearnerSide(self._crew, schedule, slots, self._weights, seed, record)
+        self._invariant_sizes = self._crew.start_actors(
+            ActorJob(
+                policy=policy,
+                layout=layout,
+                last_round=self._last_round,
+                worker=0,
+                examples=pickle.dumps(plan.trial),
+                outputs=plan.outputs,
+                exploration_type=self.exploration_type,
+                device=policy_device,
+                num_threads=actor_threads,
+                owner=self._crew.owner,
+                cores=cores_to_fill,
+                a_core_each=a_core_each,
+            )
+        )
+
+    def _fit(self, policy: Fitted, description: Description) -> Description:
+        """Fit the policy to the environment, which is observed if the policy needs that."""
+        try:
+            policy.fit(description)
+        except PolicyError:
+            if description.observations is not None:
+                raise
+            description = self._crew.observe(description)
+            policy.fit(description)
+        return description
+
+    def _plan(self, planner: Planner, description: Description) -> BatchPlan:
+        """The layout of batches; for it environment 0 is observed, if the policy needs that."""
+        try:
+            return planner.plan(description)
+        except PolicyError:
+            if description.observations is not None:
+                raise
+            description = self._crew.observe(description)
+            return planner.plan(description)
+
+    # The iterator: the learner's side of the schedule.
+
+    def iterator(self) -> Iterator[TensorDictBase]:
+        """Yield D_0, D_1, ...; resuming says that the update with the last batch is done.
+
+        Dropping an iterator half-way loses nothing: the next one goes on with the next batch.
+        When all frames have been collected the workers are shut down.
+        """
+        while self._frames < self.total_frames:
+            if self.pre_collect_hook is not None:
+                self.pre_collect_hook()
+            round_, slot = self._learner.next_round()
+            self._frames += self.frames_per_batch
+            self._iter += 1
+            batch = self._hand_out(round_, slot)
+            self._updates.batch_handed_out(stacklevel=3)  # beyond TorchRL's __iter__
+            if self.post_collect_hook is not None:
+                self.post_collect_hook(batch)
+            yield batch
+        self.shutdown()
+
+    def _hand_out(self, round_: int, slot: TensorDictBase) -> TensorDictBase:
+        """The batch of a full round as the user wants it."""
+        if self.storing_device.type != "cpu":
+            batch = slot.to(self.storing_device)
+        else:
+            # Keys that the user adds to a batch must not turn up in a later one.
+            batch = slot.copy() if self.return_same_td else slot.clone()
+        batch["policy_version"] = torch.full(
+            batch.shape, round_, dtype=torch.int64, device=self.storing_device
+        )
+        for key in self._truncated_keys:
+            for flag in (key, (*key[:-1], "done")):
+                batch.get(flag)[:, -1] = True
+        if self.cat_results != "stack":
+            batch = batch.reshape(-1)
+            batch.names = ["time"]  # as TorchRL has it
+        if self.split_trajs:
+            batch = split_trajectories(batch, prefix="collector")
+        if self.postproc is not None:
+            batch = self.postproc(batch)
+        return batch
+
+    # What users and TorchRL's trainers call.
+
+    def update_policy_weights_(
+        self,
+        policy_or_weights: nn.Module | TensorDictBase | Mapping[str, Any] | None = None,
+        *,
+        weights: TensorDictBase | Mapping[str, Any] | None = None,
+        policy: nn.Module | None = None,
+        worker_ids: Any = None,
+        model_id: str | None = None,
+        weights_dict: Mapping[str, Any] | None = None,
+    ) -> None:
+        """Stage parameters for the next round that opens, as they are now.
+
+        Without arguments those of the policy. Others, by name, stay in force until the next call.
+        Takes the forms that TorchRL's collectors take, for one model, ``"policy"``, and for all
+        actors together.
+
+        Raises:
+            TypeError: for ``worker_ids``, and for what is no module, TensorDict or dict by name.
+            KeyError: for another model, or a name that the policy doesn't have.
+            ValueError: for a tensor of another shape, or for two forms at once.
+        """
+        if worker_ids is not None:
+            raise TypeError(
+                "HTSCollector does not take worker_ids: all actors act with the parameters of the "
+                "round"
+            )
+        if weights_dict is not None:
+            if not isinstance(weights_dict, Mapping) or [*weights_dict] != ["policy"]:
+                raise KeyError(
+                    f"HTSCollector has one model: weights_dict must be {{'policy': weights}}, got "
+                    f"{weights_dict!r}"
+                )
+            others = {"policy_or_weights": policy_or_weights, "weights": weights, "policy": policy}
+            given = [name for name, value in others.items() if value is not None]
+            if given or model_id is not None:
+                raise ValueError(f"give either weights_dict or {(*given, 'model_id')[0]}, not both")
+            policy_or_weights = weights_dict["policy"]
+        super().update_policy_weights_(
+            policy_or_weights, weights=weights, policy=policy, model_id=model_id
+        )
+
+    def _maybe_fallback_update(
+        self,
+        policy_or_weights: nn.Module | TensorDictBase | Mapping[str, Any] | None = None,
+        *,
+        model_id: str | None = None,
+    ) -> None:
+        """Stage parameters for the next round that opens (see ``update_policy_weights_``)."""
+        if model_id not in (None, "policy"):
+            raise KeyError(f"HTSCollector has one model, 'policy'; got model_id={model_id!r}")
+        self._learner.stage(policy_or_weights)
+        if self._weights.are_others():
+            self._updates.staged_others()
+
+    @property
+    def policy_version(self) -> int:
+        """Index of the newest parameters that a round may act with."""
+        return self._learner.policy_version
+
+    @property
+    def seed(self) -> int:
+        """What environments and action noise are seeded from."""
+        return self._learner.seed
+
+    def set_seed(self, seed: int, static_seed: bool = False) -> int:
+        """Seed environments and action noise, and reset the environments.
+
+        Before the first batch this makes everything reproducible from batch 0 on. Later, what has
+        been collected beyond the last batch is dropped.
+
+        Args:
+            seed: an int >= 0.
+            static_seed: give every environment the same seed.
+
+        Returns:
+            A seed to go on with, ``seed`` itself if ``static_seed``.
+        """
+        check_flags(static_seed=static_seed)
+        seed = check_integer("seed", seed, least=0, most=None)
+        self._learner.seed = seed
+        self._learner.static_seed = static_seed
+        self._learner.rest()
+        return seed if static_seed else seed + self.num_envs
+
+    def statistics(self, *, memory: bool = False) -> Statistics:
+        """A snapshot of what has been counted; cheap, and valid after the end too.
+
+        Args:
+            memory: read how much memory each worker, and this process, has to itself, too; that
+                takes the system some milliseconds for each actor.
+        """
+        learner = self._learner
+        now = time.monotonic() if self._crew.closed_at is None else self._crew.closed_at
+        return summarise(
+            self._memory,
+            self._crew.num_executors,
+            {} if self._crew.is_closed() else self.worker_pids(),
+            of_memory=memory,
+            frames=self._frames,
+            frames_loaded=self._frames_loaded,
+            rounds=self._iter + 1,
+            elapsed_s=now - learner.began if learner.began else 0.0,
+            learner_waiting_s=learner.waited_s,
+            restarts=self._crew.restarts.by_kind,
+            invariant_sizes=self._invariant_sizes,
+        )
+
+    def timeline(self, path: str | os.PathLike[str], num_rounds: int | None = None) -> Timeline:
+        """Write down when executors stepped and waited, actors inferred, and the learner learned.
+
+        May be called at any time, after the end too. What is kept are the newest events of each
+        worker, as many as ``timeline_events``.
+
+        Args:
+            path: a file that ends in .json or .json.gz becomes a trace for ui.perfetto.dev or
+                chrome://tracing; one in .png, .svg or .pdf a picture (needs matplotlib).
+            num_rounds: only the last so many rounds that the learner has been handed; by default
+                all that are known in a trace, and 4 in a picture.
+
+        Returns:
+            What was written, as arrays.
+
+        Raises:
+            RuntimeError: if the collector was made without ``timeline_events``.
+            TypeError: for a ``num_rounds`` that is no integer.
+            ValueError: for a file name of another ending, or a ``num_rounds`` below 1.
+        """
+        file = check_path(path)
+        if num_rounds is not None:
+            num_rounds = check_integer("num_rounds", num_rounds)
+        if not self._memory.layout.timeline_events:
+            raise RuntimeError(
+                "nothing was recorded: make the collector with timeline_events=100_000, so many "
+                "events of each worker, to have a timeline of them"
+            )
+        found = read_timeline(self._memory, self._crew.num_executors)
+        found.write(file, num_rounds)
+        return found
+
+    def worker_pids(self) -> dict[str, int]:
+        """Process ids by name, such as ``"executor 0"`` and ``"actor 0"``."""
+        return {worker.name: worker.pid for worker in self._crew.workers}
+
+    def state_dict(self) -> OrderedDict[str, Any]:
+        """All that the coming batches depend on: `load_state_dict` goes on from it bit for bit.
+
+        May be called at any time between two batches. Waits until the rounds under way are full,
+        at most ``lag`` of them, and holds their batches, the parameters that the next rounds act
+        with, the counts, the seed, and the state of each environment.
+
+        Environments whose state can't be saved (TorchRL's, and those of engines that don't offer
+        it; `torchrl_hts.env_state` says which can) begin new episodes when the state is loaded,
+        with seeds that depend on the seed, the environment and the round alone, and
+        `load_state_dict` warns of it.
+        """
+        return OrderedDict(
+            policy_state_dict=self.policy.state_dict(),
+            frames=self._frames,
+            iter=self._iter,
+            lag=self.lag,
+            num_envs=self.num_envs,
+            sync_interval=self.sync_interval,
+            invariant_sizes=asdict(self._invariant_sizes),
+            **self._learner.state_dict(),
+        )
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Go on where a state was taken: the next batch is that of its round.
+
+        The update with the batch that was out then counts as done, and the policy's values are
+        its result.
+
+        Raises:
+            TypeError, ValueError: if an entry is missing, damaged, or of a collector of another
+                shape or policy; the message says which. Nothing has been changed then.
+        """
+        check_state(state_dict, self.policy, self._memory.layout)
+        saved, sizes = saved_sizes(state_dict), self._invariant_sizes
+        alike = saved.fixed_rows == sizes.fixed_rows and saved.runs_like(sizes)
+        if not alike or not set(sizes.sizes) & set(saved.sizes):
+            warnings.warn(
+                f"the run goes on, but not bit for bit: {sizes} here, {saved} where the state was "
+                "taken (another machine, or another version of torch, numpy or torchrl_hts)",
+                stacklevel=2,
+            )
+        self.policy.load_state_dict(state_dict["policy_state_dict"])  # refuses another policy's
+        self._learner.load_state_dict(state_dict)
+        self._updates.forget()
+        self._frames, self._iter = state_dict["frames"], state_dict["iter"]
+        self._frames_loaded = self._frames
+
+    def shutdown(
+        self,
+        timeout: float | None = None,
+        close_env: bool = True,
+        raise_on_error: bool = True,
+    ) -> None:
+        """End all workers; may be called again, and at any time.
+
+        Args:
+            timeout: seconds until workers that don't end by themselves are killed; 4 by default.
+            close_env, raise_on_error: for compatibility; environments are always closed.
+        """
+        self._crew.shutdown(timeout)
+
+    def start(self) -> None:
+        """Not offered: rounds are handed to the learner, not collected into a replay buffer."""
+        raise NotImplementedError(
+            "HTSCollector has no start(): iterate over it, and extend a replay buffer with each "
+            "batch if you need one; the next round is collected meanwhile"
+        )
+
+    def __len__(self) -> int:
+        if self._last_round is None:
+            raise RuntimeError("an endless collector (total_frames=-1) has no length")
+        return self._last_round
+
+    def __enter__(self) -> HTSCollector:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.shutdown()
+
+    def __repr__(self) -> str:
+        return (
+            f"{type(self).__name__}(num_envs={self.num_envs}, sync_interval={self.sync_interval}, "
+            f"lag={self.lag}, num_executors={self.num_executors}, num_actors={self.num_actors}, "
+            f"rounds={self._iter + 1})"
+        )

@@ -1,0 +1,390 @@
+"""`DelayedGradient`: the displacement that an inner loop has made, applied to newer parameters."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator, Mapping
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Literal, get_args
+
+import torch
+from tensordict import TensorDictBase
+from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
+from torchrl.trainers import Trainer
+from torchrl.trainers.trainers import TrainerHookBase
+
+from torchrl_hts.delayed_gradient.undelayed import note_use
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+__all__ = ["DelayedGradient", "GradientAt"]
+
+GradientAt = Literal["behaviour", "newest"]
+
+
+class DelayedGradient(TrainerHookBase):  # type: ignore[misc]  # torchrl is untyped
+    """Takes a batch's gradients at the parameters that gathered it, and moves the newest by them.
+
+    Use it as a context around everything that is done with one batch, or with a trainer:
+    ``DelayedGradient(trainer.loss_module).register(trainer)``. Inside the context the parameters of
+    the loss module *are* theta_j, so that values, advantages and PPO's ratios (1 at first) are
+    those of the policy that acted. Outside it they are the newest ones, theta_{j+lag}: what
+    evaluation, checkpoints and the collector's weight update have to see. Values are copied in
+    place, so losses, value estimators and optimizers that hold the same parameters follow.
+
+    What is moved is ``loss_module.parameters()``. Buffers (target networks, normalisation
+    statistics) stay as they are, and a parameter that the loss module doesn't hold is trained
+    without delay: ``DelayedGradient(policy)`` delays the policy alone, and a critic with networks
+    of its own then learns as it does without lag (``recipes/README.md`` compares them). Weight
+    decay acts at theta_j, as part of the update. Finish the optimizer steps of a batch inside the
+    block: one made after it belongs to no round.
+
+    With a lag of 0, or with ``gradient_at="newest"``, parameters are left alone, bit for bit; only
+    rounds are counted and batches checked.
+
+    If the block raises, the newest parameters are put back and the round isn't counted, so that the
+    same batch can be tried again. The optimizer's own state isn't rolled back.
+
+    Args:
+        loss_module: the loss, or any module that holds the parameters to delay, such as the policy.
+        lag: number of updates that the behaviour parameters are behind. By default that of the
+            trainer's collector after :meth:`register`, else 1, as in the paper.
+        gradient_at: ``"behaviour"`` takes gradients at theta_j (the paper), ``"newest"`` at
+            theta_{j+lag} (the authors' released code, Cleanba), which is a plain training loop.
+
+    Raises:
+        TypeError: if `loss_module` isn't a module or `lag` isn't an integer.
+        ValueError: if `lag` is negative, `gradient_at` unknown or `loss_module` without parameters.
+
+    Example:
+        >>> import torch
+        >>> from torch import nn
+        >>> model = nn.Linear(1, 1, bias=False)  # loss = w**2 / 2, so the gradient at w is w
+        >>> _ = nn.init.ones_(model.weight)
+        >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+        >>> delayed = DelayedGradient(model, lag=1)
+        >>> for j in range(4):  # theta_{j+2} = theta_{j+1} - 0.5 * theta_j
+        ...     with delayed:
+        ...         theta_j = model.weight.item()
+        ...         (model.weight.square().sum() / 2).backward()
+        ...         optimizer.step()
+        ...         optimizer.zero_grad()
+        ...     print(f"theta_{j} = {theta_j}, theta_{j + 2} = {model.weight.item()}")
+        theta_0 = 1.0, theta_2 = 0.5
+        theta_1 = 1.0, theta_3 = 0.0
+        theta_2 = 0.5, theta_4 = -0.25
+        theta_3 = 0.0, theta_5 = -0.25
+    """
+
+    def __init__(
+        self,
+        loss_module: nn.Module,
+        *,
+        lag: int | None = None,
+        gradient_at: GradientAt = "behaviour",
+    ) -> None:
+        if not isinstance(loss_module, nn.Module):
+            raise TypeError(f"expected a module as loss_module, got {type(loss_module).__name__}.")
+        if next(iter(loss_module.parameters()), None) is None:
+            raise ValueError("loss_module has no parameters: there is nothing to train.")
+        if not isinstance(gradient_at, str) or gradient_at not in get_args(GradientAt):
+            raise ValueError(
+                f"gradient_at must be one of {get_args(GradientAt)}, got {gradient_at!r}."
+            )
+        self.loss_module = loss_module
+        self.gradient_at = gradient_at
+        self._lag_is_given = lag is not None
+        self._lag = 1 if lag is None else _check_lag(lag, "lag")
+        self._round = 0
+        self._active = False
+        # theta_i lives in slot i % len(ring). The newest parameters are the live ones between two
+        # rounds; their slot is filled when a round begins.
+        self._ring: list[dict[str, Tensor]] = []
+        self._parameters: dict[str, Tensor] = {}
+
+    @property
+    def lag(self) -> int:
+        """Number of updates that the behaviour parameters are behind."""
+        return self._lag
+
+    @property
+    def round(self) -> int:
+        """Index j of the batch to train on next, or being trained on inside the block."""
+        return self._round
+
+    def __call__(self, batch: TensorDictBase) -> Self:
+        """Check that `batch` is the one that the next block is for: ``with delayed(batch): ...``.
+
+        Padding, where ``("collector", "mask")`` is False, isn't looked at.
+
+        Raises:
+            KeyError: if the batch has no ``"policy_version"``.
+            ValueError: if an element's version isn't :attr:`round`.
+        """
+        version = batch.get("policy_version", None)
+        if not isinstance(version, Tensor):
+            found = "none" if version is None else type(version).__name__
+            raise KeyError(
+                'the batch needs an integer tensor "policy_version", the round it was gathered in; '
+                f"found {found}. Gather it with HTSCollector, keep the key wherever keys are "
+                'selected, or write "with delayed:" for no check.'
+            )
+        mask = batch.get(("collector", "mask"), None)
+        if mask is not None:
+            version = version[mask.reshape(version.shape)]
+        if not bool((version == self._round).all()):  # I3
+            versions = ", ".join(map(str, sorted(set(version.flatten().tolist()))))
+            raise ValueError(
+                f"expected a batch of policy version {self._round}, found {versions}. Train on "
+                "whole rounds, each exactly once and in order; when resuming, load the states of "
+                "collector and DelayedGradient that were saved together."
+            )
+        return self
+
+    def __enter__(self) -> Self:
+        """Put theta_j in place of the newest parameters.
+
+        Raises:
+            RuntimeError: inside another block of this object, or if the loss module's parameters
+                are no longer those of the rounds before.
+            ValueError: if a parameter is uninitialised (lazy).
+        """
+        if self._active:
+            raise RuntimeError(
+                "rounds don't nest: leave the block before entering the next, and enter none in "
+                "the hooks of a trainer that this DelayedGradient is registered with."
+            )
+        parameters = self._initialised_parameters()
+        if self._round == 0:
+            # theta_0 = ... = theta_lag. Not in the constructor, so that weights loaded since count.
+            self._allocate_ring(parameters)
+        self._check_unchanged(parameters)
+        live, behaviour, newest = self._values()
+        with torch.no_grad():
+            # In place: swapping p.data would leave views held by losses stale, and hide the change
+            # from autograd's version counters.
+            torch._foreach_copy_(newest, live)
+            if self._depth > 1:
+                torch._foreach_copy_(live, behaviour)  # I2, I3
+        self._active = True
+        note_use(self)
+        return self
+
+    def __exit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc_value: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        """Apply what the block did to the newest parameters, or undo it if the block raised."""
+        self._active = False
+        live, behaviour, newest = self._values()
+        with torch.no_grad():
+            if exc_type is not None:
+                torch._foreach_copy_(live, newest)
+                return
+            if self._depth > 1:
+                # theta_{j+lag+1} = (phi_j - theta_j) + theta_{j+lag}, computed in the slot of
+                # theta_j, which is free from now on; not in the live ones, some of which may be
+                # views of the same memory.
+                for theta_j, phi_j, theta in zip(behaviour, live, newest, strict=True):
+                    torch.sub(phi_j, theta_j, out=theta_j).add_(theta)
+                torch._foreach_copy_(live, behaviour)
+        self._round += 1
+
+    def register(self, trainer: Trainer, name: str = "delayed_gradient") -> None:
+        """Make `trainer` train every batch inside a checked block, and save this object's state.
+
+        Hooks that run within ``optim_steps`` (``pre_epoch``, ``post_optim``, ...) see theta_j and
+        what becomes of it; those around it, such as ``post_steps`` with its weight update, and the
+        trainer's checkpoints see the newest parameters.
+
+        Raises:
+            TypeError: if the trainer's collector has no `lag`.
+            ValueError: if the lag given or already trained with isn't the collector's, or the
+                trainer doesn't train these parameters, or not here, batch by batch.
+            RuntimeError: if the trainer has such a hook already.
+        """
+        lag = self._lag_in(trainer)
+        if any(isinstance(module, DelayedGradient) for module in trainer._modules.values()):
+            raise RuntimeError("the trainer has a DelayedGradient already: one is enough.")
+        trainer.register_module(name, self)
+        self._lag = lag
+        optim_steps = trainer.optim_steps
+
+        # The method is wrapped, rather than the stages pre_optim_steps and post_optim_complete_log
+        # hooked: those don't get the batch that is to be checked, the second is skipped when there
+        # was no minibatch, neither undoes anything when a step raises, and other hooks of the same
+        # stages would see one or the other parameters by the order of their registration.
+        @functools.wraps(optim_steps)
+        def delayed_optim_steps(batch: TensorDictBase) -> None:
+            with self(batch):
+                optim_steps(batch)
+
+        trainer.optim_steps = delayed_optim_steps
+
+    def state_dict(self) -> dict[str, Any]:
+        """Round, lag, kind of gradient, and theta_j to theta_{j+lag-1} as ``ring.<age>.<name>``.
+
+        The newest parameters, theta_{j+lag}, are the loss module's own and are saved with it. The
+        layout is flat because one of the trainer's checkpoint formats stores nothing else well.
+
+        Raises:
+            RuntimeError: inside the block, where the parameters are no state to go on from.
+        """
+        self._require_idle("state_dict")
+        ring = {key: value.clone() for key, value in self._past()}
+        return {"round": self._round, "lag": self._lag, "gradient_at": self.gradient_at, **ring}
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Go on, bit for bit, from where :meth:`state_dict` was called.
+
+        The states of loss module, optimizer and collector are to be loaded too, in any order.
+
+        Raises:
+            TypeError, ValueError: if the state has another lag, kind of gradient or set of
+                parameters, or isn't such a state. Nothing has been changed then.
+            RuntimeError: inside the block.
+        """
+        self._require_idle("load_state_dict")
+        if not isinstance(state_dict, Mapping):
+            raise TypeError(f"state_dict must be a mapping, got {type(state_dict).__name__}.")
+        missing = {"round", "lag", "gradient_at"} - state_dict.keys()
+        if missing:
+            raise ValueError(f"state_dict lacks {', '.join(sorted(missing))}.")
+        round_ = _count(state_dict, "round")
+        found = (_count(state_dict, "lag"), str(state_dict["gradient_at"]))
+        if found != (self._lag, self.gradient_at):
+            raise ValueError(
+                f"the state is of lag {found[0]} and gradient_at={found[1]!r}, this object of lag "
+                f"{self._lag} and gradient_at={self.gradient_at!r}: construct it as it was then."
+            )
+        if round_ > 0:
+            parameters = self._initialised_parameters()
+            expected = {
+                f"ring.{age}.{name}": parameter.shape
+                for age in range(self._depth - 1)
+                for name, parameter in parameters.items()
+            }
+            saved = {
+                key: getattr(value, "shape", None)
+                for key, value in state_dict.items()
+                if str(key).startswith("ring.")
+            }
+            if saved != expected:
+                wrong = sorted({str(key) for key, _ in saved.items() ^ expected.items()})
+                raise ValueError(
+                    "the state's parameters aren't those of the loss module; missing, unknown or "
+                    f"of another shape: {', '.join(wrong)}."
+                )
+            self._allocate_ring(parameters)
+        self._round = round_
+        for key, value in self._past():
+            value.copy_(state_dict[key])
+
+    @property
+    def _depth(self) -> int:
+        """Slots of the ring; one, to undo a failed round, where parameters aren't moved."""
+        return self._lag + 1 if self.gradient_at == "behaviour" else 1
+
+    def _slot(self, age: int) -> dict[str, Tensor]:
+        """Slot of theta_{j+age}, j being the present round."""
+        return self._ring[(self._round + age) % self._depth]
+
+    def _values(self) -> tuple[list[Tensor], list[Tensor], list[Tensor]]:
+        """The live parameters, theta_j and theta_{j+lag}, in the same order."""
+        oldest, newest = self._slot(0), self._slot(self._depth - 1)
+        return [*self._parameters.values()], [*oldest.values()], [*newest.values()]
+
+    def _past(self) -> Iterator[tuple[str, Tensor]]:
+        """theta_j to theta_{j+lag-1}, by the names they are saved under; none in round 0."""
+        for age in range(self._depth - 1 if self._round > 0 else 0):
+            for name, value in self._slot(age).items():
+                yield f"ring.{age}.{name}", value
+
+    def _allocate_ring(self, parameters: dict[str, Tensor]) -> None:
+        self._parameters = parameters
+        self._ring = [
+            {name: parameter.detach().clone() for name, parameter in parameters.items()}
+            for _ in range(self._depth)
+        ]
+
+    def _initialised_parameters(self) -> dict[str, Tensor]:
+        # Each once, those of a shared trunk too.
+        parameters: dict[str, Tensor] = dict(self.loss_module.named_parameters())
+        lazy = [name for name, parameter in parameters.items() if is_lazy(parameter)]
+        if lazy:
+            raise ValueError(
+                f"parameters that are not initialised yet (lazy): {', '.join(lazy)}. Run the "
+                "networks once on an example before making the loss module."
+            )
+        return parameters
+
+    def _check_unchanged(self, parameters: dict[str, Tensor]) -> None:
+        known = self._ring[0]
+        changed = known.keys() ^ parameters.keys()
+        for name in known.keys() & parameters.keys():
+            now, then = parameters[name], known[name]
+            moved = now.shape != then.shape or now.dtype != then.dtype or now.device != then.device
+            if moved or now is not self._parameters[name]:
+                changed.add(name)
+        if changed:
+            names = ", ".join(sorted(changed))
+            raise RuntimeError(
+                "parameters were added, removed, replaced, resized or moved since the last round: "
+                f"{names}. Write values in place (copy_, load_state_dict), or begin again with a "
+                "new DelayedGradient and collector."
+            )
+
+    def _require_idle(self, what: str) -> None:
+        if self._active:
+            raise RuntimeError(f"{what} inside the block: call it between two batches.")
+
+    def _lag_in(self, trainer: Trainer) -> int:
+        """Check that the hook fits `trainer`, and return the lag to use there."""
+        if not hasattr(trainer.collector, "lag"):
+            raise TypeError(
+                f"the trainer's collector, a {type(trainer.collector).__name__}, has no lag. "
+                "HTSCollector is needed, whose batches have parameters of a known age."
+            )
+        lag = _check_lag(trainer.collector.lag, "the collector's lag")
+        if lag != self._lag and (self._lag_is_given or self._round > 0):
+            raise ValueError(
+                f"DelayedGradient has lag {self._lag}, the trainer's collector {lag}. Leave the "
+                "argument out, and register before the first round, to use the collector's."
+            )
+        if trainer.learner_backend != "local" or trainer.async_collection:
+            raise ValueError(
+                "DelayedGradient needs a trainer that trains on each batch as it comes: "
+                "learner_backend='local' and async_collection=False."
+            )
+        if isinstance(trainer.loss_module, nn.Module):
+            trained = {id(parameter) for parameter in trainer.loss_module.parameters()}
+            if not trained >= {id(parameter) for parameter in self.loss_module.parameters()}:
+                raise ValueError(
+                    "DelayedGradient has other parameters than the trainer's loss module. "
+                    "Construct it with trainer.loss_module, or with the policy that this trains."
+                )
+        return lag
+
+
+def _count(state_dict: Mapping[str, Any], name: str) -> int:
+    """A count, of whatever kind a checkpoint's format has made of it."""
+    value = state_dict[name]
+    try:
+        number = int(value)
+        if number >= 0 and bool(number == value):
+            return number
+    except (TypeError, ValueError, OverflowError, RuntimeError):
+        pass
+    raise ValueError(f"state_dict[{name!r}] must be an integer of at least 0, got {value!r}.")
+
+
+def _check_lag(lag: object, name: str) -> int:
+    if isinstance(lag, bool) or not isinstance(lag, int):
+        raise TypeError(f"{name} must be an integer, got {lag!r}.")
+    if lag < 0:
+        raise ValueError(f"{name} must be 0 (no delay) or more, got {lag}.")
+    return lag

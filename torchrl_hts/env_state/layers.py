@@ -1,0 +1,335 @@
+"""The layers of an environment: what their attributes hold, saved and restored."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import inspect
+import io
+import json
+import sys
+import types
+from collections.abc import Iterator
+from typing import Any
+
+import gymnasium as gym
+from gymnasium.envs.registration import EnvSpec
+
+from torchrl_hts.env_state.ale import describe, is_emulator, restore_emulator, save_emulator
+from torchrl_hts.env_state.names import Names
+from torchrl_hts.env_state.pickles import NameFinder, StateReader, StateSaver
+from torchrl_hts.errors import CannotSaveError
+
+__all__ = ["CannotSaveError", "names_of", "restore_environment", "save_environment"]
+
+Where = tuple[int | str, ...]  # the index of a layer, an attribute of it, a cell, ...
+
+_MAGIC = b"torchrl_hts environment 3\n"
+
+# Set when an environment is made, and never after.
+_CONSTANTS = frozenset(
+    ("_ezpickle_args", "_ezpickle_kwargs", "_saved_kwargs", "spec", "_cached_spec")
+)
+# What gymnasium.Env itself keeps in an environment.
+_GYMNASIUM = ("_np_random", "_np_random_seed", "action_space", "observation_space")
+
+_ATOMS = (int, float, complex, str, bytes, tuple, type, types.FunctionType, types.ModuleType)
+
+
+def names_of(env: gym.Env[Any, Any]) -> Names:
+    """What the states of an environment may name; to be asked for when the environment is new."""
+    layers = _layers(env)
+    fixtures = _fixtures(layers)
+    finder = NameFinder(io.BytesIO(), fixtures, None)
+    parts = [value for layer in layers for value in _attributes(layer).values()]
+    for part in (*parts, *(_function_state(function) for _, function in _functions(fixtures))):
+        with contextlib.suppress(Exception):  # it can't be saved, which is said when it is to be
+            finder.dump(part)
+    return Names(map(type, layers), finder.named)
+
+
+def save_environment(
+    env: gym.Env[Any, Any], extra: object = None, *, names: Names | None = None
+) -> bytes:
+    """The state of an environment, between any two calls of its methods.
+
+    Args:
+        env: the environment; goes on as if it had not been saved.
+        extra: saved along; may share objects with the environment.
+        names: from `names_of` when it was new, which is when it will be restored too; by default
+            what it names now.
+
+    Raises:
+        CannotSaveError: a part of the environment can't be saved for sure; says which, and why.
+
+    >>> first, second = gym.make("CartPole-v1"), gym.make("CartPole-v1")
+    >>> observation, _ = first.reset(seed=0)
+    >>> state = save_environment(first, extra=observation)
+    >>> bool((restore_environment(second, state) == observation).all())
+    True
+    >>> bool((first.step(0)[0] == second.step(0)[0]).all())
+    True
+    """
+    layers = _layers(env)
+    for layer in layers:
+        if type(layer).__basicsize__ != gym.Env.__basicsize__:
+            raise CannotSaveError(
+                f"{_name(layer)} keeps state outside of its __dict__, in __slots__ or in a class "
+                f"of C, which can't be saved. {_REMEDY}"
+            )
+    fixtures = _fixtures(layers)
+    base = layers[-1]
+    stream = io.BytesIO()
+    saver = StateSaver(stream, fixtures, names or names_of(env))
+    by_protocol = _has_protocol(base) and not _can_be_pickled(base, fixtures)
+    if by_protocol:
+        saver.private = {
+            id(value): name
+            for name, value in vars(base).items()
+            if name not in _GYMNASIUM and value is not None and id(value) not in saver.fixtures
+            if not isinstance(value, _ATOMS)
+        }
+    written = []
+    for layer in layers[:-1]:
+        written.append(_save_parts(saver, _name(layer), _attributes(layer)))
+    for where, function in _functions(fixtures):
+        _save_parts(
+            saver,
+            f"function {function.__qualname__} of {_name(layers[int(where[0])])}",
+            {"closure and defaults": _function_state(function)},
+        )
+    saver.private = {}
+    parts = _protocol_parts(base) if by_protocol else _attributes(base)
+    written.append(_save_parts(saver, _name(base), parts))
+    for where, emulator in _emulators(fixtures):
+        layer = layers[int(where[0])]
+        try:
+            state = save_emulator(emulator, continuous=getattr(layer, "continuous", False))
+        except CannotSaveError as error:
+            raise CannotSaveError(f"{_name(layer)}: {error}") from error
+        _save_parts(saver, _name(layer), {where[1]: state})
+    _save_parts(saver, "what was given to be saved along", {"extra": extra})
+    head = json.dumps({"chain": _description(layers, fixtures), "names": written}).encode()
+    body = head + b"\n" + stream.getvalue()
+    return _MAGIC + hashlib.sha256(body).digest() + body
+
+
+def restore_environment(env: gym.Env[Any, Any], state: bytes, *, names: Names | None = None) -> Any:
+    """Put an environment into a saved state; returns what was saved along.
+
+    A state runs no code that comes with it: see `torchrl_hts.env_state.names`.
+
+    Args:
+        env: made by the factory that made the saved one.
+        state: from `save_environment`.
+        names: what it may name; by default, what the environment as it is now has.
+
+    Raises:
+        ValueError: the state is damaged, or that of an environment of another make, or names
+            something that it may not.
+    """
+    start = len(_MAGIC) + hashlib.sha256().digest_size
+    body = state[start:]
+    if state[:start] != _MAGIC + hashlib.sha256(body).digest():
+        raise ValueError(
+            f"the environment's state ({len(state)} bytes) is damaged or of another version of "
+            "torchrl_hts: it must be what save_environment returned, unchanged"
+        )
+    head, _, stream = body.partition(b"\n")
+    saved = json.loads(head)
+    layers = _layers(env)
+    fixtures = _fixtures(layers)
+    _compare(saved["chain"], _description(layers, fixtures))
+    loader = StateReader(io.BytesIO(stream), names or names_of(env), fixtures)
+    *wrappers, last = saved["names"]
+    try:  # all is read before anything is changed
+        parts = [{name: loader.load() for name in names} for names in wrappers]
+        closures = [loader.load() for _ in _functions(fixtures)]
+        parts.append({name: loader.load() for name in last})
+        emulators = [loader.load() for _ in _emulators(fixtures)]
+        extra = loader.load()
+    except Exception as error:
+        raise ValueError(
+            f"the environment's state can't be read here: {error}. Restore it with the code and "
+            "the package versions that saved it"
+        ) from error
+    for (_, emulator), one in zip(_emulators(fixtures), emulators, strict=True):
+        if not restore_emulator(emulator, *one):
+            raise ValueError("the emulator doesn't play on here as it did where it was saved")
+    for (_, function), one in zip(_functions(fixtures), closures, strict=True):
+        _restore_function(function, one)
+    for layer, values in zip(layers, parts, strict=True):
+        own = vars(layer)
+        if "get_state()" in values:
+            layer.set_state(values.pop("get_state()"))  # type: ignore[attr-defined]
+        else:
+            constants = {name: own[name] for name in own.keys() & _CONSTANTS}
+            own.clear()
+            own.update(constants)
+        own.update(values)
+    return extra
+
+
+_REMEDY = (
+    "If the environment is yours, keep its state in what pickle saves whole, or define "
+    "get_state() and set_state(state) in the base environment (see torchrl_hts.env_state)"
+)
+
+
+def _save_parts(saver: StateSaver, owner: str, parts: dict[Any, object]) -> list[str]:
+    """Write each part of a layer or a function; returns their names."""
+    for name, value in parts.items():
+        try:
+            saver.dump(value)
+        except Exception as error:
+            kind = f"{type(value).__module__}.{type(value).__qualname__}"
+            raise CannotSaveError(
+                f"{owner}: attribute {name!r} ({kind}) can't be saved: {error}. {_REMEDY}"
+            ) from error
+    return list(parts)
+
+
+def _layers(env: gym.Env[Any, Any]) -> list[gym.Env[Any, Any]]:
+    """The wrappers, outermost first, and the base."""
+    layers = [env]
+    while isinstance(layers[-1], gym.Wrapper):
+        layers.append(layers[-1].env)
+    return layers
+
+
+def _name(layer: gym.Env[Any, Any]) -> str:
+    return f"environment layer {type(layer).__module__}.{type(layer).__qualname__}"
+
+
+def _has_protocol(base: gym.Env[Any, Any]) -> bool:
+    get, set_ = (getattr(type(base), name, None) for name in ("get_state", "set_state"))
+    try:  # MuJoCo's set_state takes positions and velocities
+        inspect.signature(get).bind(base)  # type: ignore[arg-type]
+        inspect.signature(set_).bind(base, None)  # type: ignore[arg-type]
+    except TypeError:
+        return False
+    return True
+
+
+def _can_be_pickled(base: gym.Env[Any, Any], fixtures: dict[Where, Any]) -> bool:
+    try:
+        _save_parts(StateSaver(io.BytesIO(), fixtures, None), _name(base), _attributes(base))
+    except CannotSaveError:
+        return False
+    return True
+
+
+def _attributes(layer: gym.Env[Any, Any]) -> dict[str, object]:
+    """What is saved of a layer, by name."""
+    return {name: value for name, value in vars(layer).items() if name not in _CONSTANTS}
+
+
+def _protocol_parts(base: gym.Env[Any, Any]) -> dict[str, object]:
+    """What is saved of a base environment that tells its state itself."""
+    kept = {name: value for name, value in vars(base).items() if name in _GYMNASIUM}
+    return {**kept, "get_state()": base.get_state()}  # type: ignore[attr-defined]
+
+
+def _fixtures(layers: list[gym.Env[Any, Any]]) -> dict[Where, Any]:
+    """What a new environment has of its own, by where it is found; the same for each of a make."""
+    fixtures: dict[Where, Any] = {}
+    for index, layer in enumerate(layers):
+        fixtures[index,] = layer
+        for name, value in vars(layer).items():
+            if isinstance(value, EnvSpec) or is_emulator(value):
+                fixtures[index, name] = value
+            else:
+                _add_functions(fixtures, (index, name), value)
+        for depth, cls in enumerate(type(layer).__mro__):
+            if not _importable(cls):  # of a script, sent to this process by value
+                fixtures[index, "class", depth] = cls
+                for name, value in _globals(cls).items():
+                    if isinstance(value, type) and value.__module__ == cls.__module__:
+                        fixtures[index, "class", depth, name] = value
+    return fixtures
+
+
+def _add_functions(fixtures: dict[Where, Any], where: Where, value: object) -> None:
+    function = value.__func__ if isinstance(value, types.MethodType) else value
+    if not isinstance(function, types.FunctionType) or _importable(function):
+        return
+    if not any(function is known for known in fixtures.values()):
+        fixtures[where] = function
+        for index, cell in enumerate(_contents(function)):
+            for content in cell:
+                _add_functions(fixtures, (*where, index), content)
+
+
+def _importable(value: Any) -> bool:
+    found: Any = sys.modules.get(value.__module__)
+    for name in value.__qualname__.split("."):
+        found = getattr(found, name, None)
+    return found is value
+
+
+def _globals(cls: type) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for value in vars(cls).values():
+        if isinstance(value, types.FunctionType):
+            found |= value.__globals__
+    return found
+
+
+def _functions(fixtures: dict[Where, Any]) -> Iterator[tuple[Where, types.FunctionType]]:
+    return ((k, f) for k, f in fixtures.items() if isinstance(f, types.FunctionType))
+
+
+def _emulators(fixtures: dict[Where, Any]) -> Iterator[tuple[Where, Any]]:
+    """Each once: wrappers refer to the base's."""
+    seen = {id(value): where for where, value in fixtures.items() if is_emulator(value)}
+    return ((where, fixtures[where]) for where in seen.values())
+
+
+def _description(layers: list[gym.Env[Any, Any]], fixtures: dict[Where, Any]) -> list[str]:
+    """What the saved environment and the one to restore must have in common."""
+    lines = [_name(layer) for layer in layers]
+    for _, function in _functions(fixtures):
+        code = function.__code__
+        digest = hashlib.sha256(code.co_code + repr((code.co_names, code.co_freevars)).encode())
+        lines.append(f"function {function.__qualname__} with code {digest.hexdigest()[:16]}")
+    for _, ale in _emulators(fixtures):
+        lines += describe(ale)
+    return lines
+
+
+def _compare(saved: list[str], here: list[str]) -> None:
+    if saved == here:
+        return
+    missing, surplus = ([x for x in a if x not in b] for a, b in ((saved, here), (here, saved)))
+    raise ValueError(
+        "the state is that of an environment of another make. Only the saved one has: "
+        f"{'; '.join(missing) or 'the same in another order'}. Only this one has: "
+        f"{'; '.join(surplus) or 'the same in another order'}. Restore it in an environment of the "
+        "factory that made the saved one"
+    )
+
+
+def _contents(function: types.FunctionType) -> list[tuple[object, ...]]:
+    """What each cell of the closure holds: one object, or none."""
+    found: list[tuple[object, ...]] = []
+    for cell in function.__closure__ or ():
+        try:
+            found.append((cell.cell_contents,))
+        except ValueError:
+            found.append(())
+    return found
+
+
+def _function_state(function: types.FunctionType) -> tuple[Any, ...]:
+    return _contents(function), function.__defaults__, function.__kwdefaults__, vars(function)
+
+
+def _restore_function(function: types.FunctionType, state: tuple[Any, ...]) -> None:
+    contents, function.__defaults__, function.__kwdefaults__, attributes = state
+    vars(function).clear()
+    vars(function).update(attributes)
+    for cell, content in zip(function.__closure__ or (), contents, strict=True):
+        if content:
+            (cell.cell_contents,) = content
+        else:
+            del cell.cell_contents

@@ -1,0 +1,13 @@
+"""Checks that users can run on their own machine, environments and policies.
+
+    python -m torchrl_hts.testing determinism
+
+trains for some rounds over a grid of actors, executors and injected delays, and compares every
+batch and the final parameters by their bits (I7).
+"""
+
+from __future__ import annotations
+
+from torchrl_hts.testing.checks import TASKS, RandomDelay, Task, digest, train
+
+__all__ = ["TASKS", "RandomDelay", "Task", "digest", "train"]

@@ -1,0 +1,308 @@
+"""Training tasks whose digests are compared over a grid of workers and delays."""
+
+from __future__ import annotations
+
+import torchrl_hts._versions  # noqa: F401  (before torchrl)
+
+# isort: split
+
+import argparse
+import hashlib
+import itertools
+import random
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Literal
+
+import gymnasium as gym
+import torch
+from tensordict import TensorDictBase
+from tensordict.nn import TensorDictModule, TensorDictSequential
+from torch import Tensor, nn
+from torchrl.modules import (
+    MLP,
+    ActorValueOperator,
+    ConvNet,
+    LSTMModule,
+    NormalParamExtractor,
+    ProbabilisticActor,
+    TanhNormal,
+    ValueOperator,
+    set_recurrent_mode,
+)
+from torchrl.objectives import A2CLoss
+from torchrl.objectives.value import GAE
+
+from torchrl_hts._processes.server_pool import keep_servers
+from torchrl_hts.bench.command_line import count
+from torchrl_hts.collector import HTSCollector
+from torchrl_hts.delayed_gradient import DelayedGradient
+from torchrl_hts.testing.drawing import DrawingEnv
+
+__all__ = ["TASKS", "RandomDelay", "Task", "digest", "train"]
+
+_MAX_DELAY_S = 0.003
+
+
+def digest(tensors: TensorDictBase | Iterable[Tensor]) -> str:
+    """A short hash of the bits of a batch, keys included, or of some tensors.
+
+    Example:
+        >>> digest([torch.zeros(2)]) == digest([torch.zeros(2)]), digest([-torch.zeros(2)])[:0]
+        (True, '')
+    """
+    sha = hashlib.sha256()
+    items: Iterable[tuple[Any, Tensor]] = (
+        sorted(tensors.items(True, True), key=lambda item: str(item[0]))
+        if isinstance(tensors, TensorDictBase)
+        else enumerate(tensors)
+    )
+    for key, tensor in items:
+        sha.update(f"{key} {tuple(tensor.shape)} {tensor.dtype}".encode())
+        sha.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data)
+    return sha.hexdigest()[:16]
+
+
+class RandomDelay(gym.Wrapper[Any, Any, Any, Any]):
+    """Sleeps before each step for a time that no seed determines."""
+
+    def step(self, action: Any) -> Any:
+        """Sleep, then step."""
+        time.sleep(random.SystemRandom().uniform(0, _MAX_DELAY_S))
+        return super().step(action)
+
+
+class _SlowIdentity(nn.Module):
+    """Sleeps in a forward pass without gradients, so in actors and not in the learner."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        if torch.is_inference_mode_enabled():
+            time.sleep(random.SystemRandom().uniform(0, _MAX_DELAY_S))
+        return x
+
+
+@dataclass(frozen=True)
+class Task:
+    """An environment and a model to train on it.
+
+    Attributes:
+        make_env: makes the environment.
+        build: makes (policy, critic) from a module to put in front of the network.
+        sync_interval: alpha.
+        recurrent: whether the loss is to see whole rows.
+    """
+
+    make_env: Callable[[], gym.Env[Any, Any]]
+    build: Callable[[nn.Module], tuple[nn.Module, nn.Module]]
+    sync_interval: int = 8
+    recurrent: bool = False
+
+
+def _categorical(net: nn.Module, **kwargs: Any) -> ProbabilisticActor:
+    return ProbabilisticActor(
+        net,
+        in_keys=["logits"],
+        distribution_class=torch.distributions.Categorical,
+        return_log_prob=True,
+        **kwargs,
+    )
+
+
+def _value(num_inputs: int) -> ValueOperator:
+    return ValueOperator(MLP(num_inputs, 1, num_cells=[32]), in_keys=["observation"])
+
+
+def _cartpole(front: nn.Module) -> tuple[nn.Module, nn.Module]:
+    net = nn.Sequential(front, MLP(4, 2, num_cells=[64, 64]))
+    return _categorical(TensorDictModule(net, ["observation"], ["logits"])), _value(4)
+
+
+def _pendulum(front: nn.Module) -> tuple[nn.Module, nn.Module]:
+    net = nn.Sequential(front, MLP(3, 2, num_cells=[32, 32]), NormalParamExtractor())
+    policy = ProbabilisticActor(
+        TensorDictModule(net, ["observation"], ["loc", "scale"]),
+        in_keys=["loc", "scale"],
+        distribution_class=TanhNormal,
+        distribution_kwargs={"low": -2.0, "high": 2.0},
+        return_log_prob=True,
+    )
+    return policy, _value(3)
+
+
+def _cartpole_lstm(front: nn.Module) -> tuple[nn.Module, nn.Module]:
+    net = TensorDictSequential(
+        TensorDictModule(nn.Sequential(front, nn.Linear(4, 16)), ["observation"], ["embedding"]),
+        LSTMModule(input_size=16, hidden_size=16, in_key="embedding", out_key="features"),
+        TensorDictModule(nn.Linear(16, 2), ["features"], ["logits"]),
+    )
+    return _categorical(net), _value(4)
+
+
+class _Scale(nn.Module):
+    """Pixels to [0, 1]."""
+
+    def forward(self, pixels: Tensor) -> Tensor:
+        return pixels.float() / 255
+
+
+def _pixels(
+    front: nn.Module, *, planes: int, cells: int, actions: int
+) -> tuple[nn.Module, nn.Module]:
+    # TorchRL's ConvNet takes any number of leading axes, such as a batch's [N, T].
+    conv = ConvNet(
+        in_features=planes, num_cells=[32, 64, 64], kernel_sizes=[8, 4, 3], strides=[4, 2, 1]
+    )
+    trunk = nn.Sequential(front, _Scale(), conv, nn.Linear(64 * cells, 512), nn.ReLU())
+    model = ActorValueOperator(
+        TensorDictModule(trunk, ["observation"], ["features"]),
+        _categorical(TensorDictModule(nn.Linear(512, actions), ["features"], ["logits"])),
+        ValueOperator(nn.Linear(512, 1), in_keys=["features"]),
+    )
+    return model.get_policy_operator(), model.get_value_operator()
+
+
+def _make_pong() -> gym.Env[Any, Any]:
+    from torchrl_hts.envs import make_atari
+
+    return make_atari("ALE/Pong-v5")
+
+
+def _make_football(engine: Literal["gfootball", "envpool"]) -> gym.Env[Any, Any]:
+    from torchrl_hts.envs import make_football
+
+    return make_football("academy_empty_goal_close", engine=engine)
+
+
+_pong = partial(_pixels, planes=4, cells=7 * 7, actions=6)
+_football = partial(_pixels, planes=16, cells=5 * 8, actions=19)
+
+TASKS: dict[str, Task] = {
+    "cartpole": Task(partial(gym.make, "CartPole-v1"), _cartpole),
+    "continuous": Task(partial(gym.make, "Pendulum-v1"), _pendulum),
+    "lstm": Task(partial(gym.make, "CartPole-v1"), _cartpole_lstm, recurrent=True),
+    "draws": Task(DrawingEnv, _cartpole),
+    "draws-torch": Task(partial(DrawingEnv, "made"), _cartpole),
+    "pong": Task(_make_pong, _pong, sync_interval=4),
+    "gfootball": Task(partial(_make_football, "gfootball"), _football, sync_interval=12),
+    "envpool": Task(partial(_make_football, "envpool"), _football, sync_interval=12),
+}
+# What needs no engine of football.
+_EVERYWHERE = ["cartpole", "continuous", "lstm", "draws", "draws-torch", "pong"]
+
+
+def _delayed(make_env: Callable[[], gym.Env[Any, Any]]) -> gym.Env[Any, Any]:
+    return RandomDelay(make_env())
+
+
+def train(
+    task: Task,
+    *,
+    num_actors: int,
+    num_executors: int,
+    delays: bool,
+    seed: int = 0,
+    lag: int = 1,
+    rounds: int = 4,
+    num_envs: int = 8,
+) -> list[str]:
+    """Train with A2C and return the digests of every batch and of the final parameters.
+
+    Args:
+        task: what to train.
+        num_actors: see `HTSCollector`.
+        num_executors: see `HTSCollector`.
+        delays: sleep at random in executors, actors and the learner.
+        seed: of environments, noise and the initial parameters.
+        lag: see `HTSCollector`.
+        rounds: batches to train on.
+        num_envs: number of environments.
+    """
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        policy, critic = task.build(_SlowIdentity() if delays else nn.Identity())
+        loss_module = A2CLoss(policy, critic)
+        advantage = GAE(gamma=0.99, lmbda=0.95, value_network=critic)
+        optimizer = torch.optim.RMSprop(loss_module.parameters(), lr=1e-3)
+        delayed = DelayedGradient(loss_module, lag=lag)
+        frames = num_envs * task.sync_interval
+        digests = []
+        with HTSCollector(
+            [partial(_delayed, task.make_env) if delays else task.make_env] * num_envs,
+            policy,
+            frames_per_batch=frames,
+            total_frames=rounds * frames,
+            num_actors=num_actors,
+            num_executors=num_executors,
+            lag=lag,
+            seed=seed,
+        ) as collector:
+            for batch in collector:
+                digests.append(digest(batch))
+                with delayed(batch), set_recurrent_mode(task.recurrent):
+                    advantage(batch)
+                    losses = loss_module(batch if task.recurrent else batch.reshape(-1))
+                    sum(v for k, v in losses.items() if k.startswith("loss_")).backward()
+                    nn.utils.clip_grad_norm_(loss_module.parameters(), 0.5)
+                    optimizer.step()
+                    optimizer.zero_grad()
+                if delays:
+                    time.sleep(random.SystemRandom().uniform(0, 10 * _MAX_DELAY_S))
+        return [*digests, digest(loss_module.parameters())]
+
+
+def _determinism(args: argparse.Namespace) -> int:
+    grid = list(itertools.product(args.actors, args.executors, (False, True)))
+    failures = 0
+    with keep_servers():
+        for name in args.tasks:
+            reference: list[str] | None = None
+            for actors, executors, delays in grid:
+                began = time.monotonic()
+                run = partial(train, TASKS[name], num_actors=actors, num_executors=executors)
+                found = run(delays=delays, rounds=args.rounds, lag=args.lag)
+                reference = reference or found
+                equal = found == reference
+                failures += not equal
+                print(
+                    f"{name:11} actors {actors}  executors {executors}  "
+                    f"delays {'yes' if delays else 'no ':3}  batches {found[0]} .. {found[-2]}  "
+                    f"parameters {found[-1]}  {'equal' if equal else 'DIFFERENT'}  "
+                    f"({time.monotonic() - began:.1f} s)",
+                    flush=True,
+                )
+            other = train(
+                TASKS[name],
+                num_actors=grid[0][0],
+                num_executors=grid[0][1],
+                delays=False,
+                seed=1,
+                rounds=args.rounds,
+                lag=args.lag,
+            )
+            differs = not set(other) & set(reference or ())
+            failures += not differs
+            print(f"{name:11} another seed: {'all differ' if differs else 'SOME ARE EQUAL'}")
+    print("FAILED" if failures else f"all {len(args.tasks) * len(grid)} runs equal by their bits")
+    return 1 if failures else 0
+
+
+_DESCRIPTION = "Checks that users can run on their own machine, environments and policies."
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run a check from the command line; returns the exit status."""
+    parser = argparse.ArgumentParser(prog="python -m torchrl_hts.testing", description=_DESCRIPTION)
+    commands = parser.add_subparsers(required=True, metavar="CHECK")
+    check = commands.add_parser("determinism", help="compare batches and parameters by their bits")
+    check.add_argument("--tasks", nargs="+", choices=TASKS, default=_EVERYWHERE)
+    check.add_argument("--actors", nargs="+", type=count, default=[1, 2, 4])
+    check.add_argument("--executors", nargs="+", type=count, default=[1, 2, 8])
+    check.add_argument("--rounds", type=count, default=4, help="batches to train on")
+    check.add_argument("--lag", type=int, choices=range(17), default=1, metavar="LAG")
+    check.set_defaults(run=_determinism)
+    torch.set_num_threads(1)
+    args = parser.parse_args(argv)
+    status: int = args.run(args)
+    return status
