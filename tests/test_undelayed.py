@@ -91,6 +91,20 @@ def test_updates_that_autograd_does_not_count(change: Callable[[nn.Module], None
     assert len(told(policy, lambda collector, batch: change(policy))) == 1
 
 
+@pytest.mark.parametrize("change", [fused, replaced])
+def test_updates_that_begin_after_some_batches(change: Callable[[nn.Module], None]) -> None:
+    policy = categorical()
+    seen = 0
+
+    def update(collector: HTSCollector, batch: Any) -> None:
+        nonlocal seen
+        seen += 1
+        if seen >= 5:
+            change(policy)
+
+    assert len(told(policy, update, batches=8)) == 1
+
+
 def test_without_a_lag_there_is_nothing_to_tell() -> None:
     policy = categorical()
     assert not told(policy, plain(policy), lag=0)

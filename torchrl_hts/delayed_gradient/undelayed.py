@@ -12,7 +12,7 @@ from typing import Any
 from weakref import WeakSet
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 __all__ = ["UndelayedUpdateWarning", "UpdateWatch", "note_use"]
 
@@ -51,7 +51,10 @@ class UpdateWatch:
         self._policy = policy
         self._lag = lag
         self._watching = lag > 0 and learns_here
-        self._seen: _Seen | None = None
+        self._batches = 0
+        self._parameters: list[nn.Parameter] = []
+        self._versions: list[int] = []
+        self._values: list[Tensor] = []
         self._others_staged = False
 
     def staged_others(self) -> None:
@@ -60,17 +63,16 @@ class UpdateWatch:
 
     def forget(self) -> None:
         """What changed so far was no update: a checkpoint was loaded."""
-        self._seen, self._others_staged = None, False
+        self._batches, self._others_staged = 0, False
 
     def batch_handed_out(self, stacklevel: int) -> None:
         """A batch is handed out: look at what became of the policy since the one before."""
         if not self._watching:
             return
-        before, self._seen = self._seen, _Seen(self._policy)
-        second = before is not None
-        changed = before is not None and self._seen.differs_from(before)
+        self._batches += 1
+        changed = self._has_changed() and self._batches > 1
         others_staged, self._others_staged = self._others_staged, False
-        if not second or not (changed or others_staged):
+        if self._batches == 1 or not (changed or others_staged):
             return
         # Once is enough, either way: who delays the policy, or has been told, knows.
         if self._policy_is_delayed():
@@ -78,6 +80,25 @@ class UpdateWatch:
         elif changed or not _in_use:  # with a copy that learns, it may be that which is delayed
             self._watching = False
             warnings.warn(self._message(), UndelayedUpdateWarning, stacklevel=stacklevel + 1)
+
+    def _has_changed(self) -> bool:
+        """Whether the policy differs from how it was seen last.
+
+        Autograd's counters are raised by every change in place but those of fused optimizers and of
+        what is done to ``.data``. So values are compared too; after batches 1, 2, 4, 8, ... alone,
+        since to read them at each would be felt where environments cost nothing.
+        """
+        has_changed = False
+        if self._batches & (self._batches - 1) == 0:
+            self._parameters = [p for p in self._policy.parameters() if not p.is_inference()]
+            before, self._values = self._values, list(map(_sample, self._policy.parameters()))
+            has_changed = len(before) != len(self._values) or not all(
+                map(torch.equal, before, self._values)
+            )
+        versions = [p._version for p in self._parameters]
+        has_changed |= versions != self._versions
+        self._versions = versions
+        return has_changed
 
     def _policy_is_delayed(self) -> bool:
         own = {id(parameter) for parameter in self._policy.parameters()}
@@ -98,19 +119,5 @@ class UpdateWatch:
         )
 
 
-class _Seen:
-    """What tells whether parameters have changed since: their counters, and some of their values.
-
-    Autograd's counters are raised by every change in place but those of fused optimizers and of
-    what is done to ``.data``.
-    """
-
-    def __init__(self, module: nn.Module) -> None:
-        parameters = list(module.parameters())
-        self._versions = [p._version for p in parameters if not p.is_inference()]
-        self._values = [p.detach().flatten()[:_SAMPLED].to("cpu", copy=True) for p in parameters]
-
-    def differs_from(self, other: _Seen) -> bool:
-        if self._versions != other._versions or len(self._values) != len(other._values):
-            return True
-        return not all(map(torch.equal, self._values, other._values))
+def _sample(parameter: nn.Parameter) -> Tensor:
+    return parameter.detach().flatten()[:_SAMPLED].to("cpu", copy=True)
