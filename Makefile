@@ -64,6 +64,7 @@ format-check: $(STAMP)
 
 lint: $(STAMP)
 	$(RUN) -m ruff check .
+	$(VENV)/bin/lint-imports --no-cache --no-logo
 
 types: $(STAMP)
 	$(RUN) -m mypy

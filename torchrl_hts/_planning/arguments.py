@@ -24,7 +24,6 @@ from torchrl_hts._planning.batched_envs import factories_of
 from torchrl_hts._planning.policy_forms import as_module
 from torchrl_hts._policy.compiled import check_wrapping, uncompiled
 from torchrl_hts._rounds.exchange import MAX_ENVS, MAX_PENDING
-from torchrl_hts._supervision.restarts import Restarts
 
 __all__ = [
     "MAX_THREADS",
@@ -100,15 +99,14 @@ def check_timeouts(timeout_s: Any) -> dict[str, float]:
     }
 
 
-def check_restarts(on_failure: Any, max_restarts: Any, restart_window_s: Any) -> Restarts:
-    """What is done about failed workers."""
+def check_restarts(
+    on_failure: Any, max_restarts: Any, restart_window_s: Any
+) -> tuple[bool, int, float]:
+    """Whether failed workers are replaced; how many of them, in how many seconds."""
     if not isinstance(on_failure, str) or on_failure not in ("raise", "restart"):
         raise ValueError(f"on_executor_failure must be 'raise' or 'restart', got {on_failure!r}")
-    return Restarts(
-        enabled=on_failure == "restart",
-        most=check_integer("max_restarts", max_restarts),
-        window_s=check_seconds("restart_window_s", restart_window_s),
-    )
+    most = check_integer("max_restarts", max_restarts)
+    return on_failure == "restart", most, check_seconds("restart_window_s", restart_window_s)
 
 
 def check_storage_dir(storage_dir: Any) -> str | None:

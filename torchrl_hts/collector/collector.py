@@ -57,6 +57,7 @@ from torchrl_hts._rounds.event_rings import recorder
 from torchrl_hts._rounds.exchange import MAX_ENVS
 from torchrl_hts._rounds.shared_memory import Layout
 from torchrl_hts._rounds.slots import Slots, field_of, policy_tensors
+from torchrl_hts._supervision.restarts import Restarts
 from torchrl_hts._supervision.supervisor import Crew
 from torchrl_hts.collector.stock_arguments import take_stock_arguments
 from torchrl_hts.collector.stock_attributes import StockAttributes
@@ -241,7 +242,7 @@ class HTSCollector(StockAttributes, BaseCollector):  # type: ignore[misc]  # tor
         self.num_envs = len(factories)
         self.lag = check_lag(lag, self.num_envs)
         actor_threads = check_integer("actor_threads", actor_threads, most=MAX_THREADS)
-        restarts = check_restarts(on_executor_failure, max_restarts, restart_window_s)
+        restarts = Restarts(*check_restarts(on_executor_failure, max_restarts, restart_window_s))
         timeouts_s = check_timeouts(timeout_s)
         timeline_events = check_integer("timeline_events", timeline_events, least=0)
         if num_executors is not None:
