@@ -31,10 +31,6 @@ TEST_STAMP := $(VENV)/.torchrl_hts-tests-installed
 DOCS_STAMP := $(VENV)/.torchrl_hts-docs-installed
 CONSTRAINTS := requirements/constraints.txt
 
-# Explanations whose sentences are held to a length.
-PLAIN_PAGES := architecture.md delayed_update.md determinism.md exact_resume.md inheritance.md \
-    other_systems.md policy_state.md schedule.md security.md
-
 # Beside the pinned one: the ends of what has been tried of the range in pyproject.toml.
 OTHER_TORCHES := 2.11.0 2.14.1
 
@@ -70,8 +66,7 @@ types: $(STAMP)
 	$(RUN) -m mypy
 
 docs: $(DOCS_STAMP)
-	$(RUN) docs/sentences.py README.md docs/index.md docs/installation.md docs/tutorials docs/how_to \
-	    docs/reference $(addprefix docs/explanation/,$(PLAIN_PAGES))
+	$(RUN) docs/sentences.py README.md CHANGELOG.md recipes/README.md docs
 	$(RUN) -m sphinx --quiet --fail-on-warning --keep-going docs docs/_build
 
 format: $(STAMP)

@@ -1,7 +1,7 @@
 """Policies that `torch.compile` has wrapped: workers run what was compiled as it is.
 
 A compiled network is made anew for other batch sizes, in each process, and gives other bits at
-each. What actors gain by it is small (docs/results/performance.md). The parameters are those of
+each. What actors gain by it is small (docs/results/what_was_tried.md). The parameters are those of
 the module within, so a learner may run the compiled policy that it has.
 """
 
