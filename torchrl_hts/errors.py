@@ -6,7 +6,8 @@ HTSError
 ├── ProtocolError     an event that the schedule does not allow: a fault of this package
 ├── PolicyError       the policy can't be run in batches that keep its rows independent
 ├── ResourceError     the system has too little of something: memory, descriptors, processes
-└── WorkerError       an executor or an actor failed; carries which one, where, and how
+├── WorkerError       an executor or an actor failed; carries which one, where, and how
+└── WorldError        ranks of a run don't agree, or one doesn't answer; the message names it
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ __all__ = [
     "ProtocolError",
     "ResourceError",
     "WorkerError",
+    "WorldError",
     "failure_of",
 ]
 
@@ -53,6 +55,10 @@ class PolicyError(HTSError, ValueError):
 
 class ResourceError(HTSError, RuntimeError):
     """The system has too little of something; the message says of what, and how much is needed."""
+
+
+class WorldError(HTSError, RuntimeError):
+    """Ranks of a run don't agree, or one of them doesn't answer; the message names it."""
 
 
 class Failure(Enum):
