@@ -1,0 +1,298 @@
+"""World: ranks that add, agree and fail, as processes on this machine."""
+
+from __future__ import annotations
+
+import os
+import signal
+from typing import Any
+
+import pytest
+import torch
+from ranks import Outcome, run_ranks
+from tensordict import TensorDict
+from torch import nn
+
+from torchrl_hts._world import tree
+from torchrl_hts._world.launch import place
+from torchrl_hts._world.tree import tree_sum
+from torchrl_hts._world.world import World
+from torchrl_hts.errors import WorldError
+
+LENGTHS = [1, 2, 3, 5, 33, 1001, 4099]
+PATIENCE_S = 6.0
+
+
+def results(outcomes: list[Outcome]) -> list[Any]:
+    assert [outcome.error for outcome in outcomes] == [""] * len(outcomes)
+    return [outcome.result for outcome in outcomes]
+
+
+def vector(part: int, length: int) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(1000 * length + part)
+    # Of many magnitudes, so that another order of adding shows.
+    return torch.randn(length, generator=generator) * 10.0 ** torch.randint(
+        -6, 6, (length,), generator=generator
+    )
+
+
+def sums(parts: int) -> list[list[bytes]]:
+    """Sums over all parts, by both ways to walk the tree."""
+    found = []
+    with World(shards=parts, timeout_s=60) as world:
+        for halving_from in (1, 10**9):
+            tree._HALVING_FROM = halving_from
+            found.append([])
+            for length in LENGTHS:
+                own = world.own([vector(part, length) for part in range(parts)])
+                found[-1].append(world._sum(own, "vectors").numpy().tobytes())
+    return found
+
+
+@pytest.mark.parametrize("size", [1, 2, 4])
+def test_sums_have_the_bits_of_the_tree_for_every_number_of_ranks(size: int) -> None:
+    expected = [
+        tree_sum([vector(part, length) for part in range(4)]).numpy().tobytes()
+        for length in LENGTHS
+    ]
+    for found in results(run_ranks(sums, size, 4)):
+        assert found == [expected, expected]
+
+
+def test_another_order_of_adding_has_other_bits() -> None:
+    parts = [vector(part, 4099) for part in range(4)]
+    assert not torch.equal(tree_sum(parts), parts[0] + parts[1] + parts[2] + parts[3])
+
+
+def ask() -> dict[str, Any]:
+    with World(timeout_s=60) as world:
+        world.agree(learning_rate=0.1)
+        return {
+            "gathered": world.gather({"rank": world.rank}),
+            "any": [world.any(world.rank == rank) for rank in range(world.size + 1)],
+            "own": [*world.own(range(8))],
+            "local": world.local_size,
+            "first": world.is_first,
+            "threads": torch.get_num_threads(),
+        }
+
+
+def test_ranks_are_asked_and_told_the_same() -> None:
+    for rank, found in enumerate(results(run_ranks(ask, 2))):
+        assert found["gathered"] == [{"rank": 0}, {"rank": 1}]
+        assert found["any"] == [True, True, False]
+        assert found["own"] == [[0, 1, 2, 3], [4, 5, 6, 7]][rank]
+        assert found["first"] == (rank == 0)
+        assert found["local"] == 2
+
+
+def test_ranks_find_each_other_by_the_variables_of_slurm() -> None:
+    variables = {
+        "SLURM_PROCID": "{}",
+        "SLURM_STEP_NUM_TASKS": "2",
+        "SLURM_STEP_NODELIST": "localhost",
+        "SLURM_JOB_ID": str(os.getpid()),
+    }
+    for found in results(run_ranks(ask, 2, variables=variables)):
+        assert found["gathered"] == [{"rank": 0}, {"rank": 1}]
+        assert found["local"] == 2
+
+
+def batch_of(rows: torch.Tensor) -> TensorDict:
+    return TensorDict({"x": rows}, [len(rows)])
+
+
+def differ(what: str) -> None:
+    odd = os.environ["RANK"] == "2"
+    model = nn.Linear(2, 1)
+    with torch.no_grad():
+        for p in model.parameters():
+            p.fill_(2.0 if odd and what == "parameters" else 1.0)
+    with World(shards=8 if odd and what == "shards" else 4, timeout_s=30) as world:
+        world.agree(seed=1 if odd and what == "seed" else 0)
+        for part in world.gradients(model, batch_of(torch.ones(4, 2))):
+            model(part["x"]).sum().backward()
+
+
+@pytest.mark.parametrize("what", ["shards", "seed", "parameters"])
+def test_a_rank_of_another_run_is_named_on_all_ranks(what: str) -> None:
+    for outcome in run_ranks(differ, 4, what):
+        assert outcome.error.startswith(f"WorldError: rank 2 has {what} ")
+
+
+def fail(how: str) -> None:
+    world = World(timeout_s=PATIENCE_S)
+    if world.rank == 2:
+        if how == "dies":
+            os._exit(3)
+        if how == "stops":
+            os.kill(os.getpid(), signal.SIGSTOP)
+        if how == "does another thing":
+            world.any(False)
+        if how == "has another length":
+            world._group.tree_sum(torch.ones(9), "ones")
+    world._group.tree_sum(torch.ones(8), "ones")
+
+
+@pytest.mark.parametrize("how", ["dies", "stops"])
+def test_a_rank_that_does_not_come_is_named_on_all_others(how: str) -> None:
+    outcomes = run_ranks(fail, 4, how, silent=2)
+    for rank in (0, 1, 3):
+        assert outcomes[rank].error.startswith("WorldError: rank 2 did not come to 'ones of 8 val")
+        assert outcomes[rank].took_s < PATIENCE_S + 10
+
+
+@pytest.mark.parametrize("how", ["does another thing", "has another length"])
+def test_ranks_at_different_exchanges_are_told_so(how: str) -> None:
+    for outcome in run_ranks(fail, 4, how):
+        assert "every rank must do the same in the same order" in outcome.error
+        assert (
+            "rank 2 is at" in outcome.error
+            or "and this one at 'ones of 9" in outcome.error
+            or ("and this one at 'gathering values'" in outcome.error)
+        )
+
+
+def leave_early() -> str:
+    world = World(timeout_s=30)
+    model = nn.Linear(2, 1)
+    if world.rank == 1:
+        for _ in world.gradients(model, batch_of(torch.ones(4, 2))):
+            break
+        with pytest.raises(WorldError, match="left before its end"):
+            world.any(False)
+        return "left"
+    try:
+        for part in world.gradients(model, batch_of(torch.ones(4, 2))):
+            model(part["x"]).sum().backward()
+    except WorldError as error:
+        return str(error)
+    return "went on"
+
+
+def test_a_loop_over_gradients_that_is_left_early_ends_the_run() -> None:
+    torch.manual_seed(0)
+    found = results(run_ranks(leave_early, 2))
+    assert found[1] == "left"
+    assert found[0].startswith("rank 1 has parameters") or "rank 1 did not come" in found[0]
+
+
+def write(directory: str, full: int | None) -> str:
+    with World(timeout_s=30) as world:
+
+        def part() -> None:
+            if world.rank == full:
+                raise OSError("the disk is full")
+            open(f"{directory}/part-{world.rank}", "w").close()
+
+        try:
+            world.save(part, lambda: open(f"{directory}/marker", "w").close())
+        except WorldError as error:
+            return str(error)
+        return "saved"
+
+
+@pytest.mark.parametrize("full", [None, 0, 1])
+def test_a_checkpoint_is_complete_or_has_no_marker(full: int | None, tmp_path: Any) -> None:
+    found = results(run_ranks(write, 2, str(tmp_path), full))
+    assert (tmp_path / "marker").exists() == (full is None)
+    if full is None:
+        assert found == ["saved", "saved"]
+        assert {path.name for path in tmp_path.iterdir()} == {"marker", "part-0", "part-1"}
+    else:
+        assert all(text.startswith(f"rank {full} could not write") for text in found)
+
+
+class Square(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.used = nn.Parameter(torch.ones(3))
+        self.unused = nn.Parameter(torch.ones(2))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return (self.used * x).square().sum(-1).mean()
+
+
+def gradient(shards: int | None, earlier: bool) -> tuple[bytes, bool]:
+    model = Square()
+    if earlier:
+        model.used.grad = torch.full((3,), 0.5)
+    with World(shards=shards, timeout_s=30) as world:
+        own = world.own([vector(row, 3).clamp(-2, 2) for row in range(8)])
+        for part in world.gradients(model, batch_of(torch.stack([*own]))):
+            model(part["x"]).backward()
+        assert world.num_updates == 1
+    assert model.used.grad is not None
+    return model.used.grad.numpy().tobytes(), model.unused.grad is None
+
+
+@pytest.mark.parametrize("earlier", [False, True])
+def test_the_gradient_is_the_mean_over_all_ranks(earlier: bool) -> None:
+    model, rows = Square(), torch.stack([vector(row, 3).clamp(-2, 2) for row in range(8)])
+    model(rows).backward()
+    assert model.used.grad is not None
+    expected = model.used.grad + (0.5 if earlier else 0.0)
+    with_shards = [results(run_ranks(gradient, size, 4, earlier)) for size in (1, 2)]
+    assert len({found for ranks in with_shards for found in ranks}) == 1
+    without = results(run_ranks(gradient, 2, None, earlier))
+    for bits, unused in [with_shards[0][0], *without]:
+        assert unused  # has no gradient, rather than one of zeros
+        torch.testing.assert_close(torch.frombuffer(bytearray(bits), dtype=torch.float32), expected)
+
+
+def test_a_world_of_one_without_shards_leaves_all_as_it_is() -> None:
+    model, batch = nn.Linear(2, 1), batch_of(torch.ones(3, 2))
+    grad = torch.zeros(1, 2)
+    model.weight.grad = grad
+    threads = torch.get_num_threads()
+    with World() as world:
+        parts = [*world.gradients(model, batch)]
+        assert world.parts(batch)[0] is batch
+        assert len(parts) == 1
+        assert parts[0] is batch
+        assert model.weight.grad is grad
+        assert torch.get_num_threads() == threads
+        assert world.num_updates == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"shards": 3}, "a power of two, got 3"),
+        ({"shards": 0}, "a power of two, got 0"),
+        ({"shards": "4"}, "a power of two, got '4'"),
+        ({"timeout_s": 0}, "timeout_s must be above 0, got 0"),
+        ({"threads": 0}, "threads must be None or at least 1, got 0"),
+    ],
+)
+def test_arguments_that_cannot_be_are_refused(arguments: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        World(**arguments)
+
+
+def refused() -> None:
+    World(shards=1, timeout_s=30)
+
+
+def test_more_learners_than_shards_are_refused() -> None:
+    for outcome in run_ranks(refused, 2):
+        assert "2 learners don't divide 1 shards" in outcome.error
+
+
+def test_environments_that_cannot_be_shared_out_are_refused() -> None:
+    threads = torch.get_num_threads()
+    with World(shards=4) as world, pytest.raises(ValueError, match="6 environments can't be"):
+        world.own(range(6))
+    torch.set_num_threads(threads)
+
+
+@pytest.mark.parametrize(
+    ("variables", "message"),
+    [
+        ({"RANK": "0", "WORLD_SIZE": "2"}, "lacks MASTER_ADDR"),
+        ({"RANK": "one", "WORLD_SIZE": "2"}, "RANK must be a number, got 'one'"),
+        ({"SLURM_STEP_NUM_TASKS": "2", "SLURM_PROCID": "0"}, "lacks SLURM_STEP_NODELIST"),
+    ],
+)
+def test_damaged_variables_are_named(variables: dict[str, str], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        place(variables)

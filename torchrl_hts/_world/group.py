@@ -1,0 +1,213 @@
+"""The ranks at work: what `tree.py` and `protocol.py` ask for, over torch.distributed (gloo).
+
+All waiting for other ranks is in `Group._exchange`. Every exchange has a number and a name, and
+every rank counts alike. A rank that has waited for a while posts in the store of the process group
+which exchange it has come to; nobody reads it, unless an exchange fails. Then who has posted
+nothing, or another exchange, is to blame. So a healthy run never talks to the store.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from torchrl_hts._world.tree import swaps
+from torchrl_hts.errors import WorldError
+
+__all__ = ["Group"]
+
+_POST_EVERY_S = 1.0
+_STORE_PATIENCE_S = 3.0  # a store behind a cut link doesn't answer
+
+
+class Group:
+    """The ranks of a run, of which this process is one.
+
+    To be made on every rank, and every method to be called on every rank in the same order. After a
+    failure no method works any more.
+
+    Args:
+        timeout_s: how long another rank may keep this one waiting.
+
+    Raises:
+        WorldError: from every method, if a rank doesn't come, or has ended; the message names it.
+    """
+
+    def __init__(self, timeout_s: float) -> None:
+        self.rank, self.size = dist.get_rank(), dist.get_world_size()
+        self._timeout_s = timeout_s
+        # Of its own: the user's exchanges, over whatever backend, keep their order.
+        self._group = dist.new_group(backend="gloo", timeout=timedelta(seconds=timeout_s))
+        self._posts = _Posts(self._group.get_group_store(), self.rank, self.size, timeout_s)
+        self._number = 0
+        self._failure: str | None = None
+        self.gather(None)  # connects all to all, while it is known that all are there
+
+    def tree_sum(self, vector: Tensor, what: str = "a sum") -> Tensor:
+        """The sum of all ranks' vectors in the order of the tree, with the same bits on each.
+
+        Args:
+            vector: ``[n]`` on the CPU, of the same length on every rank; may be written to.
+            what: what is summed, for messages.
+        """
+        with self._exchange(what, len(vector)) as tag:
+            for peer, give, take, adds in swaps(self.rank, self.size, len(vector)):
+                out, place = vector[slice(*give)], vector[slice(*take)]
+                # Where the two are the same values, what comes must not overwrite what goes.
+                into = torch.empty_like(place) if adds else place
+                works = [
+                    dist.isend(out, group=self._group, group_dst=peer, tag=tag),
+                    dist.irecv(into, group=self._group, group_src=peer, tag=tag),
+                ]
+                for work in works:
+                    assert work is not None
+                    work.wait()
+                if adds:
+                    place += into
+        return vector
+
+    def all_reduce(self, vector: Tensor, what: str = "a sum") -> Tensor:
+        """The sum of all ranks' vectors in the order that the backend takes; written in place."""
+        with self._exchange(what, len(vector)):
+            dist.all_reduce(vector, group=self._group)
+        return vector
+
+    def gather(self, value: Any) -> list[Any]:
+        """The values of all ranks, which are pickled, in their order."""
+        values = [None] * self.size
+        with self._exchange("gathering values", 0):
+            dist.all_gather_object(values, value, group=self._group)
+        return values
+
+    def give_up(self, reason: str) -> None:
+        """Have every later method raise: this rank has left the common order."""
+        self._failure = self._failure or reason
+
+    def close(self) -> None:
+        """End the thread that posts; the connections end with the process group."""
+        self._posts.close()
+        self.give_up("the world has been closed")
+
+    @contextmanager
+    def _exchange(self, what: str, length: int) -> Iterator[int]:
+        """One exchange; yields its tag, of which messages of other exchanges differ (W1)."""
+        if self._failure is not None:
+            raise WorldError(self._failure)
+        self._number += 1
+        name = f"{what} of {length:,} values" if length else what
+        with self._posts.waiting(self._number, name):
+            try:
+                yield zlib.crc32(f"{self._number} {name}".encode()) >> 1
+            except RuntimeError as error:  # what torch raises: a time-out, or a connection's end
+                self._failure = (
+                    f"{self._posts.blame(self._number, name)} (rank {self.rank} of {self.size}, "
+                    f"exchange {self._number}, timeout_s={self._timeout_s:g}: "
+                    f"{str(error).splitlines()[0]})"
+                )
+                raise WorldError(self._failure) from error
+            except BaseException:  # Ctrl-C in the middle
+                self.give_up("an exchange was cut off")
+                raise
+
+
+class _Posts:
+    """Where each rank says what it waits for, once it has waited for a while.
+
+    Args:
+        store: that all ranks reach.
+        timeout_s: of an exchange.
+    """
+
+    def __init__(self, store: Any, rank: int, size: int, timeout_s: float) -> None:
+        self._store, self._rank, self._size = store, rank, size
+        self._every_s = min(_POST_EVERY_S, timeout_s / 8)
+        self._at: str | None = None
+        self._closed = threading.Event()
+        self._thread = threading.Thread(target=self._post_when_late, daemon=True, name="posts")
+        self._thread.start()
+
+    @contextmanager
+    def waiting(self, number: int, name: str) -> Iterator[None]:
+        """This rank waits for the others in an exchange."""
+        self._at = f"{number} {name}"
+        try:
+            yield
+        finally:
+            self._at = None
+
+    def blame(self, number: int, name: str) -> str:
+        """Who has kept this rank from finishing an exchange, in a clause."""
+        found: list[str] = []
+        # In a thread: a store can't be asked with a time-out.
+        asking = threading.Thread(
+            target=lambda: found.append(self._ask(number, name)), daemon=True, name="blame"
+        )
+        asking.start()
+        asking.join(2 * self._every_s + _STORE_PATIENCE_S)
+        if not found:
+            return "the machine that keeps the store of the process group, rank 0's, is silent"
+        return found[0]
+
+    def close(self) -> None:
+        self._closed.set()
+        self._thread.join(_STORE_PATIENCE_S)
+
+    def _post_when_late(self) -> None:
+        seen: str | None = None
+        while not self._closed.wait(self._every_s):
+            at = self._at
+            if at is not None and at == seen:
+                try:
+                    self._store.set(self._key(self._rank), at)
+                except RuntimeError:  # the store is gone, and the exchange will tell
+                    return
+            seen = at
+
+    def _ask(self, number: int, name: str) -> str:
+        """Wait until every rank that waits has had the time to say so."""
+        end = time.monotonic() + 2.5 * self._every_s
+        try:
+            self._store.set(self._key(self._rank), f"{number} {name}")
+            others = [rank for rank in range(self._size) if rank != self._rank]
+            while True:
+                posts = {rank: self._post_of(rank) for rank in others}
+                absent = [rank for rank, (at, _) in posts.items() if at < number]
+                if not absent or time.monotonic() > end:
+                    break
+                time.sleep(self._every_s / 4)
+        except RuntimeError:
+            return "the store of the process group is gone, and so is rank 0 or the launcher"
+        elsewhere = {rank: what for rank, (at, what) in posts.items() if at == number}
+        for rank, what in elsewhere.items():
+            if what != name:
+                return (
+                    f"rank {rank} is at {what!r}, and this one at {name!r}: every rank must do the "
+                    "same in the same order"
+                )
+        if absent:
+            many = len(absent) > 1
+            return (
+                f"rank{'s' * many} {', '.join(map(str, absent))} did not come to {name!r}: "
+                f"{'they have' if many else 'it has'} ended, {'are' if many else 'is'} stuck, or "
+                "can't be reached"
+            )
+        return f"the connection to another rank failed in {name!r}"
+
+    def _post_of(self, rank: int) -> tuple[int, str]:
+        key = self._key(rank)
+        if not self._store.check([key]):
+            return 0, ""
+        number, _, name = self._store.get(key).decode().partition(" ")
+        return int(number), name
+
+    def _key(self, rank: int) -> str:
+        return f"torchrl_hts/waits/{rank}"

@@ -1,0 +1,418 @@
+"""World: the learners of a run as its user sees them."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import platform
+import socket
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import tensordict
+import torch
+import torch.distributed as dist
+from tensordict import TensorDictBase
+from torch import Tensor, nn
+
+from torchrl_hts._processes.limits import available_cores
+from torchrl_hts._world import protocol
+from torchrl_hts._world.group import Group
+from torchrl_hts._world.launch import Place, place
+from torchrl_hts._world.tree import is_power_of_two, tree_sum
+from torchrl_hts.errors import WorldError
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+__all__ = ["World"]
+
+_TRIED_VALUES = 100_003  # of a sum that must come out the same twice
+
+
+class World:
+    """The learners of one run: this process, and those that a launcher has started beside it.
+
+    ``torchrun --nproc-per-node 4 train.py`` starts four learners, each with a fourth of the
+    environments and of every batch; so does ``srun``, or a process group that is there already
+    (Ray Train). A script that runs by itself is a world of one. Two lines make a loop one of many
+    learners: the collector is given the world, and the loss is computed for what `gradients`
+    yields:
+
+        world = World(shards=8)
+        collector = HTSCollector([make_env] * 16, policy, frames_per_batch=320, world=world)
+        for batch in collector:
+            with delayed(batch):
+                for part in world.gradients(loss_module, batch):
+                    advantage(part)
+                    loss_of(part).backward()
+                clip_grad_norm_(...)
+                optimizer.step()
+                optimizer.zero_grad()
+
+    After the loop over `gradients` the parameters' ``grad`` is the mean over the batches of all
+    learners, the same bits on each of them. So are the parameters, after an optimizer's step.
+
+    **Without shards** gradients are added by gloo's all-reduce: same seed and same number of
+    learners, same bits. A world of one then does nothing at all.
+
+    **With shards** the bits don't depend on the number of learners either. The batch of all
+    environments is cut by environments into so many shards. Advantages, loss and backward run for
+    each by itself, and the gradients are added in a binary tree, neighbours first, within a learner
+    and then over learners. 1, 2, 4, ... learners so give one and the same policy; the number of
+    shards is an option of a run as its seed is.
+
+    Every rank must call the same methods in the same order, each round alike: decide by
+    `any`, never by what one rank knows. A rank that doesn't come is named on all others.
+
+    Args:
+        shards: parts of a batch, a power of two that the number of learners divides. None: each
+            learner's batch is one.
+        timeout_s: how long a rank may keep the others waiting.
+        threads: torch's intra-op threads in this process. With shards one by default, since bits
+            may depend on it; without, this learner's share of the machine's cores, and in a world
+            of one as many as there are.
+
+    Attributes:
+        rank, size: this learner, and how many there are.
+        local_size: learners on this machine.
+        is_first: whether this one is rank 0: the one that prints, logs and evaluates.
+
+    Raises:
+        ValueError: if shards and learners don't fit each other.
+        WorldError: if the ranks don't agree, or their sums are not the same twice.
+
+    Example:
+        >>> with World() as world:
+        ...     print(world.rank, world.size, world.gather("here"), world.any(False))
+        0 1 ['here'] False
+    """
+
+    def __init__(
+        self,
+        *,
+        shards: int | None = None,
+        timeout_s: float = 300.0,
+        threads: int | None = None,
+    ) -> None:
+        if shards is not None and (not isinstance(shards, int) or not is_power_of_two(shards)):
+            raise ValueError(f"shards must be None or a power of two, got {shards!r}")
+        if not timeout_s > 0:
+            raise ValueError(f"timeout_s must be above 0, got {timeout_s!r}")
+        if threads is not None and (not isinstance(threads, int) or threads < 1):
+            raise ValueError(f"threads must be None or at least 1, got {threads!r}")
+        self.shards = shards
+        self._began_group = False
+        local_size = self._join(place(os.environ), timeout_s)
+        self._group = Group(timeout_s) if self.size > 1 else None
+        self.local_size = self._count_local() if local_size is None else local_size
+        self._agreed: set[int] = set()
+        self.num_updates = 0
+        if threads is None and shards is not None:
+            threads = 1
+        if threads is None and self.size > 1:
+            threads = max(1, int(available_cores() / self.local_size))
+        if threads is not None:
+            torch.set_num_threads(threads)
+        if shards is not None and shards % self.size:
+            raise ValueError(
+                f"{self.size} learners don't divide {shards} shards: start 1, 2, 4, ... up to "
+                f"{shards} of them, or use other shards"
+            )
+        self.agree(shards=shards, timeout_s=timeout_s, **_versions(shards is not None))
+        self._check_sums()
+
+    @property
+    def is_first(self) -> bool:
+        """Whether this learner is rank 0."""
+        return self.rank == 0
+
+    def _join(self, own: Place | None, timeout_s: float) -> int | None:
+        """Find out who this is; returns how many are on this machine, if that is known."""
+        if dist.is_available() and dist.is_initialized():
+            self.rank, self.size = dist.get_rank(), dist.get_world_size()
+            return own.local_size if own is not None and own.size == self.size else None
+        self.rank, self.size = (0, 1) if own is None else (own.rank, own.size)
+        if own is None or own.size == 1:
+            return 1
+        under_torchrun = "RANK" in os.environ  # whose own store outlives rank 0
+        dist.init_process_group(
+            "gloo",
+            init_method="env://" if under_torchrun else f"tcp://{own.address}:{own.port}",
+            rank=own.rank,
+            world_size=own.size,
+            timeout=timedelta(seconds=timeout_s),
+        )
+        self._began_group = True
+        return own.local_size
+
+    def _count_local(self) -> int:
+        here = socket.gethostname()
+        return self.gather(here).count(here)
+
+    def _check_sums(self) -> None:
+        """Raise if the backend adds differently from one time to the next, or from rank to rank."""
+        if self._group is None or self.shards is not None:
+            return
+        generator = torch.Generator().manual_seed(self.rank)
+        vector = torch.randn(_TRIED_VALUES, generator=generator)
+        found = {_hash([self._group.all_reduce(vector.clone())]) for _ in range(3)}
+        if len({text for texts in self.gather(sorted(found)) for text in texts}) > 1:
+            raise WorldError(
+                "the sum of the same values had different bits from one time to the next, or from "
+                "rank to rank: use World(shards=...), which adds by itself"
+            )
+
+    # What ranks tell each other.
+
+    def gather(self, value: Any) -> list[Any]:
+        """The values of all ranks, in their order, on each of them; any that can be pickled."""
+        return [value] if self._group is None else self._group.gather(value)
+
+    def any(self, flag: bool) -> bool:
+        """Whether the flag is set on any rank: to stop all at the same round, for instance."""
+        return protocol.talk(protocol.any_of(flag), self.gather)
+
+    def agree(self, **facts: Any) -> None:
+        """Raise WorldError on every rank, with the odd one named, unless all have the same facts.
+
+        Args:
+            facts: compared as texts, such as the options of a run.
+        """
+        protocol.talk(protocol.agree(facts), self.gather)
+
+    def save(self, write_part: Callable[[], object], write_marker: Callable[[], object]) -> None:
+        """Have a checkpoint written by all ranks.
+
+        Args:
+            write_part: writes what this rank has.
+            write_marker: says that the checkpoint is complete; called on rank 0 alone, after every
+                rank's part has been written. Without a marker it is none.
+
+        Raises:
+            WorldError: on every rank, if it has failed on one.
+        """
+        protocol.talk(protocol.save(self.rank, write_part, write_marker), self.gather)
+
+    # Who has which environments.
+
+    def own(self, items: Sequence[Any], what: str = "environments") -> Sequence[Any]:
+        """This rank's share of what is listed for all: ``items[rank * n / size : ...]``.
+
+        Raises:
+            ValueError: if the items can't be shared out equally among ranks, or shards.
+        """
+        parts, of = (self.size, "learners") if self.shards is None else (self.shards, "shards")
+        if len(items) % parts:
+            raise ValueError(f"{len(items)} {what} can't be shared out equally among {parts} {of}")
+        count = len(items) // self.size
+        return items[self.rank * count : (self.rank + 1) * count]
+
+    # Batches and gradients.
+
+    @property
+    def parts_per_rank(self) -> int:
+        """Into how many parts this rank's batch is cut."""
+        return 1 if self.shards is None else self.shards // self.size
+
+    @property
+    def num_parts(self) -> int:
+        """The same of all ranks together."""
+        return self.size * self.parts_per_rank
+
+    def parts(self, batch: TensorDictBase) -> list[TensorDictBase]:
+        """This rank's batch ``[N / size, T]`` cut into its shards, as copies ``[N / shards, T]``.
+
+        Without shards the batch itself is the only part.
+
+        Raises:
+            ValueError: if the rows can't be shared out equally.
+        """
+        if self.shards is None:
+            return [batch]
+        rows, count = batch.shape[0], self.parts_per_rank
+        if rows % count:
+            raise ValueError(f"{rows} rows can't be cut into {count} shards of the same size")
+        # Copies: at the same alignment whatever the number of learners.
+        return [part.clone() for part in batch.split(rows // count, 0)]
+
+    def gradients(
+        self, module: nn.Module, data: TensorDictBase | Iterable[TensorDictBase]
+    ) -> Iterator[TensorDictBase]:
+        """Yield the parts to take gradients of; then set the parameters' to the mean of all parts'.
+
+        The loop's body calls ``backward`` on the loss of the part that it is given. The gradients
+        of all parts on all ranks have been averaged when the loop has ended, and added to what the
+        parameters had before it, as ``backward`` adds.
+
+        Args:
+            module: what is trained, a loss module say; the same one, and the same parameters, on
+                every rank. They are compared when it is first seen.
+            data: a batch, or the parts of it, or of a minibatch, as `parts` and `minibatches` give
+                them.
+
+        Raises:
+            WorldError: if the ranks' parameters differ, or a rank doesn't come.
+            ValueError: if there are more or fewer parts than this rank has.
+        """
+        parts = self.parts(data) if isinstance(data, TensorDictBase) else list(data)
+        if len(parts) != self.parts_per_rank:
+            raise ValueError(f"expected {self.parts_per_rank} parts, got {len(parts)}")
+        if self.num_parts == 1:
+            yield parts[0]
+            self.num_updates += 1
+            return
+        if id(module) not in self._agreed:
+            self.agree(parameters=_hash(module.parameters()))
+            self._agreed.add(id(module))
+        parameters = [p for p in module.parameters() if p.requires_grad]
+        before = [p.grad for p in parameters]
+        found = []
+        try:
+            for part in parts:
+                for p in parameters:
+                    p.grad = None
+                yield part
+                found.append(_flat_gradient(parameters))
+        except GeneratorExit:
+            if self._group is not None:
+                self._group.give_up("a loop over World.gradients was left before its end")
+            raise
+        mean = self._sum(found, "gradients") / self.num_parts
+        _set_gradient(parameters, mean, before)
+        self.num_updates += 1
+
+    def minibatches(
+        self, parts: Sequence[TensorDictBase], count: int, *, seed: int, epoch: int
+    ) -> Iterator[list[TensorDictBase]]:
+        """Yield so many minibatches, each of them a part of every part of this rank.
+
+        The steps of each part are permuted by themselves, in an order that depends on the seed, the
+        round of the batch, the epoch and the part alone.
+
+        Args:
+            parts: ``[n, T]`` each, with ``"policy_version"``, which is the round.
+            count: divides n * T.
+
+        Raises:
+            ValueError: if the steps can't be shared out equally.
+        """
+        flat = [part.reshape(-1) for part in parts]
+        steps = len(flat[0])
+        if count < 1 or steps % count:
+            raise ValueError(f"{steps} steps of a part can't be cut into {count} minibatches")
+        round_ = int(flat[0]["policy_version"][0])
+        orders = []
+        for index in range(len(flat)):
+            words = [seed, round_, epoch, self.rank * self.parts_per_rank + index]
+            order = np.random.Generator(np.random.Philox(np.random.SeedSequence(words)))
+            orders.append(torch.from_numpy(order.permutation(steps)).reshape(count, -1))
+        for number in range(count):
+            yield [part[order[number]] for part, order in zip(flat, orders, strict=True)]
+
+    def normalize(self, parts: Sequence[TensorDictBase], key: Any = "advantage") -> None:
+        """Give the values of all parts on all ranks, taken together, mean 0 and deviation 1.
+
+        As TorchRL's losses do it with ``normalize_advantage=True``, of a whole minibatch.
+        """
+        values = [part.get(key) for part in parts]
+        count = values[0].numel() * self.num_parts
+        mean = self._sum([value.sum().reshape(1) for value in values], "a mean") / count
+        squares = [(value - mean).square().sum().reshape(1) for value in values]
+        scale = (self._sum(squares, "a variance") / max(1, count - 1)).sqrt().clamp_min(1e-6)
+        for part, value in zip(parts, values, strict=True):
+            part.set(key, (value - mean) / scale)
+
+    def mean(self, values: Sequence[Tensor]) -> Tensor:
+        """The mean of a tensor over all parts on all ranks, such as of losses.
+
+        Args:
+            values: one tensor for each part of this rank, all of one shape.
+        """
+        if len(values) != self.parts_per_rank:
+            raise ValueError(f"expected a value for {self.parts_per_rank} parts, got {len(values)}")
+        flat = [value.detach().reshape(-1) for value in values]
+        return (self._sum(flat, "a mean") / self.num_parts).reshape(values[0].shape)
+
+    def _sum(self, vectors: Sequence[Tensor], what: str) -> Tensor:
+        """The sum of one vector for each part on all ranks."""
+        own = tree_sum(vectors) if self.shards is not None else vectors[0].clone()
+        if self._group is None:
+            return own
+        add = self._group.all_reduce if self.shards is None else self._group.tree_sum
+        return add(own.cpu(), what).to(own.device)
+
+    # The end.
+
+    def close(self) -> None:
+        """Leave the world; a process group that this object has begun ends. May be called again."""
+        if self._group is not None:
+            self._group.close()
+        if self._began_group and dist.is_initialized():
+            dist.destroy_process_group()
+        self._began_group = False
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"World(rank={self.rank}, size={self.size}, shards={self.shards})"
+
+
+def _flat_gradient(parameters: Sequence[nn.Parameter]) -> Tensor:
+    """All gradients in one vector, and after them for each parameter whether it has one."""
+    device = parameters[0].device
+    values = [
+        (torch.zeros_like(p) if p.grad is None else p.grad).reshape(-1).to(device)
+        for p in parameters
+    ]
+    dtypes = {value.dtype for value in values}
+    if len(dtypes) > 1:
+        names = ", ".join(sorted(map(str, dtypes)))
+        raise TypeError(f"the parameters have several data types, {names}: give them one")
+    has = [float(p.grad is not None) for p in parameters]
+    return torch.cat([*values, torch.tensor(has, dtype=values[0].dtype, device=device)])
+
+
+def _set_gradient(
+    parameters: Sequence[nn.Parameter], mean: Tensor, before: Sequence[Tensor | None]
+) -> None:
+    offset = 0
+    has = mean[-len(parameters) :].tolist()
+    for p, some, earlier in zip(parameters, has, before, strict=True):
+        p.grad = earlier
+        if some:
+            own = mean[offset : offset + p.numel()].view_as(p).to(p.device)
+            p.grad = own.clone() if earlier is None else earlier + own
+        offset += p.numel()
+
+
+def _hash(tensors: Iterable[Tensor]) -> str:
+    digest = hashlib.sha256()
+    for tensor in tensors:
+        flat = tensor.detach().cpu().contiguous().reshape(-1)
+        digest.update(f"{tensor.dtype}{tuple(tensor.shape)}".encode())
+        digest.update(flat.view(torch.uint8).numpy().data if flat.numel() else b"")
+    return digest.hexdigest()[:16]
+
+
+def _versions(with_shards: bool) -> Mapping[str, Any]:
+    """What bits depend on, beside the options."""
+    from torchrl_hts import __version__
+
+    found = {
+        "torchrl_hts": __version__,
+        "torch": torch.__version__,
+        "tensordict": tensordict.__version__,
+        "numpy": np.__version__,
+        "python": platform.python_version(),
+        "instructions": torch.backends.cpu.get_cpu_capability(),
+    }
+    if with_shards:
+        found["threads"] = torch.get_num_threads()
+    return found
