@@ -52,8 +52,12 @@ _LARGEST_INT = 2**63 - 1  # of shared words and of TensorDicts
 
 
 def check_integer(name: str, value: Any, *, least: int = 1, most: int | None = _LARGEST_INT) -> int:
-    """An integer argument of at least, and of at most some value; None: of any size."""
-    if isinstance(value, bool) or not isinstance(value, Integral):
+    """An integer argument of at least, and of at most some value; None: of any size.
+
+    It may come as a float without a fraction, such as 1e6.
+    """
+    whole = isinstance(value, float | np.floating) and float(value).is_integer()
+    if isinstance(value, bool) or not (whole or isinstance(value, Integral)):
         raise TypeError(f"{name} must be an int, got {value!r}")
     number = int(value)
     if number < least:
@@ -61,12 +65,6 @@ def check_integer(name: str, value: Any, *, least: int = 1, most: int | None = _
     if most is not None and number > most:
         raise ValueError(f"{name} must be at most {most}, got {value}")
     return number
-
-
-def check_count(name: str, value: Any, *, least: int = 1) -> int:
-    """An integer argument, which may come as a float without a fraction, such as 1e6."""
-    whole = isinstance(value, float | np.floating) and float(value).is_integer()
-    return check_integer(name, int(value) if whole else value, least=least)
 
 
 def check_seconds(name: str, value: Any) -> float:
@@ -167,7 +165,7 @@ def check_frames(frames_per_batch: Any, total_frames: Any, num_envs: int) -> tup
 
     What doesn't divide is rounded up, with a warning, as TorchRL does.
     """
-    frames_per_batch = check_count("frames_per_batch", frames_per_batch)
+    frames_per_batch = check_integer("frames_per_batch", frames_per_batch)
     sync_interval = -(-frames_per_batch // num_envs)
     batch = sync_interval * num_envs
     if batch != frames_per_batch:
@@ -176,9 +174,9 @@ def check_frames(frames_per_batch: Any, total_frames: Any, num_envs: int) -> tup
             f"environments: each batch has {batch} frames",
             stacklevel=3,
         )
-    if total_frames is None:
+    if total_frames is None or total_frames == inf:
         return sync_interval, None
-    total_frames = check_count("total_frames", total_frames, least=-1)
+    total_frames = check_integer("total_frames", total_frames, least=-1)
     if total_frames < 0:
         return sync_interval, None
     rounds = -(-total_frames // batch)

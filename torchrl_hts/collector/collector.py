@@ -96,8 +96,8 @@ class HTSCollector(StockAttributes, BaseCollector):  # type: ignore[misc]  # tor
 
     Keyword Args:
         frames_per_batch: N * alpha; rounded up to a multiple of N with a warning, as TorchRL does.
-            May be a float without a fraction, as may `total_frames`.
-        total_frames: ends after at least so many; -1: endless.
+            This and other integers may be floats without a fraction, such as 1e6.
+        total_frames: ends after at least so many; -1 or ``float("inf")``: endless.
         lag: how many updates the behaviour parameters are behind. 1 is the paper; 0 is synchronous.
         num_actors: processes that run the policy. A lone one waits for larger batches while every
             core has other work. By default as many as it takes to keep up with the executors, as
@@ -184,7 +184,7 @@ class HTSCollector(StockAttributes, BaseCollector):  # type: ignore[misc]  # tor
         *,
         policy_factory: Callable[[], Any] | Sequence[Callable[[], Any]] | None = None,
         frames_per_batch: int,
-        total_frames: int = -1,
+        total_frames: int | float = -1,
         lag: int = 1,
         num_actors: int | None = None,
         num_executors: int | None = None,

@@ -12,6 +12,8 @@ from typing import Any
 
 from torchrl.collectors import Collector
 
+from torchrl_hts.arguments import check_integer
+
 __all__ = ["STOCK_ARGUMENTS", "Stock", "StockArgument", "take_stock_arguments"]
 
 
@@ -212,7 +214,8 @@ def _check(name: str, value: Any) -> None:
         raise TypeError(f"HTSCollector does not take {name}: {argument.why}")
 
 
-def _check_taken(found: Mapping[str, Any]) -> None:
+def _check_taken(found: dict[str, Any]) -> None:
+    """Check them, and make plain ints of numbers."""
     cat_results = found.get("cat_results", "stack")
     known = isinstance(cat_results, str | int) and not isinstance(cat_results, bool)
     if not known or cat_results not in ("stack", 0, -1):
@@ -222,24 +225,17 @@ def _check_taken(found: Mapping[str, Any]) -> None:
             raise TypeError(f"{name} must be True, False or None, got {found[name]!r}")
     if not callable(found.get("init_fn", print)):
         raise TypeError(f"init_fn must be callable, got {found['init_fn']!r}")
-    index = found.get("worker_idx", 0)
-    if isinstance(index, bool) or not isinstance(index, int):
-        raise TypeError(f"worker_idx must be an int, got {index!r}")
+    if "worker_idx" in found:
+        found["worker_idx"] = check_integer("worker_idx", found["worker_idx"], least=0)
 
 
 def _copies(num_workers: Any, num_collectors: Any) -> int | None:
     """How many environments to make of one factory."""
     given = {"num_workers": num_workers, "num_collectors": num_collectors}
-    for name, value in given.items():
-        if value is None:
-            continue
-        if isinstance(value, bool) or not isinstance(value, int):
-            raise TypeError(f"{name} must be an int, got {value!r}")
-        if value < 1:
-            raise ValueError(f"{name} must be at least 1, got {value}")
-    if None not in (num_workers, num_collectors) and num_workers != num_collectors:
+    checked = [check_integer(name, n) for name, n in given.items() if n is not None]
+    if len({*checked}) > 1:
         raise ValueError(
             f"num_workers={num_workers} and num_collectors={num_collectors}: both say how many "
             "environments to make of create_env_fn; give one of them"
         )
-    return num_collectors if num_workers is None else num_workers  # type: ignore[no-any-return]
+    return checked[0] if checked else None

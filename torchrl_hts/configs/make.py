@@ -120,9 +120,10 @@ def _factories(
     create_env_fn: Any, num_envs: int | None, num_workers: int | None
 ) -> list[Callable[..., Any]]:
     """A callable per environment."""
-    for name, number in (("num_envs", num_envs), ("num_workers", num_workers)):
-        if number is not None:
-            check_integer(name, number)
+    if num_envs is not None:
+        num_envs = check_integer("num_envs", num_envs)
+    if num_workers is not None:
+        num_workers = check_integer("num_workers", num_workers)
     if not isinstance(create_env_fn, ListConfig | list | tuple):
         factory, copies = _factory(create_env_fn)
         return [factory] * (num_envs or copies * (num_workers or 1))
