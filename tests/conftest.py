@@ -28,6 +28,7 @@ from torchrl_hts._processes.server_pool import (
     keep_servers,
     release_servers,
 )
+from torchrl_hts._rounds.shared_memory import SharedMemory
 
 
 def pytest_xdist_auto_num_workers() -> int:
@@ -99,6 +100,14 @@ def nothing_left(
         assert not mapped, "a collector's memory is still mapped"
     finally:
         release_servers(user)
+
+
+@pytest.fixture
+def memory_fd() -> Iterator[int]:
+    """Shared memory for an environment that a test steps itself."""
+    fd = SharedMemory.create_fd()
+    yield fd
+    os.close(fd)
 
 
 @pytest.fixture

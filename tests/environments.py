@@ -14,7 +14,13 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 
-from torchrl_hts._executor.gym_env import BackgroundEnv
+from torchrl_hts._executor.gym_env import (
+    BackgroundEnv,
+    GymEnvironment,
+    RowOptions,
+    observation_fields,
+)
+from torchrl_hts._rounds.shared_memory import Field, Layout, SharedMemory
 
 
 class EchoEnv(gym.Env[Any, Any]):
@@ -253,6 +259,101 @@ class WithNothing(EchoEnv):
 
     def _observe(self, action: float) -> Any:
         return {"observation": super()._observe(action), "nothing": np.empty((3, 0), np.float32)}
+
+
+class Paying(gym.Env[Any, Any]):
+    """Observes its seed's number and the step; pays what the action is."""
+
+    observation_space = gym.spaces.Box(-np.inf, np.inf, (2,), np.float32)
+    action_space = gym.spaces.Box(-100, 100, (1,), np.float32)
+
+    def __init__(self, length: int = 5) -> None:
+        self.length = length
+
+    def _observe(self) -> np.ndarray:
+        return np.array([self.t, self.t * 0.5 + 1], np.float32)
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
+        super().reset(seed=seed)
+        self.t = 0
+        return self._observe(), {}
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        self.t += 1
+        return self._observe(), float(action[0]), self.t >= self.length, False, {}
+
+
+class Named(gym.Env[Any, Any]):
+    """Observes a vector, and under some path 500 and the step."""
+
+    def __init__(self, *path: str) -> None:
+        self.path = path
+        space: Any = gym.spaces.Box(-1e6, 1e6, (1,), np.float32)
+        for name in reversed(path or ("more",)):
+            space = gym.spaces.Dict({name: space})
+        vector = gym.spaces.Box(-1e6, 1e6, (2,), np.float32)
+        self.observation_space = gym.spaces.Dict({"observation": vector, **space.spaces})
+        self.action_space = gym.spaces.Discrete(2)
+
+    def _observe(self) -> Any:
+        value: Any = np.full(1, 500 + self.t, np.float32)
+        for name in reversed(self.path or ("more",)):
+            value = {name: value}
+        return {"observation": np.zeros(2, np.float32), **value}
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
+        super().reset(seed=seed)
+        self.t = 0
+        return self._observe(), {}
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        self.t += 1
+        return self._observe(), 1.0, self.t >= 3, False, {}
+
+
+class Renamed(gym.ObservationWrapper[Any, Any, Any]):
+    """The advice, followed."""
+
+    def __init__(self, env: gym.Env[Any, Any], old: str) -> None:
+        super().__init__(env)
+        self.old = old
+        self.observation_space = gym.spaces.Dict(self._renamed(env.observation_space.spaces))  # type: ignore[attr-defined]
+
+    def _renamed(self, values: Any) -> dict[str, Any]:
+        return {("mine" if name == self.old else name): value for name, value in values.items()}
+
+    def observation(self, observation: Any) -> Any:
+        return self._renamed(observation)
+
+
+class Scripted(gym.Env[Any, Any]):
+    """Returns what it is given."""
+
+    def __init__(self, space: gym.Space[Any], observation: Any, reward: Any = 0.0) -> None:
+        self.observation_space, self.action_space = space, gym.spaces.Discrete(2)
+        self.observation, self.reward = observation, reward
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
+        return self.observation, {}
+
+    def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
+        return self.observation, self.reward, False, False, {}
+
+
+def play(env: gym.Env[Any, Any], fd: int) -> dict[Any, np.ndarray]:
+    """A reset and a step; returns what has been written."""
+    fields = [field for field, _ in observation_fields(env.observation_space)]
+    fields += [Field(("next", *field.key), field.shape, field.dtype) for field in fields]
+    fields += [Field(("next", n), (1,), "bool") for n in ("done", "terminated", "truncated")]
+    fields += [Field(("next", "reward"), (1,), "float32"), Field(("action",), (), "int64")]
+    fields.append(Field(("collector", "traj_ids"), (), "int64"))
+    memory = SharedMemory(fd, Layout(1, 1, 0, 0, tuple(fields), ()))
+    environment = GymEnvironment(env, 0)
+    environment.bind(memory, RowOptions(0, True, (("action",),), ()))
+    environment.reset(0, 0)
+    environment.write_observation(0, 0)
+    environment.step(0, 0)
+    return memory.fields(0)
 
 
 def wrapped_in_disguise() -> Any:

@@ -6,19 +6,17 @@ import functools
 import os
 import resource
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import gymnasium as gym
 import numpy as np
 import pytest
-from environments import EchoEnv
+from environments import EchoEnv, Scripted, play
 from policies import categorical
 from torch import nn
 
 from torchrl_hts import HTSCollector, ResourceError
-from torchrl_hts._executor.gym_env import GymEnvironment, RowOptions, observation_fields
 from torchrl_hts._planning.pickling import find_unpicklable, pickle_factories, pickle_policy
 from torchrl_hts._processes import limits
 from torchrl_hts._processes.fork_server import WorkerServer
@@ -32,44 +30,6 @@ from torchrl_hts._rounds.schedule import Phase, Schedule
 from torchrl_hts._rounds.shared_memory import Counter, Field, Layout, SharedMemory
 from torchrl_hts._supervision.progress import ProgressWatch, at_work
 from torchrl_hts.errors import InvalidValueError
-
-
-class Scripted(gym.Env[Any, Any]):
-    """Returns what it is given."""
-
-    def __init__(self, space: gym.Space[Any], observation: Any, reward: Any = 0.0) -> None:
-        self.observation_space, self.action_space = space, gym.spaces.Discrete(2)
-        self.observation, self.reward = observation, reward
-
-    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
-        return self.observation, {}
-
-    def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
-        return self.observation, self.reward, False, False, {}
-
-
-@pytest.fixture
-def memory_fd() -> Iterator[int]:
-    fd = SharedMemory.create_fd()
-    yield fd
-    os.close(fd)
-
-
-def play(env: Scripted, fd: int) -> dict[Any, np.ndarray]:
-    """A reset and a step; returns what has been written."""
-    fields = [field for field, _ in observation_fields(env.observation_space)]
-    fields += [Field(("next", *field.key), field.shape, field.dtype) for field in fields]
-    fields += [Field(("next", n), (1,), "bool") for n in ("done", "terminated", "truncated")]
-    fields += [Field(("next", "reward"), (1,), "float32"), Field(("action",), (), "int64")]
-    fields.append(Field(("collector", "traj_ids"), (), "int64"))
-    memory = SharedMemory(fd, Layout(1, 1, 0, 0, tuple(fields), ()))
-    environment = GymEnvironment(env, 0)
-    environment.bind(memory, RowOptions(0, True, (("action",),), ()))
-    environment.reset(0, 0)
-    environment.write_observation(0, 0)
-    environment.step(0, 0)
-    return memory.fields(0)
-
 
 BYTES = gym.spaces.Box(0, 255, (2,), np.uint8)
 FLOATS = gym.spaces.Box(-1, 1, (2,), np.float32)

@@ -7,10 +7,9 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-import gymnasium as gym
-import numpy as np
 import pytest
 import torch
+from environments import Paying
 from tensordict import TensorDict, TensorDictBase
 from tensordict.nn import TensorDictModule, TensorDictModuleBase, TensorDictSequential
 from torch import Tensor, nn
@@ -36,28 +35,6 @@ from torchrl_hts.testing import digest
 pytestmark = pytest.mark.usefixtures("nothing_left")
 
 GREEDY = ExplorationType.DETERMINISTIC
-
-
-class Paying(gym.Env[Any, Any]):
-    """Observes its seed's number and the step; pays what the action is."""
-
-    observation_space = gym.spaces.Box(-np.inf, np.inf, (2,), np.float32)
-    action_space = gym.spaces.Box(-100, 100, (1,), np.float32)
-
-    def __init__(self, length: int = 5) -> None:
-        self.length = length
-
-    def _observe(self) -> np.ndarray:
-        return np.array([self.t, self.t * 0.5 + 1], np.float32)
-
-    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
-        super().reset(seed=seed)
-        self.t = 0
-        return self._observe(), {}
-
-    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
-        self.t += 1
-        return self._observe(), float(action[0]), self.t >= self.length, False, {}
 
 
 def wrapped(length: int = 5, *transforms: Callable[[], Any]) -> Any:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import warnings
 from collections.abc import Iterator
 from decimal import Decimal
@@ -12,34 +11,12 @@ import gymnasium as gym
 import numpy as np
 import pytest
 import torch
+from environments import Scripted, play
 
 from torchrl_hts._executor.gym_actions import action_reader
-from torchrl_hts._executor.gym_env import GymEnvironment, RowOptions, observation_fields
-from torchrl_hts._rounds.shared_memory import Array, Field, Layout, SharedMemory
 from torchrl_hts.errors import InvalidValueError
 
 S = gym.spaces
-
-
-class Scripted(gym.Env[Any, Any]):
-    """Returns what it is given."""
-
-    def __init__(self, space: gym.Space[Any], observation: Any, reward: Any = 0.0) -> None:
-        self.observation_space, self.action_space = space, S.Discrete(2)
-        self.observation, self.reward = observation, reward
-
-    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
-        return self.observation, {}
-
-    def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
-        return self.observation, self.reward, False, False, {}
-
-
-@pytest.fixture
-def memory_fd() -> Iterator[int]:
-    fd = SharedMemory.create_fd()
-    yield fd
-    os.close(fd)
 
 
 @pytest.fixture(autouse=True)
@@ -48,22 +25,6 @@ def no_warnings() -> Iterator[None]:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         yield
-
-
-def play(env: gym.Env[Any, Any], fd: int) -> dict[Any, Array]:
-    """A reset and a step; returns what has been written."""
-    fields = [field for field, _ in observation_fields(env.observation_space)]
-    fields += [Field(("next", *field.key), field.shape, field.dtype) for field in fields]
-    fields += [Field(("next", n), (1,), "bool") for n in ("done", "terminated", "truncated")]
-    fields += [Field(("next", "reward"), (1,), "float32"), Field(("action",), (), "int64")]
-    fields.append(Field(("collector", "traj_ids"), (), "int64"))
-    memory = SharedMemory(fd, Layout(1, 1, 0, 0, tuple(fields), ()))
-    environment = GymEnvironment(env, 0)
-    environment.bind(memory, RowOptions(0, True, (("action",),), ()))
-    environment.reset(0, 0)
-    environment.write_observation(0, 0)
-    environment.step(0, 0)
-    return memory.fields(0)
 
 
 def box(dtype: Any, n: int = 2) -> gym.Space[Any]:

@@ -5,10 +5,9 @@ from __future__ import annotations
 from functools import partial
 from typing import Any
 
-import gymnasium as gym
-import numpy as np
 import pytest
 import torch
+from environments import Named, Renamed
 from tensordict import TensorDictBase
 from tensordict.nn import TensorDictModule, TensorDictModuleBase, TensorDictSequential
 from torch import nn
@@ -26,49 +25,6 @@ from torchrl.modules import LSTMModule, OrnsteinUhlenbeckProcessModule, Probabil
 from torchrl_hts import Evaluator, HTSCollector
 
 pytestmark = pytest.mark.usefixtures("nothing_left")
-
-
-class Named(gym.Env[Any, Any]):
-    """Observes a vector, and under some path 500 and the step."""
-
-    def __init__(self, *path: str) -> None:
-        self.path = path
-        space: Any = gym.spaces.Box(-1e6, 1e6, (1,), np.float32)
-        for name in reversed(path or ("more",)):
-            space = gym.spaces.Dict({name: space})
-        vector = gym.spaces.Box(-1e6, 1e6, (2,), np.float32)
-        self.observation_space = gym.spaces.Dict({"observation": vector, **space.spaces})
-        self.action_space = gym.spaces.Discrete(2)
-
-    def _observe(self) -> Any:
-        value: Any = np.full(1, 500 + self.t, np.float32)
-        for name in reversed(self.path or ("more",)):
-            value = {name: value}
-        return {"observation": np.zeros(2, np.float32), **value}
-
-    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
-        super().reset(seed=seed)
-        self.t = 0
-        return self._observe(), {}
-
-    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
-        self.t += 1
-        return self._observe(), 1.0, self.t >= 3, False, {}
-
-
-class Renamed(gym.ObservationWrapper[Any, Any, Any]):
-    """The advice, followed."""
-
-    def __init__(self, env: gym.Env[Any, Any], old: str) -> None:
-        super().__init__(env)
-        self.old = old
-        self.observation_space = gym.spaces.Dict(self._renamed(env.observation_space.spaces))  # type: ignore[attr-defined]
-
-    def _renamed(self, values: Any) -> dict[str, Any]:
-        return {("mine" if name == self.old else name): value for name, value in values.items()}
-
-    def observation(self, observation: Any) -> Any:
-        return self._renamed(observation)
 
 
 def torchrl_named(*path: str) -> Any:
