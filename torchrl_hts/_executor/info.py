@@ -9,15 +9,13 @@ from typing import Any
 
 import numpy as np
 
+from torchrl_hts._executor.written_once import collector_names
 from torchrl_hts._rounds.shared_memory import Field, Key
 from torchrl_hts.errors import InvalidValueError
 
 __all__ = ["InfoKey", "check_info_keys", "info_fields", "info_name", "info_number"]
 
 InfoKey = tuple[str, ...]
-
-# What the collector may write itself, in this batch or another.
-_OURS = ("step_count", "is_init", "next", "collector", "policy_version")
 
 
 def check_info_keys(info_keys: Any) -> tuple[InfoKey, ...]:
@@ -74,7 +72,8 @@ def info_fields(info_keys: Iterable[InfoKey], others: Iterable[Key]) -> list[Fie
     Raises:
         ValueError: if one has the name of something else, or lies within it.
     """
-    taken = {key[1:] if key[0] == "next" else key for key in others} | {(name,) for name in _OURS}
+    taken = {key[1:] if key[0] == "next" else key for key in others}
+    taken |= {(name,) for name in collector_names()}
     for key in info_keys:
         for other in taken:
             common = min(len(key), len(other))

@@ -21,11 +21,11 @@ from torchrl_hts._executor.primers import first_value, primer_specs
 from torchrl_hts._executor.torchrl_env import TorchRLDescription
 from torchrl_hts._executor.trial_observations import Observations
 from torchrl_hts._executor.values import check_keys
+from torchrl_hts._executor.written_once import check_written_once, collector_keys
 from torchrl_hts._planning.arguments import are_alike
 from torchrl_hts._planning.pass_times import PassJob
 from torchrl_hts._planning.policy_advice import on_action
 from torchrl_hts._planning.policy_trial import try_policy
-from torchrl_hts._planning.written_once import check_written_once, collector_keys
 from torchrl_hts._policy.compiled import eagerly
 from torchrl_hts._policy.trial_inputs import TrialInputs
 from torchrl_hts._rounds.entries import check_fixed_shapes, is_private, leaves

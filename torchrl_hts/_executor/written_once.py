@@ -9,9 +9,10 @@ from collections.abc import Iterable, Mapping
 
 from torchrl_hts._rounds.shared_memory import Key
 
-__all__ = ["check_written_once", "collector_keys"]
+__all__ = ["check_written_once", "collector_keys", "collector_names"]
 
 _ALWAYS = "which every batch has"
+_BESIDES: dict[Key, str] = {("policy_version",): _ALWAYS, ("collector",): _ALWAYS}
 
 
 def collector_keys(*, max_frames_per_traj: int, write_is_init: bool) -> dict[Key, str]:
@@ -25,6 +26,12 @@ def collector_keys(*, max_frames_per_traj: int, write_is_init: bool) -> dict[Key
     if write_is_init:
         keys[("is_init",)] = keys["next", "is_init"] = "because the policy reads it"
     return keys
+
+
+def collector_names() -> set[str]:
+    """The first names of all that the collector may write, in this batch or another."""
+    keys = {**collector_keys(max_frames_per_traj=1, write_is_init=True), **_BESIDES}
+    return {name for name, *_ in keys}
 
 
 def check_written_once(
@@ -46,7 +53,7 @@ def check_written_once(
     Raises:
         ValueError: it names the entry, who writes it, and what to do.
     """
-    theirs = {**collector, ("policy_version",): _ALWAYS, ("collector",): _ALWAYS}
+    theirs = {**collector, **_BESIDES}
     observed, outputs = list(observed), list(outputs)
     for key in observed:
         for other, why in theirs.items():
