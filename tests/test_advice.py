@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -79,8 +80,20 @@ def refusal(make: Callable[[], Any], policy: nn.Module | None = None, **kwargs: 
     said = str(caught.value)
     if isinstance(caught.value, WorkerError):
         said = caught.value.remote_traceback.splitlines()[-1]
-    assert len(said) < MOST_CHARACTERS, said
+    prose = said.split("gymnasium.wrappers")[0]  # what follows may be a line to paste
+    assert len(prose) < MOST_CHARACTERS, said
     return said
+
+
+def shown(message: str, after: str) -> str:
+    """The line of code that a message ends with."""
+    assert f" {after} " in message, message
+    return message.split(f" {after} ")[1]
+
+
+def pasted(line: str, env: gym.Env[Any, Any]) -> Any:
+    """What a line makes of an environment."""
+    return eval(line, {"env": env, "gymnasium": gym, "numpy": np})
 
 
 BOX = S.Box(-1, 1, (2,), np.float32)
@@ -145,6 +158,32 @@ class Taking(EchoEnv):
 
 class TestValues:
     """Values that don't fit."""
+
+    @pytest.mark.parametrize("seen", [np.array([0.5, 1.0]), np.array([7, 256])])
+    def test_another_data_type(self, seen: Any) -> None:
+        make = partial(Odd, S.Box(0, 255, (2,), np.uint8), seen)
+        message = refusal(make)
+        assert "convert it in a gymnasium.ObservationWrapper, or make the space" in message
+        kind = shown(message, "a Box of")
+        spacious = gather(partial(Odd, S.Box(0, 255, (2,), np.dtype(kind)), seen))
+        assert (spacious["observation"] == torch.from_numpy(seen)).all()
+
+        class Converted(gym.ObservationWrapper[Any, Any, Any]):
+            def observation(self, observation: Any) -> Any:
+                return observation.astype(np.uint8)
+
+        assert (gather(lambda: Converted(make()))["observation"][..., 1] == seen[1] % 256).all()
+
+    @pytest.mark.parametrize("seen", [None, "a text", np.array([1, None]), np.zeros(2, complex)])
+    def test_no_numbers(self, seen: Any) -> None:
+        message = refusal(partial(Odd, BOX, seen))
+        assert "return numbers, or make some of it in a gymnasium.ObservationWrapper" in message
+
+        class Numbers(gym.ObservationWrapper[Any, Any, Any]):
+            def observation(self, observation: Any) -> Any:
+                return ZEROS
+
+        gather(lambda: Numbers(Odd(BOX, seen)))
 
     def test_a_reward_that_is_too_large(self) -> None:
         make = partial(Odd, BOX, ZEROS, 1e39)
@@ -345,27 +384,43 @@ class TestPolicies:
 
     def test_doubles(self) -> None:
         message = refusal(EchoEnv, actor())
-        assert "'observation' is float64: make them float32 with" in message
-        assert "gymnasium.wrappers.DtypeObservation(env, numpy.float32)" in message
-        assert "TorchRL's DoubleToFloat" in message
-        gather(floats, actor())
-
-        def make() -> Any:
-            env = GymWrapper(EchoEnv(), categorical_action_encoding=True)
-            return TransformedEnv(env, DoubleToFloat())
-
-        gather(make, actor())
+        line = shown(message, "'observation' is float64: make the environment")
+        assert gather(lambda: pasted(line, EchoEnv()), actor())["observation"].dtype == torch.float
 
     def test_doubles_in_a_dict(self) -> None:
-        space, seen = S.Dict(a=S.Box(-1, 1, (4,), np.float64)), {"a": np.zeros(4)}
-        make = partial(Odd, space, seen)
-        assert "of a Dict space, with TransformObservation" in refusal(make, actor(key="a"))
-        new = S.Dict(a=S.Box(-1, 1, (4,), np.float32))
+        space = S.Dict(a=S.Box(-1, 1, (4,), np.float64), b=BOX, c=S.Box(-1, 1, (1, 2), np.float64))
+        make = partial(Odd, space, {"a": np.ones(4), "b": ZEROS, "c": np.full((1, 2), 0.5)})
+        policy = TensorDictSequential(
+            TensorDictModule(nn.Linear(2, 1), ["c"], ["features"]), actor(key="a")
+        )
+        line = shown(refusal(make, policy), "make the environment")
+        batch = gather(lambda: pasted(line, make()), policy)
+        assert (batch["c"] == 0.5).all()
+        assert {batch[key].dtype for key in "abc"} == {torch.float}
 
-        def lower(seen: Any) -> Any:
-            return {"a": seen["a"].astype(np.float32)}
+    def test_doubles_deep_down(self) -> None:
+        space = S.Dict(a=S.Dict(b=S.Box(-1, 1, (4,), np.float64)))
+        make = partial(Odd, space, {"a": {"b": np.zeros(4)}})
+        message = refusal(make, actor(key=("a", "b")))
+        assert "in a gymnasium.ObservationWrapper, and in its observation_space" in message
 
-        gather(lambda: wrappers.TransformObservation(make(), lower, new), actor(key="a"))
+        class Lower(gym.ObservationWrapper[Any, Any, Any]):
+            observation_space = S.Dict(a=S.Dict(b=S.Box(-1, 1, (4,), np.float32)))
+
+            def observation(self, observation: Any) -> Any:
+                return {"a": {"b": observation["a"]["b"].astype(np.float32)}}
+
+        gather(lambda: Lower(make()), actor(key=("a", "b")))
+
+    def test_doubles_of_a_torchrl_environment(self) -> None:
+        def make(*transforms: Transform) -> Any:
+            env = GymWrapper(EchoEnv(), categorical_action_encoding=True)
+            return TransformedEnv(env, Compose(*transforms))
+
+        assert "torchrl.envs.DoubleToFloat() to the environment's transforms" in refusal(
+            make, actor()
+        )
+        gather(lambda: make(DoubleToFloat()), actor())
 
     def test_whole_numbers(self) -> None:
         make = partial(Odd, S.Box(0, 255, (4,), np.uint8), np.zeros(4, np.uint8))
@@ -461,6 +516,12 @@ class TestPolicies:
 
 class TestEnvironments:
     """What a factory makes, and how long episodes are."""
+
+    def test_a_name(self) -> None:
+        with pytest.raises(TypeError) as caught:
+            start("CartPole-v1", categorical())  # type: ignore[arg-type]
+        line = shown(str(caught.value), "such as")
+        gather(eval(line, {"functools": functools, "gymnasium": gym}), categorical(num_actions=2))
 
     def test_a_batch_of_environments(self) -> None:
         message = refusal(partial(GymEnv, "CartPole-v1", num_envs=2))

@@ -124,10 +124,14 @@ def converted(value: Any, field: Field) -> Array:
         made = found.astype(expected)
         if (made == found).all():
             return made
+    wrapper = "in a gymnasium.ObservationWrapper"
+    remedy = f"return numbers, or make some of it {wrapper}"
+    if kind in "biuf":
+        remedy = f"convert it {wrapper}, or make the space a Box of {found.dtype}"
     raise InvalidValueError(
         f"the environment returned {name!r} of data type {found.dtype}"
         f"{f' with values from {found.min()} to {found.max()}' if kind in 'iu' else ''}"
-        f"; its observation space says {expected}"
+        f"; its observation space says {expected}: {remedy}"
     )
 
 

@@ -146,8 +146,11 @@ def _check_device(name: str, device: Device) -> str | None:
             if found.type == "meta":
                 raise RuntimeError("its tensors have no values")
             torch.empty(0, device=found)
-        except (RuntimeError, AssertionError, ImportError) as error:
-            raise ValueError(f"{name}={str(found)!r} can't be used here: {error}") from error
+        except (RuntimeError, AssertionError, ImportError):  # with a page about torch's backends
+            raise ValueError(
+                f"{name}={str(found)!r}, but torch {torch.__version__} can't keep values on such a "
+                "device on this machine"
+            ) from None
     return str(found)
 
 
@@ -227,7 +230,7 @@ def check_factories(
         kwargs: keyword arguments of all, or a list with those of each.
         copies: how many environments to make of one callable; a list must have so many.
     """
-    if isinstance(create_env_fn, Sequence):
+    if isinstance(create_env_fn, Sequence) and not isinstance(create_env_fn, str):
         functions = list(create_env_fn)
         if copies not in (None, len(functions)):
             raise ValueError(
@@ -253,6 +256,11 @@ def check_factories(
 
 def _factories(index: int, function: Any, kwargs: Mapping[str, Any]) -> Sequence[Callable[[], Any]]:
     """The factories of one entry: several, if it is a batch of environments."""
+    if isinstance(function, str):
+        raise TypeError(
+            f"create_env_fn[{index}] is {function!r}; expected a callable that makes an "
+            f"environment, such as functools.partial(gymnasium.make, {function!r})"
+        )
     batched = factories_of(function, kwargs)
     if batched is not None:
         return batched

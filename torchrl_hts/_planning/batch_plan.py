@@ -175,7 +175,8 @@ def plan_batch(
             check_fixed_shapes(description.specs)
             root, primed, kept = _torchrl_root(description, count), {}, {*description.kept_keys}
         everything = _trial_inputs(description, root, max_frames_per_traj)
-        trial = try_policy(everything, policy, num_envs, kept)
+        space = getattr(description, "observation_space", None)
+        trial = try_policy(everything, policy, num_envs, kept, space)
     outputs, inputs = trial.outputs, trial.reads.inputs
     fields: dict[Key, Field] = {}
     needed = {*inputs, *trial.reads.sources, *outputs}

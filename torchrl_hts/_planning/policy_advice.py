@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from typing import Any
 
+import gymnasium as gym
 import torch
 from tensordict.nn import TensorDictModuleBase
 from torch import Tensor
@@ -55,19 +57,42 @@ def on_missing(key: Key, policy: TensorDictModuleBase) -> str:
     return ""
 
 
-def on_failure(error: Exception, inputs: Mapping[Key, Tensor]) -> str:
-    """Of a policy that has failed, where the data types of its inputs may be why."""
+def on_failure(error: Exception, inputs: Mapping[Key, Tensor], space: gym.Space[Any] | None) -> str:
+    """Of a policy that has failed, where the data types of its inputs may be why.
+
+    Args:
+        error: of the policy.
+        inputs: what it was given, ``[count]``.
+        space: the observation space of a gymnasium environment; None for one of TorchRL.
+    """
     if not _OF_DATA_TYPES.search(str(error)):
         return ""
     doubles = [key for key, value in inputs.items() if value.dtype == torch.float64]
     if doubles:
-        return (
-            f". {_names(doubles)} float64: make them float32 with "
-            "gymnasium.wrappers.DtypeObservation(env, numpy.float32) (of a Dict space, with "
-            "TransformObservation), or with TorchRL's DoubleToFloat"
-        )
+        return f". {_names(doubles)} float64: {_to_float32(doubles, inputs, space)}"
     whole = [key for key, value in inputs.items() if not value.is_floating_point()]
     return f". {_names(whole)} no floats: let the policy convert them first" if whole else ""
+
+
+def _to_float32(
+    doubles: list[Key], inputs: Mapping[Key, Tensor], space: gym.Space[Any] | None
+) -> str:
+    """How to have float32 in the place of float64, as it can be pasted."""
+    if space is None:
+        return "add torchrl.envs.DoubleToFloat() to the environment's transforms"
+    if not isinstance(space, gym.spaces.Dict):
+        return "make the environment gymnasium.wrappers.DtypeObservation(env, numpy.float32)"
+    if any(len(key) > 1 for key in doubles):
+        return "convert them in a gymnasium.ObservationWrapper, and in its observation_space"
+    values = ", ".join(f"{key!r}: seen[{key!r}].astype('float32')" for (key,) in doubles)
+    boxes = ", ".join(
+        f"{key[0]!r}: gymnasium.spaces.Box(-numpy.inf, numpy.inf, {tuple(inputs[key].shape[1:])})"
+        for key in doubles
+    )
+    return (
+        "make the environment gymnasium.wrappers.TransformObservation(env, lambda seen: {**seen, "
+        f"{values}}}, gymnasium.spaces.Dict({{**env.observation_space, {boxes}}}))"
+    )
 
 
 def _names(keys: list[Key]) -> str:

@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
+import gymnasium as gym
 from tensordict import TensorDictBase
 from tensordict.nn import TensorDictModuleBase
 from torch import Tensor
@@ -46,7 +48,11 @@ class PolicyTrial:
 
 
 def try_policy(
-    everything: TrialInputs, policy: TensorDictModuleBase, num_envs: int, kept: set[Key]
+    everything: TrialInputs,
+    policy: TensorDictModuleBase,
+    num_envs: int,
+    kept: set[Key],
+    space: gym.Space[Any] | None = None,
 ) -> PolicyTrial:
     """Run a policy on what there is, and on what it leaves.
 
@@ -55,13 +61,14 @@ def try_policy(
         policy: a copy of it on the CPU; to be run under its exploration type, without gradients.
         num_envs: N.
         kept: of it, what is handed on from step to step as the policy leaves it.
+        space: the observation space of a gymnasium environment; None for one of TorchRL.
 
     Raises:
         PolicyError: if the policy fails.
         ValueError: if it reads what is not there, or leaves what can't be carried.
     """
     is_real = everything.real is not None
-    run = partial(_try_out, policy, is_real=is_real)
+    run = partial(_try_out, policy, is_real=is_real, space=space)
     made_up = everything.made_up
     count = max(made_up.shape[0], 0 if everything.real is None else everything.real.shape[0])
     reads = find_reads(
@@ -113,7 +120,11 @@ def _with_left(
 
 
 def _try_out(
-    policy: TensorDictModuleBase, inputs: TensorDictBase, *, is_real: bool
+    policy: TensorDictModuleBase,
+    inputs: TensorDictBase,
+    *,
+    is_real: bool,
+    space: gym.Space[Any] | None,
 ) -> TensorDictBase:
     """What the policy writes for some inputs, which an environment gave or which are made up."""
     try:
@@ -128,7 +139,7 @@ def _try_out(
         raise PolicyError(
             f"the policy failed in a trial run on {source} ({', '.join(given) or 'none'}): "
             f"{type(error).__name__}: {error}"
-            f"{on_failure(error, dict(leaves(inputs)))}"
+            f"{on_failure(error, dict(leaves(inputs)), space)}"
         ) from error
 
 
