@@ -146,6 +146,37 @@ def test_an_observation_that_a_policy_replaces_without_declaring_it_is_refused(m
     assert not gather(make, Shifts(0.0))["observation"].any()
 
 
+class Scales(nn.Module):
+    """Divides what it is given by two, in place or not."""
+
+    def __init__(self, in_place: bool) -> None:
+        super().__init__()
+        self.in_place = in_place
+
+    def forward(self, more: torch.Tensor) -> torch.Tensor:
+        if self.in_place:
+            more /= 2
+        else:
+            more = more / 2
+        return (more[..., 0] > 250).long()
+
+
+@pytest.mark.parametrize("make", [Named, torchrl_named])
+def test_an_observation_that_a_policy_changes_in_place_is_refused_and_the_advice_works(
+    make: Any,
+) -> None:
+    """A loss would change it again each time that it goes over a batch."""
+
+    def policy(in_place: bool) -> nn.Module:
+        return TensorDictModule(Scales(in_place), ["more"], ["action"])
+
+    with pytest.raises(ValueError, match=r"changes 'more' in place, .*x = x / 255, not x /= 255"):
+        gather(make, policy(in_place=True))
+    found = gather(make, policy(in_place=False))
+    assert found["more"].flatten().tolist() == [500, 501, 502] * 2 + [500, 501]
+    assert found["action"].tolist() == [[0, 1, 1] * 2 + [0, 1]]
+
+
 @pytest.mark.parametrize("path", [("step_count",), ("is_init",), ("a", "is_init"), ("loc",)])
 def test_what_nobody_else_writes_is_kept(path: tuple[str, ...]) -> None:
     for make in (Named, torchrl_named):

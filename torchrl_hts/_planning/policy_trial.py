@@ -18,6 +18,7 @@ from torchrl_hts._policy.state import (
     check_kept,
     find_reads,
     run_policy,
+    same,
     stored_outputs,
 )
 from torchrl_hts._policy.trial_inputs import TrialInputs
@@ -65,7 +66,8 @@ def try_policy(
 
     Raises:
         PolicyError: if the policy fails.
-        ValueError: if it reads what is not there, or leaves what can't be carried.
+        ValueError: if it reads what is not there, leaves what can't be carried, or changes what
+            was observed.
     """
     is_real = everything.real is not None
     run = partial(_try_out, policy, is_real=is_real, space=space)
@@ -88,7 +90,9 @@ def try_policy(
             made_up = made_up.update(examples[: made_up.shape[0]].select(*reads.sources))
         inputs = inputs.extended(examples, made_up, tuple(reads.sources))
     examples = inputs.rows(everything.made_up.shape[0])
+    before = examples.clone()
     written = run(examples)
+    _check_left_alone(before.exclude(*kept, *reads.sources), examples)
     outputs = stored_outputs(
         policy,
         written,
@@ -117,6 +121,20 @@ def _with_left(
         for key, source in reads.sources.items():
             rows.set(key, written.get(source))
     return rows
+
+
+def _check_left_alone(before: TensorDictBase, after: TensorDictBase) -> None:
+    """Raise if a policy has changed observations in place, as it would those of a batch.
+
+    Each pass of a loss over the batch would change them once more.
+    """
+    for key, value in leaves(before):
+        if not same(value, after.get(key)):
+            name = _name(key)
+            raise ValueError(
+                f"the policy changes {name} in place, so that each update would change a batch's "
+                "observations again: let it compute new values (x = x / 255, not x /= 255)"
+            )
 
 
 def _try_out(

@@ -28,7 +28,7 @@ from torchrl_hts._rounds.entries import is_private, leaves
 from torchrl_hts._rounds.shared_memory import Key
 from torchrl_hts.errors import PolicyError
 
-__all__ = ["PolicyReads", "check_kept", "find_reads", "run_policy", "stored_outputs"]
+__all__ = ["PolicyReads", "check_kept", "find_reads", "run_policy", "same", "stored_outputs"]
 
 _Values = Mapping[Key, Any]
 
@@ -118,7 +118,7 @@ def stored_outputs(
         key
         for key in read
         if not any(key[: len(path)] == path for path in declared)
-        and (key in handed_on or _same(written.get(key, None), inputs[key]))
+        and (key in handed_on or same(written.get(key, None), inputs[key]))
     ]
     outputs = {
         key: value
@@ -254,14 +254,14 @@ class _Search:
         again, _ = self._run(everything, seed=3)
         if full is None:
             return set(known)
-        written = [key for key in full if not _same(full[key], everything.get(key))]
+        written = [key for key in full if not same(full[key], everything.get(key))]
 
         def changes(values: _Values) -> bool:
             found, _ = self._run(values, seed=3)
-            return found is None or not all(_same(full[key], found.get(key)) for key in written)
+            return found is None or not all(same(full[key], found.get(key)) for key in written)
 
         # What is never twice the same is refused where it is prepared.
-        if again is None or not all(_same(full[key], again.get(key)) for key in full):
+        if again is None or not all(same(full[key], again.get(key)) for key in full):
             return set(known)
         if not changes(known):
             return set(known)
@@ -307,7 +307,7 @@ class _Search:
         if (
             absent is None
             or zeroed is None
-            or not all(_same(value, zeroed.get(key)) for key, value in absent.items())
+            or not all(same(value, zeroed.get(key)) for key, value in absent.items())
         ):
             names = " and ".join(map(_name, left))
             raise ValueError(
@@ -356,7 +356,7 @@ def _marks_start(key: Key, value: Tensor) -> bool:
     return key[-1] == "is_init" and value.dtype == torch.bool
 
 
-def _same(value: Any, other: Any) -> bool:
+def same(value: Any, other: Any) -> bool:
     """Whether two entries are the same, bit for bit."""
     if not isinstance(value, Tensor) or not isinstance(other, Tensor):
         return type(value) is type(other) and bool(np.all(value == other))
