@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import warnings
+from copy import deepcopy
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -154,6 +156,36 @@ def test_parts_that_are_refused(wrap: Any, said: str) -> None:
     with pytest.raises(TypeError, match=said) as raised:
         HTSCollector([EchoEnv], policy, frames_per_batch=4)
     assert len(str(raised.value)) < 300
+
+
+def test_sharded_policies_are_refused_and_whole_values_can_be_staged(tmp_path: Path) -> None:
+    from torch import distributed
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
+
+    said = r"sharded \(.*FSDP.*before it was sharded.* with update_policy_weights_"
+    distributed.init_process_group(
+        "gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1
+    )
+    try:
+        whole = FullyShardedDataParallel(Net(), device_id=torch.device("cpu"))
+        with pytest.raises(TypeError, match=said.replace("FSDP", "FullySharded")):
+            HTSCollector([EchoEnv], actor(whole), frames_per_batch=4)
+        net = seeded(Net)
+        sharded = deepcopy(net)
+        fully_shard(sharded, mesh=init_device_mesh("cpu", (1,)))
+        with pytest.raises(TypeError, match=said):
+            HTSCollector([EchoEnv], actor(sharded), frames_per_batch=4)
+        with torch.no_grad():
+            for parameter in sharded.parameters():
+                parameter.fill_(0.5)
+        with HTSCollector([EchoEnv], actor(net), frames_per_batch=4, lag=0) as collector:
+            staged = actor(sharded).named_parameters()
+            collector.update_policy_weights_({n: p.full_tensor() for n, p in staged})
+            batch = next(iter(collector))
+        assert (batch["logits"] == batch["logits"][..., :1]).all()
+    finally:
+        distributed.destroy_process_group()
 
 
 def graph_of(module: Any) -> Any:

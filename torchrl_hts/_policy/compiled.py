@@ -7,6 +7,7 @@ the module within, so a learner may run the compiled policy that it has.
 
 from __future__ import annotations
 
+import sys
 import types
 from contextlib import AbstractContextManager
 from typing import Any
@@ -79,6 +80,12 @@ class PolicyPickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle h
         return super().reducer_override(obj)
 
 
+def is_sharded(module: nn.Module) -> bool:
+    """Whether FSDP has spread a module's parameters over processes, in one of its two forms."""
+    fsdp = sys.modules.get("torch.distributed.fsdp")  # which takes long to import
+    return fsdp is not None and isinstance(module, fsdp.FullyShardedDataParallel | fsdp.FSDPModule)
+
+
 def check_wrapping(policy: object) -> None:
     """Refuse a policy that is wrapped, or has a part that is, in what actors can't run.
 
@@ -103,6 +110,12 @@ def check_wrapping(policy: object) -> None:
             raise TypeError(
                 f"{what} is wrapped in {kind}, which spreads batches over devices: give the module "
                 "that it wraps, its .module, which has the same parameters"
+            )
+        if is_sharded(module):
+            raise TypeError(
+                f"{what} is sharded ({kind}), so that a process has a part of its parameters: give "
+                "a policy with the same module before it was sharded, and stage whole values with "
+                "update_policy_weights_"
             )
         if any(isinstance(value, CudaGraphModule) for value in vars(module).values()):
             raise TypeError(

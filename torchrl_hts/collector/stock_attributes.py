@@ -1,6 +1,7 @@
 """What scripts read of TorchRL's collectors, beyond iterating: there, or a sentence says why not.
 
-Every public attribute of TorchRL 0.14's collectors is in `HTSCollector` or in `ABSENT`.
+Every public attribute of TorchRL 0.14's collectors is in `HTSCollector` or in `ABSENT`, and so are
+those of environments that are looked for on a collector.
 """
 
 from __future__ import annotations
@@ -27,6 +28,8 @@ _TRAJECTORIES = "a round is the same number of steps of every environment"
 
 ABSENT: dict[str, str] = {
     "env": _ELSEWHERE,
+    "action_spec": _ELSEWHERE,
+    "observation_spec": _ELSEWHERE,
     "getattr_env": _ELSEWHERE,
     "create_env_fn": "it has been sent to the executors; keep your own",
     "create_env_kwargs": "they have been sent to the executors; keep your own",
@@ -46,6 +49,7 @@ ABSENT: dict[str, str] = {
     "get_weights_fn": _WEIGHTS,
     "policy_weights": _WEIGHTS,
     "policy_factory": "it has been called; the attribute policy is what it made",
+    "batch_size": _COUNTS,
     "frames_per_batch_worker": _COUNTS,
     "frames_per_worker": _COUNTS,
     "policy_version_tracker": "use policy_version",
