@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -19,7 +20,8 @@ from torchrl.collectors import Evaluator as TorchRLEvaluator
 from torchrl.envs import GymWrapper, StepCounter, TransformedEnv
 
 from torchrl_hts import Evaluator, WorkerError
-from torchrl_hts._reports.timeline import check_path
+from torchrl_hts._reports.picture import draw
+from torchrl_hts._reports.timeline import Timeline, check_path
 from torchrl_hts.bench.__main__ import main
 from torchrl_hts.bench.measuring import default_policy
 from torchrl_hts.env_state import CannotSaveError, restore_environment, save_environment
@@ -130,6 +132,15 @@ def test_a_timelines_ending(tmp_path: Path) -> None:
     message = said_by(lambda: check_path(tmp_path / "it.txt"))
     for ending in message.split("must end in one of ")[1].split(";")[0].split(", "):
         assert check_path(tmp_path / f"it{ending}")
+
+
+def test_a_picture_without_its_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)  # as if it were not installed
+    nothing = Timeline({}, sync_interval=1, lag=0)
+    message = said_by(lambda: draw(nothing, tmp_path / "it.png"))
+    assert message.endswith("or write a trace (.json)")
+    nothing.write(tmp_path / "it.json")
+    assert (tmp_path / "it.json").stat().st_size
 
 
 def test_a_game_without_its_prefix() -> None:

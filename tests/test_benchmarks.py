@@ -153,6 +153,9 @@ def test_numbers_of_environments_are_of_workloads(
     with pytest.raises(SystemExit):
         throughput.parse()
     assert "are of --workloads: name some" in capsys.readouterr().err
+    flags = ["--num-envs", "64", "--workloads", "cartpole", "--contenders", "hts"]
+    monkeypatch.setattr(sys, "argv", ["throughput.py", *flags])
+    assert throughput.parse().num_envs == [64]
 
 
 def test_ctrl_c_shows_what_has_been_measured(

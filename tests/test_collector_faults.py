@@ -6,6 +6,7 @@ import itertools
 import os
 import signal
 import threading
+import warnings
 from functools import partial
 from pathlib import Path
 
@@ -154,6 +155,16 @@ class TestSimulators:
         with pytest.warns(RuntimeWarning, match=r"executor 0 had not ended 0\.2 s after"):
             collector.shutdown(timeout=0.2)
         wait_until_gone(pids)
+
+    def test_that_are_given_the_time_to_close(self, tmp_path: Path) -> None:
+        collector = start([partial(SimulatorEnv, str(tmp_path), 0.5)], num_executors=1)
+        with pytest.warns(RuntimeWarning, match=r"give shutdown\(timeout=\.\.\.\) more"):
+            collector.shutdown(timeout=0.01)
+        collector = start([partial(SimulatorEnv, str(tmp_path), 0.5)], num_executors=1)
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            collector.shutdown(timeout=30)
+        wait_until_gone(int(path.name) for path in tmp_path.iterdir())
 
     @needs_linux  # to be told at once that a server was killed
     @pytest.mark.parametrize("mode", ["raise", "restart"])

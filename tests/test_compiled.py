@@ -64,6 +64,13 @@ def never(graph: Any, inputs: Any) -> Any:
     raise AssertionError("compiled by a worker")
 
 
+def graph_of(module: Any) -> Any:
+    """As its constructor makes it, but for what that does to the whole process."""
+    graph = object.__new__(CudaGraphModule)
+    graph.module = module
+    return graph
+
+
 WAYS = {
     "policy": lambda: torch.compile(seeded(actor), backend="eager"),
     "network": lambda: actor(torch.compile(seeded(Net), backend="eager")),
@@ -158,6 +165,13 @@ def test_parts_that_are_refused(wrap: Any, said: str) -> None:
     assert len(str(raised.value)) < 300
 
 
+@pytest.mark.parametrize(
+    "inside", [nn.DataParallel(Net()).module, Net(), graph_of(Net()).module], ids=repr
+)
+def test_what_was_wrapped_acts_in_its_place(inside: nn.Module) -> None:
+    assert collect(actor(inside)).shape == (3, 12)
+
+
 def test_sharded_policies_are_refused_and_whole_values_can_be_staged(tmp_path: Path) -> None:
     from torch import distributed
     from torch.distributed.device_mesh import init_device_mesh
@@ -186,13 +200,6 @@ def test_sharded_policies_are_refused_and_whole_values_can_be_staged(tmp_path: P
         assert (batch["logits"] == batch["logits"][..., :1]).all()
     finally:
         distributed.destroy_process_group()
-
-
-def graph_of(module: Any) -> Any:
-    """As its constructor makes it, but for what that does to the whole process."""
-    graph = object.__new__(CudaGraphModule)
-    graph.module = module
-    return graph
 
 
 def test_graphs_are_refused_and_what_they_wrap_works() -> None:

@@ -123,6 +123,10 @@ def test_cells_of_other_settings_are_not_taken_for_these(tmp_path: Path) -> None
     write_cell(tmp_path, Cell("cartpole", "ppo", "lag1-delayed", 1.0, 0, 9999), [1.0], 1.0)
     with pytest.raises(RecipeError, match="total_frames was 10240 and is 1536; delete it"):
         study([*TINY.split(), "0", "--output-dir", str(tmp_path)])
+    cell = Cell("cartpole", "ppo", "lag1-delayed", 1.0, 0, 1500)
+    assert not delay_study.is_done(cell, tmp_path / "another")
+    (tmp_path / f"{cell.name}.json").unlink()
+    assert not delay_study.is_done(cell, tmp_path)
 
 
 @pytest.mark.parametrize("flag", ["--envs", "--algorithms", "--variants"])
@@ -198,6 +202,11 @@ def test_cells_of_different_lengths_make_no_mean(tmp_path: Path) -> None:
     write_cell(tmp_path, Cell("cartpole", "ppo", "lag0", 1.0, 1, 20_000), [1.0], 1.0)
     with pytest.raises(RecipeError, match=r"seed1\.json has 20480 steps, others like it 10240"):
         study(["--plot", "--output-dir", str(tmp_path)])
+    own = tmp_path / "own"
+    own.mkdir()
+    (file,) = tmp_path.glob("*seed1.json")
+    file.rename(own / file.name)
+    assert all(load(folder)["ppo"] for folder in (tmp_path, own))
 
 
 @pytest.mark.parametrize("env", ["breakout", "space_invaders"])

@@ -119,6 +119,18 @@ def test_what_the_barrier_can_not_be_told_from(flags: list[str], said: str, tmp_
     assert said in done.stderr.splitlines()[-1]
 
 
+def test_what_is_there_of_other_settings_is_moved_away(tmp_path: Path) -> None:
+    record, flags = write_record(tmp_path), "--num-envs 1 --rounds 1 --repetitions 1 --slower 1"
+    old = tmp_path / "football_barrier.json"
+    old.write_text(json.dumps({"settings": {"num_envs": 5}}))
+    command = [sys.executable, str(BENCHMARKS / "football_barrier.py"), str(record), *flags.split()]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=250)
+    assert done.returncode == 2
+    assert done.stderr.endswith("delete it, or move it away\n")
+    old.rename(tmp_path / "elsewhere")
+    assert "| made up | " in run("football_barrier.py", str(record), *flags.split())
+
+
 def test_engines_side_by_side() -> None:
     need(*ENGINES)
     printed = run("football_engines.py", "--scenarios", "academy_empty_goal", "--steps", "60")

@@ -11,7 +11,8 @@ import pytest
 import torch
 from collectors import start
 from environments import EchoEnv
-from tensordict.nn import TensorDictModule
+from tensordict import TensorDictBase
+from tensordict.nn import TensorDictModule, TensorDictModuleBase
 from test_advice import gather, refusal, warm_servers  # noqa: F401  a fixture
 from torch import Tensor, nn
 from torch.distributions import Categorical
@@ -79,6 +80,31 @@ def test_randomness_of_another_generator() -> None:
 
     assert "draw random numbers from torch's default generator" in refused(acting(Noisy(by_numpy)))
     gather(EchoEnv, acting(Noisy(torch.rand_like)))
+
+
+class Remembers(TensorDictModuleBase):
+    """Acts by how often it was called: by an attribute, or by what it wrote the step before."""
+
+    in_keys, out_keys = ["observation"], ["action", "calls"]
+
+    def __init__(self, in_attribute: bool) -> None:
+        super().__init__()
+        self.in_attribute, self.calls = in_attribute, 0
+
+    def forward(self, td: TensorDictBase) -> TensorDictBase:
+        if self.in_attribute:
+            self.calls += 1
+            calls = torch.full((*td.shape, 1), self.calls)
+        else:
+            calls = td.get("calls", torch.zeros(*td.shape, 1, dtype=torch.int64)) + 1
+        td["calls"] = calls
+        return td.set("action", (calls[..., 0] % 3))
+
+
+def test_what_a_policy_remembers() -> None:
+    with pytest.raises(PolicyError, match="Keep what it remembers in its inputs and outputs, and"):
+        gather(EchoEnv, Remembers(in_attribute=True), copies=2)
+    assert gather(EchoEnv, Remembers(in_attribute=False))["action"].tolist() == [[1, 2, 0, 1]]
 
 
 class Endless(EnvBase):

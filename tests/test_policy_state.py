@@ -361,6 +361,12 @@ def test_a_modules_own_primer_is_obeyed_in_gymnasium_environments() -> None:
     with pytest.raises(ValueError, match=r"primer draws or computes the first value of .*'h'"):
         collect([Paying], Primed(lambda: torch.ones(1)))
 
+    def primer() -> TensorDictPrimer:  # the advice
+        return TensorDictPrimer({"h": Unbounded((1,))}, default_value=lambda: torch.full((1,), 4.0))
+
+    found = collect([partial(wrapped, 5, primer)] * 2, Primed(lambda: torch.ones(1)))
+    assert found["h"][0].flatten().tolist() == [5, 6, 7, 8, 9] * 2 + [5, 6]
+
 
 def test_a_resumed_run_goes_on_in_the_middle_of_an_episode() -> None:
     """With what the policy has left, private entries too."""

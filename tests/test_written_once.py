@@ -191,6 +191,11 @@ def test_a_policy_that_fails_on_what_it_does_not_declare_to_read_is_refused_by_n
     act = TensorDictModule(lambda x: x[..., :1] * 0, ["observation"], ["action"])
     with pytest.raises(ValueError, match="reads 'is_init', though its in_keys don't say so"):
         gather(partial(Named, "is_init"), TensorDictSequential(act, noise))
+    with pytest.raises(ValueError, match="Rename it in the environment, or give it what it expe"):
+        gather(partial(Named, "is_init"), TensorDictSequential(act, noise))
+    drawn = TensorDictModule(lambda x: (x[..., 0] > 0).long(), ["action"], ["action"])
+    policy = TensorDictSequential(act, noise, drawn)
+    gather(lambda: Renamed(Named("is_init"), "is_init"), policy)
 
 
 def test_torchrl_environments_may_write_what_the_collector_doesnt() -> None:
