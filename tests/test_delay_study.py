@@ -15,8 +15,9 @@ import script_paths  # noqa: F401  so that the scripts are found
 pytest.importorskip("matplotlib")
 import delay_study
 from delay_study import Cell
-from support.classic import TASKS, MinAtar
+from support.classic import TASKS
 from support.errors import RecipeError
+from support.minatar_games import MinAtar
 from support.study import VARIANTS, curves_of, load, parse, picture
 
 TINY = (

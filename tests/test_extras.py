@@ -23,7 +23,7 @@ LACKING = {
     "torchrl_hts/_reports/picture.py": {"recipes": {"matplotlib"}},
     "torchrl_hts/_evaluation/video.py": {"video": {"imageio-ffmpeg"}},
     "recipes/support/__init__.py": {"recipes": {"matplotlib", "rich"}},
-    "recipes/support/classic.py": {"minatar": {"minatar"}},
+    "recipes/support/minatar_games.py": {"minatar": {"minatar"}},
     "benchmarks/football_pool.py": {"envpool": {"envpool"}},
 }
 LOGGERS = ("tensorboard", "wandb")  # whose names recipes/support/loggers.py fills in

@@ -1,6 +1,7 @@
 """The small environments of the delay study, and the settings that they are learned with.
 
-Nothing here imports torch, so the executors don't either.
+Nothing here imports torch, so the executors don't either; nor gymnasium, until an environment is
+made.
 """
 
 from __future__ import annotations
@@ -8,51 +9,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import gymnasium as gym
-import numpy as np
+if TYPE_CHECKING:
+    import gymnasium as gym
 
-__all__ = ["TASKS", "MinAtar", "Settings", "Task"]
-
-
-class MinAtar(gym.Env[np.ndarray, np.int64]):
-    """A game of MinAtar (Young and Tian 2019), with sticky actions and the actions that it uses.
-
-    The package's own gymnasium class doesn't forget the last action, which a sticky step repeats,
-    where an episode ends: what follows a reset then doesn't depend on its seed alone.
-
-    Args:
-        game: ``"breakout"``, ``"space_invaders"``, ...: a module of `minatar.environments`.
-    """
-
-    def __init__(self, game: str) -> None:
-        try:
-            from minatar import Environment  # an optional package, and slow to import
-        except ModuleNotFoundError as error:
-            raise ModuleNotFoundError(
-                "MinAtar's games need the package minatar, which is not installed: "
-                "pip install 'torchrl_hts[minatar]'",
-                name=error.name,
-            ) from error
-
-        self._game = Environment(game)
-        self._actions = self._game.minimal_action_set()
-        self.action_space = gym.spaces.Discrete(len(self._actions))
-        self.observation_space = gym.spaces.Box(0, 1, tuple(self._game.state_shape()), np.bool_)
-
-    def reset(
-        self, *, seed: int | None = None, options: dict[str, Any] | None = None
-    ) -> tuple[np.ndarray, dict[str, Any]]:
-        super().reset(seed=seed)
-        self._game.seed(seed)
-        self._game.last_action = 0
-        self._game.reset()
-        return self._game.state(), {}
-
-    def step(self, action: np.int64) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
-        reward, terminated = self._game.act(self._actions[action])
-        return self._game.state(), float(reward), terminated, False, {}
+__all__ = ["TASKS", "Settings", "Task"]
 
 
 @dataclass(frozen=True)
@@ -94,8 +56,20 @@ class Task:
     shared_trunk: bool = False
 
 
+def _made(env_id: str) -> gym.Env[Any, Any]:
+    import gymnasium
+
+    return gymnasium.make(env_id)
+
+
+def _game(name: str) -> gym.Env[Any, Any]:
+    from support.minatar_games import MinAtar
+
+    return MinAtar(name)
+
+
 def _minatar(title: str, game: str, *, shared_trunk: bool) -> Task:
-    return Task(title, partial(MinAtar, game), 150_000, _MINATAR, shared_trunk)
+    return Task(title, partial(_game, game), 150_000, _MINATAR, shared_trunk)
 
 
 _MINATAR = {
@@ -106,7 +80,7 @@ _MINATAR = {
 TASKS = {
     "cartpole": Task(
         "CartPole-v1",
-        partial(gym.make, "CartPole-v1"),
+        partial(_made, "CartPole-v1"),
         100_000,
         {
             "a2c": Settings(32, 3e-3, gamma=0.98, gae_lambda=0.9),
@@ -115,7 +89,7 @@ TASKS = {
     ),
     "acrobot": Task(
         "Acrobot-v1",
-        partial(gym.make, "Acrobot-v1"),
+        partial(_made, "Acrobot-v1"),
         100_000,
         {
             "a2c": Settings(8, 1e-3, gamma=0.99, gae_lambda=0.95),
