@@ -26,7 +26,7 @@ __all__ = ["Box", "boxes", "draw", "waits_for_rounds"]
 _COLOURS = ("#7fb3d5", "#f5b971", "#8fcb9b", "#d89ac4", "#e6d36b", "#9fa8da")
 _WAITING: dict[str, Any] = {"facecolor": "#d5d8dc", "edgecolor": "w", "hatch": "////"}
 # Of the width:
-_SHARE_PER_LETTER = 0.0055  # a label is written where there is room for it
+_SHARE_PER_LETTER = 0.0066  # a label is written where there is room for it
 _VISIBLE = 1 / 600  # boxes that are mostly narrower are merged
 _LEAST = 1 / 1000  # no box is drawn narrower
 _APART = 1 / 80  # boxes of a run are no farther apart
@@ -113,7 +113,7 @@ def draw(timeline: Timeline, file: Path) -> None:
     ]
     apart = int((end - zero) * _APART)
 
-    figure = Figure(figsize=(14, 1.6 + 0.26 * len(names)), layout="constrained")
+    figure = Figure(figsize=(8.4, 1.4 + 0.24 * len(names)), layout="constrained")
     axes = figure.add_subplot()
     axes.set_xlim(0, (end - zero) / 1e6)
     rounds: set[int] = set()
@@ -141,7 +141,7 @@ def draw(timeline: Timeline, file: Path) -> None:
     if any(waits.values()):
         key.append(Patch(**_WAITING, label="waits for its round"))
     if key:
-        axes.legend(handles=key, ncols=8, fontsize=8, loc="lower left", bbox_to_anchor=(0, 1))
+        axes.legend(handles=key, ncols=7, fontsize=8, loc="lower left", bbox_to_anchor=(0, 1))
     figure.savefig(file, dpi=150)
 
 
