@@ -2,7 +2,8 @@
 # make test    the tests, in parallel
 # make test-others  the same with the oldest and the newest torch that have been tried, in virtual
 #              environments of their own; by hand before a release (docs/installation.md: results)
-# make docs    the documentation site, in docs/_build; a warning is an error
+# make docs    the documentation site, in docs/_build; a warning is an error. INTERSPHINX=1 adds links
+#              to the documentation of torch, torchrl and others, and needs the network
 # make check   format, lint, types, documentation, tests: run it before each commit; CI runs the same
 # make format  put the sources into the house format
 # make bench   steps per second against TorchRL's collectors

@@ -1,6 +1,14 @@
-"""Settings of the documentation site; ``make docs`` builds it."""
+"""Settings of the documentation site; ``make docs`` builds it.
+
+With INTERSPHINX=1 in the environment, names of Python, torch, torchrl, tensordict, gymnasium and
+numpy become links to their documentation. That needs the network, so it is off by default.
+"""
 
 from __future__ import annotations
+
+import os
+import re
+from typing import Any
 
 import torchrl_hts
 
@@ -27,6 +35,16 @@ napoleon_google_docstring = True
 napoleon_numpy_docstring = False
 napoleon_use_ivar = True
 
+if os.environ.get("INTERSPHINX") == "1":
+    intersphinx_mapping = {
+        "python": ("https://docs.python.org/3", None),
+        "torch": ("https://docs.pytorch.org/docs/stable", None),
+        "torchrl": ("https://docs.pytorch.org/rl/stable", None),
+        "tensordict": ("https://docs.pytorch.org/tensordict/stable", None),
+        "gymnasium": ("https://gymnasium.farama.org", None),
+        "numpy": ("https://numpy.org/doc/stable", None),
+    }
+
 myst_enable_extensions = ["colon_fence", "deflist", "dollarmath"]
 myst_heading_anchors = 3
 
@@ -34,3 +52,25 @@ html_theme = "furo"
 html_title = "torchrl_hts"
 html_static_path = ["_static"]
 html_css_files = ["site.css"]
+
+
+def _link_pages(
+    _app: Any, _what: str, _name: str, _object: Any, _options: Any, lines: list[str]
+) -> None:
+    """Make links of the pages that a docstring names, such as docs/explanation/theory.md."""
+    for number, line in enumerate(lines):
+        lines[number] = re.sub(r"`{0,2}docs/([\w/]+)\.md`{0,2}", r":doc:`/\1`", line)
+
+
+def _link_pictures(_app: Any, document: Any) -> None:
+    """Let a click on a picture show it as large as it is: Sphinx does so where a width is given."""
+    from docutils import nodes
+
+    for image in document.findall(nodes.image):
+        image["width"] = "100%"
+
+
+def setup(app: Any) -> None:
+    """Called by Sphinx."""
+    app.connect("autodoc-process-docstring", _link_pages)
+    app.connect("doctree-read", _link_pictures)
