@@ -104,7 +104,7 @@ def _starts_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     def start(*arguments: Any, **options: Any) -> None:
         raise StartedError
 
-    monkeypatch.setattr(torchrl_hts.collector.collector, "Crew", start)
+    monkeypatch.setattr(torchrl_hts.collector.collector, "Servers", start)
 
 
 @pytest.mark.usefixtures("_starts_nothing")

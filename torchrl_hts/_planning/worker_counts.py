@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import logging
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from multiprocessing.connection import wait
 from typing import Any
 
 from torchrl_hts._executor.gym_env import GymDescription
@@ -12,10 +14,13 @@ from torchrl_hts._executor.torchrl_env import TorchRLDescription
 from torchrl_hts._planning.costs import PassCosts, StepCosts, TeamSize, team_for
 from torchrl_hts._planning.pass_times import PassJob
 from torchrl_hts._processes.fork_server import WorkerProcess
-from torchrl_hts._processes.limits import most_executors
+from torchrl_hts._processes.limits import check_descriptors, most_executors
+from torchrl_hts._processes.messages import receive_object, send_object
 from torchrl_hts._processes.server_pool import Servers
 
 __all__ = ["Description", "Tryout", "choose_team"]
+
+_LOG = logging.getLogger(__name__)  # what is done at the start, where it may take seconds
 
 Description = GymDescription | TorchRLDescription
 
@@ -29,18 +34,18 @@ class Tryout:
 
     Attributes:
         servers: that the processes come from.
-        factory: pickled, of the first environment.
+        factories: of the environments, pickled; the first is tried.
         env_options: keyword arguments of `TorchRLEnvironment`.
         pass_job: how to time the policy on the observations of such an environment; None if it
             takes nothing of the cores.
-        ask: sends a job to a worker and returns its answer; None if it fails or takes too long.
+        limit_s: how long one of them may take, the making of the environment included.
     """
 
     servers: Servers
-    factory: bytes
+    factories: Sequence[bytes]
     env_options: dict[str, Any]
     pass_job: Callable[[Description], PassJob | None]
-    ask: Callable[[WorkerProcess, object], tuple[str, Any, Any] | None]
+    limit_s: float
 
     def steps(self) -> tuple[StepCosts, Description | None] | None:
         """What steps cost, and what the environment is; None if that can't be told.
@@ -48,10 +53,12 @@ class Tryout:
         Then it is known, too, whether executors need torch, and their server imports what the
         environment has imported.
         """
+        self.servers.begin(self.factories)
         for _ in range(2):
             target = "torchrl_hts._planning.probe:run_probe"
-            probe = self.servers.spawn_executor("executor 0", target, [])
-            answer = self.ask(probe, (self.factory, self.servers.with_torch, self.env_options))
+            probe = self.servers.spawn_executor("trial of an environment", target, [])
+            job = (self.factories[0], self.servers.with_torch, self.env_options)
+            answer = self._ask(probe, job)
             if answer is None:
                 return None
             kind, found, modules = answer
@@ -68,23 +75,49 @@ class Tryout:
         if job is None:
             return None
         target = "torchrl_hts._planning.pass_times:run_passes"
-        worker = self.servers.spawn_actor("executor 0", target, [])
-        answer = self.ask(worker, job)
+        worker = self.servers.spawn_actor("trial of the policy", target, [])
+        answer = self._ask(worker, job)
         return None if answer is None else answer[1]
+
+    def _ask(self, worker: WorkerProcess, job: object) -> tuple[str, Any, Any] | None:
+        """The answer of a worker that then ends; None if it fails, or takes too long."""
+        try:
+            send_object(worker.control, job)
+            if not wait(worker.fds, self.limit_s):
+                return None
+            answer: tuple[str, Any, Any] = receive_object(worker.control)
+            return None if answer[0] == "error" else answer
+        except (EOFError, ConnectionError):
+            return None
+        finally:
+            worker.dismiss()
 
 
 def choose_team(
-    tryout: Tryout, num_envs: int, num_actors: int | None, actor_threads: int, cores: int
+    tryout: Tryout,
+    num_executors: int | None,
+    num_actors: int | None,
+    actor_threads: int,
+    cores: int,
 ) -> tuple[TeamSize, Description | None]:
     """Executors and actors for environments like the one that is tried; what that one is.
 
     Args:
         tryout: tells what they cost; a single environment needs none.
-        num_envs: environments.
+        num_executors: so many, if that is given; then nothing is tried.
         num_actors: so many, if that is given.
         actor_threads: of each actor.
         cores: that the collector may use.
+
+    Raises:
+        ResourceError: this process may not open enough files.
     """
+    num_envs = len(tryout.factories)
+    if num_executors is not None:
+        return TeamSize(min(num_envs, num_executors), num_actors or 1), None
+    check_descriptors(1, num_actors or 1)
+    if num_envs > 1:
+        _LOG.info("trying an environment and the policy out, to choose the number of workers")
     description: Description | None = None
     tried = tryout.steps() if num_envs > 1 else None
     if tried is None:

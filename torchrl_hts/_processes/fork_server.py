@@ -148,6 +148,13 @@ class WorkerProcess:
         with self._lock:
             self._close_end()
 
+    def dismiss(self) -> None:
+        """Make sure that the worker has ended, and has nothing open here; may be called again."""
+        self.hang_up()
+        self.kill()
+        self.exit_status(5.0)
+        self.close()
+
     def describe_end(self) -> str:
         """How the worker has ended, for people."""
         status = self.exit_status(5.0)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
@@ -39,6 +40,10 @@ WITH_TORCH = (
     "pandas",
     "h5py",
 )
+
+# A pickled factory that speaks of TorchRL, though not of our own environments, most likely makes
+# one of its environments. A wrong guess costs time alone.
+_TORCHRL = re.compile(rb"torchrl(?!_hts)")
 
 
 class ServerUser:
@@ -149,9 +154,14 @@ class Servers:
         self._user = ServerUser()  # of those too that have ended: their workers may ask
         self._released = False
 
-    def begin(self) -> None:
-        """Let a server import torch, which takes seconds, while environments are made."""
+    def begin(self, factories: Sequence[bytes]) -> None:
+        """Let a server import torch, which takes seconds, while environments are made.
+
+        Args:
+            factories: of the environments, pickled: whether these need torch is guessed from them.
+        """
         self._server(WITH_TORCH)
+        self.with_torch = self.with_torch or any(map(_TORCHRL.search, set(factories)))
 
     def preload(self, modules: Sequence[str]) -> None:
         """Let the executors' server import what environments have, once for all of them."""

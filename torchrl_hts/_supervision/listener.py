@@ -58,10 +58,7 @@ class Roster:
                 del self._by_fd[fd]
                 for poll in (self._poll, self._control_poll):
                     poll.unregister(fd)
-        worker.hang_up()
-        worker.kill()
-        worker.exit_status(5.0)
-        worker.close()
+        worker.dismiss()
 
     def send(self, worker: WorkerProcess, message: object) -> None:
         """Send a message to a worker."""

@@ -6,6 +6,7 @@ import time
 import warnings
 from collections.abc import Callable, Hashable, Mapping, Sequence
 
+from torchrl_hts._processes.server_pool import Servers
 from torchrl_hts._rounds.exchange import SAVE, STOP
 from torchrl_hts._rounds.shared_memory import Counter
 from torchrl_hts._supervision.progress import at_work
@@ -32,11 +33,11 @@ class Crew(Staff):
     def __init__(
         self,
         num_envs: int,
-        num_executors: int | None,
-        num_actors: int | None,
+        num_executors: int,
+        num_actors: int,
+        servers: Servers,
         *,
         restarts: Restarts | None = None,
-        actor_threads: int = 1,
         timeouts_s: Mapping[str, float] | None = None,
         storage_dir: str | None = None,
     ) -> None:
@@ -45,7 +46,7 @@ class Crew(Staff):
             num_envs,
             num_executors,
             num_actors,
-            actor_threads=actor_threads,
+            servers,
             timeouts_s=timeouts_s,
             storage_dir=storage_dir,
         )

@@ -5,21 +5,18 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-import re
 import time
 import warnings
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from math import inf
-from multiprocessing.connection import wait
 from typing import Any
 
 from torchrl_hts._actor.loop import ActorJob
-from torchrl_hts._executor.gym_env import RowOptions
+from torchrl_hts._executor.gym_env import GymDescription, RowOptions
 from torchrl_hts._executor.loop import ExecutorJob, ExecutorPlan
-from torchrl_hts._planning.pass_times import PassJob
-from torchrl_hts._planning.worker_counts import Description, Tryout, choose_team
+from torchrl_hts._executor.torchrl_env import TorchRLDescription
+from torchrl_hts._executor.trial_observations import Observations
 from torchrl_hts._policy.invariance import InvariantSizes
 from torchrl_hts._processes.fork_server import POLITE_S, WorkerProcess
 from torchrl_hts._processes.limits import check_descriptors, check_storage
@@ -36,13 +33,7 @@ __all__ = ["Staff"]
 
 _LOG = logging.getLogger(__name__)  # what is done at the start, where it may take seconds
 
-# How long a probe may take, the environment's making included, before it is given up.
-_PROBE_LIMIT_S = 30.0
-
-# A pickled factory that speaks of TorchRL, though not of our own environments, most likely makes
-# one of its environments. A wrong guess costs time alone.
-_TORCHRL = re.compile(rb"torchrl(?!_hts)")
-
+Description = GymDescription | TorchRLDescription
 
 _TOLD = (Failure.RAISED, Failure.INVALID, Failure.OUT_OF_MEMORY)  # by an exception
 
@@ -52,11 +43,9 @@ class Staff:
 
     Args:
         num_envs: number of environments.
-        num_executors: processes that they are spread over, in blocks of neighbours; None for as
-            many as a probe of the first environment says.
-        num_actors: processes that run the policy; None for as many as the probe says, or one if
-            there is none.
-        actor_threads: of each actor.
+        num_executors: processes that they are spread over, in blocks of neighbours.
+        num_actors: processes that run the policy.
+        servers: that the processes come from; they are released with the last of them.
         timeouts_s: how long a worker may make no progress, by kind; see `ProgressWatch`.
         storage_dir: a directory for the slots; None for memory.
 
@@ -67,30 +56,26 @@ class Staff:
     def __init__(
         self,
         num_envs: int,
-        num_executors: int | None,
-        num_actors: int | None,
+        num_executors: int,
+        num_actors: int,
+        servers: Servers,
         *,
-        actor_threads: int = 1,
         timeouts_s: Mapping[str, float] | None = None,
         storage_dir: str | None = None,
     ) -> None:
         self.num_envs = num_envs
-        # 0 until `start_executors` has chosen.
-        self.num_executors = 0 if num_executors is None else min(num_envs, num_executors)
-        self.num_actors = num_actors or 0
-        check_descriptors(self.num_executors or 1, self.num_actors or 1)
-        self._actor_threads = actor_threads
-        self.owner: tuple[int, ...] = (0,) * num_envs
+        self.num_executors, self.num_actors = num_executors, num_actors
+        check_descriptors(num_executors, num_actors)
+        self.owner = tuple(env * num_executors // num_envs for env in range(num_envs))
         self.executors: list[WorkerProcess] = []
         self.actors: list[WorkerProcess] = []
         self._shared = False
         self._started = False
-        self._servers = Servers()
+        self._servers = servers
         self._ending = Ending()
         self.closed_at: float | None = None  # by the monotonic clock
         self._owner_pid = os.getpid()
         self._storage_dir = storage_dir
-        self._probe_limit_s = min(_PROBE_LIMIT_S, (timeouts_s or {}).get("executor", inf))
         self.executor_inboxes: list[Inbox] = []
         with contextlib.ExitStack() as opened:
             self.memory_fd = SharedMemory.create_fd(storage_dir)
@@ -98,6 +83,10 @@ class Staff:
             self.actor_inbox = Inbox.create()
             opened.callback(self.actor_inbox.close)
             self.learner_inbox = Inbox.create()
+            opened.callback(self.learner_inbox.close)
+            for _ in range(num_executors):
+                self.executor_inboxes.append(Inbox.create())
+                opened.callback(self.executor_inboxes[-1].close)
             opened.pop_all()
         self._roster = Roster(self.learner_inbox.read_fd, timeouts_s or {}, self._site)
 
@@ -120,33 +109,26 @@ class Staff:
         self,
         factories: Sequence[bytes],
         env_options: dict[str, Any],
-        cores: int,
-        pass_job: Callable[[Description], PassJob | None],
         seed: int,
+        known: Observations | None = None,
     ) -> list[Description]:
         """Make all environments; returns what each says of itself.
 
-        The first says what it has observed. Without a probe that has told it, the first executor
-        goes ahead, and tells that, whether the environments need torch, and which modules the
-        others should share.
+        The first says what it has observed. Where that isn't known yet, the first executor goes
+        ahead, and tells that, whether the environments need torch, and which modules the others
+        should share.
 
         Args:
             factories: a pickled environment factory per environment.
             env_options: keyword arguments of `TorchRLEnvironment`.
-            cores: the number of cores that the collector may use.
-            pass_job: how to time the policy on the observations of such an environment; None if
-                it takes nothing of the cores.
             seed: which what is drawn while they are made depends on.
+            known: what environment 0 has observed where it was tried out.
         """
-        self._servers.begin()
+        self._servers.begin(factories)
         self._seed = seed
         self._factories, self._env_options = factories, env_options
-        self._servers.with_torch = any(_TORCHRL.search(factory) for factory in set(factories))
-        tryout = Tryout(self._servers, factories[0], env_options, pass_job, self._ask_once)
-        tried = self._spread(tryout, cores)
         _LOG.info("making %d environments (executors: %d)", self.num_envs, self.num_executors)
         descriptions: list[Description] = []
-        known = None if tried is None else tried.observations
         if known is None:
             kind, descriptions, modules = self._start_first()
             if kind == "torchrl":
@@ -193,41 +175,6 @@ class Staff:
             self._roster.dismiss(first)
             said = self._receive_all([self._spawn_executor(0)])[0]
         return said
-
-    def _spread(self, tryout: Tryout, cores: int) -> Description | None:
-        """Spread the environments over executors; returns the one that was tried out for it."""
-        num_envs, was_tried = self.num_envs, None
-        if not self.num_executors:
-            if num_envs > 1:
-                _LOG.info(
-                    "trying an environment and the policy out, to choose the number of workers"
-                )
-            team, was_tried = choose_team(
-                tryout, num_envs, self.num_actors or None, self._actor_threads, cores
-            )
-            self.num_executors, self.num_actors = team.executors, team.actors
-        self.num_actors = self.num_actors or 1
-        self.owner = tuple(env * self.num_executors // num_envs for env in range(num_envs))
-        while len(self.executor_inboxes) < self.num_executors:
-            self.executor_inboxes.append(Inbox.create())
-        return was_tried
-
-    def _ask_once(self, worker: WorkerProcess, job: object) -> tuple[str, Any, Any] | None:
-        """The answer of a worker that then ends; None if it fails, or takes too long."""
-        self._enlist(self.executors, 0, worker)
-        try:
-            self._roster.send(worker, job)
-            if not wait(worker.fds, self._probe_limit_s):
-                return None
-            answer: tuple[str, Any, Any] = self._receive_all([worker])[0]
-            return answer
-        except WorkerError:
-            if self.is_closed():
-                raise
-            return None
-        finally:
-            self._roster.dismiss(worker)
-            self.executors = []
 
     def _spawn_executor(self, index: int, *, observed: bool = False) -> WorkerProcess:
         """Start an executor, in the place of the one that was there, and let it make its envs."""

@@ -11,7 +11,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from functools import partial
-from math import ceil
+from math import ceil, inf
 from os import PathLike
 from typing import Any
 
@@ -24,7 +24,7 @@ from torchrl.envs.utils import ExplorationType
 
 from torchrl_hts._actor.loop import ActorJob
 from torchrl_hts._executor.factories import initialised, with_transforms
-from torchrl_hts._executor.info import InfoKey, check_info_keys
+from torchrl_hts._executor.info import check_info_keys
 from torchrl_hts._learner.learner import LearnerSide
 from torchrl_hts._learner.saved_state import check_state, saved_sizes
 from torchrl_hts._learner.weights import WeightSource
@@ -49,8 +49,9 @@ from torchrl_hts._planning.arguments import (
 from torchrl_hts._planning.batch_plan import BatchPlan, Planner
 from torchrl_hts._planning.pickling import pickle_factories, pickle_policy
 from torchrl_hts._planning.policy_forms import Fitted, transforms_of
-from torchrl_hts._planning.worker_counts import Description
+from torchrl_hts._planning.worker_counts import Description, Tryout, choose_team
 from torchrl_hts._processes.limits import available_cores
+from torchrl_hts._processes.server_pool import Servers
 from torchrl_hts._reports.statistics import Statistics, summarise
 from torchrl_hts._reports.timeline import Timeline, check_path, read_timeline
 from torchrl_hts._rounds.event_rings import recorder
@@ -65,6 +66,9 @@ from torchrl_hts.delayed_gradient.undelayed import UpdateWatch
 from torchrl_hts.errors import PolicyError
 
 __all__ = ["HTSCollector"]
+
+# How long an environment or the policy may be tried out, its making included.
+_TRYOUT_LIMIT_S = 30.0
 
 
 class HTSCollector(StockAttributes, BaseCollector):  # type: ignore[misc]  # torchrl has no types
@@ -280,29 +284,59 @@ class HTSCollector(StockAttributes, BaseCollector):  # type: ignore[misc]  # tor
         self._frames_loaded = 0  # of which so many were collected by an earlier collector
         self._iter = -1
 
-        self._crew = Crew(
-            self.num_envs,
-            num_executors,
-            num_actors,
-            actor_threads=actor_threads,
-            restarts=restarts,
-            timeouts_s=timeouts_s,
-            storage_dir=check_storage_dir(storage_dir),
+        directory = check_storage_dir(storage_dir)
+        make_planner = partial(
+            Planner,
+            num_envs=self.num_envs,
+            on_cpu=self.policy_device.type == "cpu",
+            exploration_type=exploration_type,
+            max_frames_per_traj=max_frames,
+            compact_obs=compact_obs,
+            info_keys=checked_info_keys,
         )
-        self._finalizer = weakref.finalize(self, self._crew.shutdown)
+        cores = available_cores()
+        servers = Servers()
         try:
             if stock.auto_register_policy_transforms:
                 factories = with_transforms(factories, transforms_of(self.policy))
-            self._start_workers(
+            planner = make_planner(policy_bytes)
+            tryout = Tryout(
+                servers,
                 pickle_factories(factories),
+                {"max_frames_per_traj": max_frames, "device": env_device},
+                planner.pass_job,
+                min(_TRYOUT_LIMIT_S, timeouts_s.get("executor", inf)),
+            )
+            team, tried = choose_team(tryout, num_executors, num_actors, actor_threads, ceil(cores))
+            self.num_executors, self.num_actors = team.executors, team.actors
+            self._crew = Crew(
+                self.num_envs,
+                team.executors,
+                team.actors,
+                servers,
+                restarts=restarts,
+                timeouts_s=timeouts_s,
+                storage_dir=directory,
+            )
+            self._finalizer = weakref.finalize(self, self._crew.shutdown)
+        except BaseException:
+            servers.release()
+            raise
+        try:
+            descriptions = self._crew.start_executors(
+                tryout.factories,
+                tryout.env_options,
+                seed,
+                None if tried is None else tried.observations,
+            )
+            self._start_actors(
+                descriptions,
                 policy_bytes,
+                planner,
+                make_planner,
                 seed=seed,
-                cores=available_cores(),
-                env_device=env_device,
+                cores=cores,
                 policy_device=policy_device or "cpu",
-                max_frames_per_traj=max_frames,
-                compact_obs=compact_obs,
-                info_keys=checked_info_keys,
                 set_truncated=set_truncated,
                 actor_threads=actor_threads,
                 timeline_events=timeline_events,
@@ -311,45 +345,31 @@ class HTSCollector(StockAttributes, BaseCollector):  # type: ignore[misc]  # tor
             self.shutdown(timeout=1.0)  # for environments that are there to be closed
             raise
 
-    def _start_workers(
+    def _start_actors(
         self,
-        factories: Sequence[bytes],
+        descriptions: Sequence[Description],
         policy: bytes,
+        planner: Planner,
+        make_planner: Callable[[bytes], Planner],
         *,
         seed: int,
         cores: float,
-        env_device: str | None,
         policy_device: str,
-        max_frames_per_traj: int,
-        compact_obs: bool,
-        info_keys: tuple[InfoKey, ...],
         set_truncated: bool,
         actor_threads: int,
         timeline_events: int,
     ) -> None:
-        """Make the environments, lay slots out for what they and the policy give, and calibrate.
+        """Lay slots out for what environments and the policy give, and calibrate.
 
         Args:
-            factories: of the environments, pickled.
+            descriptions: of the environments, by themselves.
             policy: pickled.
+            planner: of batches with that policy.
+            make_planner: makes one for another.
             cores: that all of it may use.
 
         The others are those of the constructor.
         """
-        make_planner = partial(
-            Planner,
-            num_envs=self.num_envs,
-            on_cpu=torch.device(policy_device).type == "cpu",
-            exploration_type=self.exploration_type,
-            max_frames_per_traj=max_frames_per_traj,
-            compact_obs=compact_obs,
-            info_keys=info_keys,
-        )
-        planner = make_planner(policy)
-        env_options = {"max_frames_per_traj": max_frames_per_traj, "device": env_device}
-        descriptions = self._crew.start_executors(
-            factories, env_options, ceil(cores), planner.pass_job, seed
-        )
         check_equal(descriptions)
         description = descriptions[0]
         if isinstance(self.policy, Fitted):
@@ -366,7 +386,6 @@ class HTSCollector(StockAttributes, BaseCollector):  # type: ignore[misc]  # tor
                     "env.add_truncated_keys()"
                 )
         self._truncated_keys = plan.truncated_keys if set_truncated else ()
-        self.num_executors, self.num_actors = self._crew.num_executors, self._crew.num_actors
         layout = Layout(
             self.num_envs,
             self.sync_interval,
