@@ -18,7 +18,7 @@ learner. Whoever passes the turn on writes the words first and tells the other s
 Workers may fail at any moment. What is in the words then says all that is needed to go on, since an
 executor counts a transition when it has been written whole: `Schedule.recover`.
 
-Invariants (numbered as in docs/explanation/schedule.md; tests/test_schedule*.py name them):
+Invariants (numbered as in docs/explanation/schedule.md; tests/rounds/test_schedule*.py name them):
 
 I1  every environment contributes exactly alpha transitions to every round, in time order;
 I2  all transitions of round j are taken with the parameters of slot ``j % (lag + 1)``, which

@@ -15,7 +15,7 @@ import yaml
 
 import torchrl_hts
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 BASE = f"torchrl_hts-{torchrl_hts.__version__}"
 
 IMPORTS = """

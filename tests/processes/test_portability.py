@@ -14,7 +14,7 @@ import pytest
 
 from torchrl_hts._processes.linux import ON_LINUX, keep_large_blocks
 
-PACKAGE = Path(__file__).parents[1] / "torchrl_hts"
+PACKAGE = Path(__file__).parents[2] / "torchrl_hts"
 
 LINUX_ONLY = {"memfd_create", "pidfd_open", "prctl", "sched_getaffinity", "eventfd", "signalfd"}
 

@@ -337,11 +337,12 @@ def test_a_new_process_goes_on(tmp_path: Path) -> None:
         work.append((factory, state, events, play(env, events)))
     path = tmp_path / "work"
     path.write_bytes(pickle.dumps(work))
-    tests = Path(__file__).parent
+    here = Path(__file__).parent
+    paths = [here, here.parent / "support", here.parents[1]]
     subprocess.run(
         [sys.executable, "-c", "import sys, test_env_state as t; t.elsewhere(sys.argv[1])", path],
         check=True,
-        env={**os.environ, "PYTHONPATH": f"{tests}{os.pathsep}{tests.parent}"},
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(map(str, paths))},
     )
 
 

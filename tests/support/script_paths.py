@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 RECIPES, BENCHMARKS = ROOT / "recipes", ROOT / "benchmarks"
 for folder in (RECIPES, BENCHMARKS):
     if str(folder) not in sys.path:

@@ -20,8 +20,8 @@ pytestmark = pytest.mark.timeout(600)
 
 @pytest.fixture
 def _cluster(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    here = Path(__file__).parent  # ray's workers import what these tests do
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(here), str(here.parent)]))
+    here = Path(__file__).parents[1] / "support"  # ray's workers import what these tests do
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(here), str(here.parents[1])]))
     ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False)
     yield
     ray.shutdown()

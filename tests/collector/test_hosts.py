@@ -31,10 +31,10 @@ from torchrl_hts import HTSCollector
 
 pytestmark = pytest.mark.timeout(180)
 
-TESTS = Path(__file__).parent
+SUPPORT = Path(__file__).parents[1] / "support"
 ENVIRONMENT = {
     **os.environ,
-    "PYTHONPATH": os.pathsep.join([str(TESTS.parent), str(TESTS)]),
+    "PYTHONPATH": os.pathsep.join([str(SUPPORT.parents[1]), str(SUPPORT)]),
     "PYTHONWARNINGS": "ignore",
 }
 SECONDS_TO_END = 5.0

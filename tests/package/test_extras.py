@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from packaging.requirements import Requirement
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 SOURCES = [
     path
     for folder in ("torchrl_hts", "recipes", "benchmarks", "hydra_plugins")

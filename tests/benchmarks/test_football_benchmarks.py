@@ -14,7 +14,7 @@ from football_installed import ENGINES, need
 pytest.importorskip("matplotlib")
 pytest.importorskip("scipy")
 
-BENCHMARKS = Path(__file__).resolve().parents[1] / "benchmarks"
+BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
 
 
 def run(script: str, *flags: str) -> str:

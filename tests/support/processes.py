@@ -18,7 +18,7 @@ import pytest
 
 from torchrl_hts._processes.linux import ON_LINUX
 
-_TESTS = Path(__file__).parent
+_HERE = Path(__file__).parent
 
 needs_linux = pytest.mark.skipif(not ON_LINUX, reason="rests on what Linux offers beyond POSIX")
 
@@ -145,7 +145,7 @@ class Script:
 
     def __init__(self, path: Path, source: str, *args: str) -> None:
         path.write_text(_ENDS_WITH_THE_TEST + source)
-        package = str(_TESTS.parent)
+        package = str(_HERE.parent)
         self.process = subprocess.Popen(
             [sys.executable, str(path), *args],
             stdout=subprocess.PIPE,
@@ -153,7 +153,7 @@ class Script:
             text=True,
             env={
                 **os.environ,
-                "PYTHONPATH": os.pathsep.join([package, str(_TESTS)]),
+                "PYTHONPATH": os.pathsep.join([package, str(_HERE)]),
                 "PYTHONWARNINGS": "ignore",
             },
             start_new_session=True,

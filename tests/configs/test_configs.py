@@ -50,7 +50,7 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:.*(experimental/prototype|hook stage will be replaced)"),
 ]
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 NUM_ENVS, ALPHA, ROUNDS = 4, 8, 5
 FRAMES = NUM_ENVS * ALPHA
 

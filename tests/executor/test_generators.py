@@ -30,7 +30,7 @@ from torchrl_hts.env_state import save_environment
 from torchrl_hts.testing import digest
 from torchrl_hts.testing.drawing import DrawingEnv
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture(autouse=True)
@@ -294,8 +294,8 @@ class TestCollector:
             [sys.executable, "-c", code],
             capture_output=True,
             text=True,
-            cwd=ROOT / "tests",
-            env={**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'tests'}"},
+            cwd=ROOT / "tests/support",
+            env={**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'tests/support'}"},
         )
         assert done.stdout == "False\n", done.stderr
 

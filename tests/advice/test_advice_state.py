@@ -28,7 +28,7 @@ from torchrl_hts.env_state import CannotSaveError, restore_environment, save_env
 from torchrl_hts.envs import make_atari, make_football
 from torchrl_hts.envs.atari import check_atari
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 
 
 def said_by(call: Callable[[], Any]) -> str:

@@ -77,7 +77,7 @@ def test_what_the_build_lacks_is_named(tmp_path: Path) -> None:
         "#!/bin/bash\n[[ $2 == *gfootball* ]] && exit 1\n[[ $2 == *cp* ]] && echo cp311\nexit 0\n"
     )
     python.chmod(0o755)
-    script = Path(__file__).parents[1] / "requirements" / "football.sh"
+    script = Path(__file__).parents[2] / "requirements" / "football.sh"
     done = subprocess.run(
         [str(script), str(python)],
         env={"PATH": str(tmp_path), "HOME": str(tmp_path)},

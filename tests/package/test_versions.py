@@ -12,7 +12,7 @@ import pytest
 
 from torchrl_hts._versions import RANGES, check
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 
 # What users import, and the modules that are run or named by themselves.
 DOORS = [

@@ -35,7 +35,7 @@ from torchrl_hts._learner.learner import _to_bytes, _to_tensor
 from torchrl_hts._rounds.shared_memory import SharedMemory
 from torchrl_hts.env_state import CannotSaveError, names_of, restore_environment, save_environment
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 
 
 def double(x: float) -> float:

@@ -15,7 +15,7 @@ from torchrl_hts._evaluation.video import check_renders, film, find_ffmpeg, vide
 
 imageio_ffmpeg = pytest.importorskip("imageio_ffmpeg")
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 
 
 def read(path: Path) -> tuple[dict[str, Any], np.ndarray]:

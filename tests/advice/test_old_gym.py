@@ -19,7 +19,7 @@ from torchrl_hts._executor.gym_env import GymEnvironment
 from torchrl_hts._executor.old_gym import is_old_gym
 from torchrl_hts.errors import WorkerError
 
-PAGE = Path(__file__).parents[1] / "docs" / "how_to" / "old_gym.md"
+PAGE = Path(__file__).parents[2] / "docs" / "how_to" / "old_gym.md"
 
 
 class Old(gym.Env[Any, Any]):

@@ -21,7 +21,7 @@ from torchrl_hts.collector.stock_arguments import STOCK_ARGUMENTS, Stock, take_s
 
 pytestmark = pytest.mark.timeout(60)
 
-PAGE = (Path(__file__).parents[1] / "docs/how_to/coming_from_torchrl.md").read_text()
+PAGE = (Path(__file__).parents[2] / "docs/how_to/coming_from_torchrl.md").read_text()
 OURS = set(inspect.signature(HTSCollector.__init__).parameters) - {"self", "stock_arguments"}
 TAKEN = (set(Stock.__dataclass_fields__) - {"copies"}) | {"num_workers", "num_collectors"}
 
