@@ -8,9 +8,14 @@ from __future__ import annotations
 
 import os
 import re
+import sys
+from pathlib import Path
 from typing import Any
 
 import torchrl_hts
+
+sys.path.insert(0, str(Path(__file__).parent))
+import house
 
 project = "torchrl_hts"
 author = "the authors of torchrl_hts"
@@ -70,7 +75,13 @@ def _link_pictures(_app: Any, document: Any) -> None:
         image["width"] = "100%"
 
 
+def _draw_packages(app: Any) -> None:
+    """Draw them as they are now."""
+    Path(app.srcdir, "_static", "house.svg").write_text(house.picture())
+
+
 def setup(app: Any) -> None:
     """Called by Sphinx."""
     app.connect("autodoc-process-docstring", _link_pages)
     app.connect("doctree-read", _link_pictures)
+    app.connect("builder-inited", _draw_packages)
