@@ -27,8 +27,8 @@ from torchrl_hts._executor.gym_env import GymEnvironment
 from torchrl_hts._executor.spaces import own_spaces, seed_spaces
 from torchrl_hts._processes.server_pool import keep_servers
 from torchrl_hts.env_state import save_environment
+from torchrl_hts.envs.drawing import DrawingEnv
 from torchrl_hts.testing import digest
-from torchrl_hts.testing.drawing import DrawingEnv
 
 ROOT = Path(__file__).parents[2]
 
@@ -283,7 +283,7 @@ class TestCollector:
         code = (
             "from policies import categorical\n"
             "from torchrl_hts import HTSCollector\n"
-            "from torchrl_hts.testing.drawing import DrawingEnv\n"
+            "from torchrl_hts.envs.drawing import DrawingEnv\n"
             "policy = categorical(num_actions=2)\n"
             "with HTSCollector([DrawingEnv] * 2, policy, frames_per_batch=8) as collector:\n"
             "    next(iter(collector))\n"

@@ -39,7 +39,7 @@ from torchrl_hts._processes.server_pool import keep_servers
 from torchrl_hts.bench.command_line import count
 from torchrl_hts.collector import HTSCollector
 from torchrl_hts.delayed_gradient import DelayedGradient
-from torchrl_hts.testing.drawing import DrawingEnv
+from torchrl_hts.envs.drawing import DrawingEnv
 
 __all__ = ["TASKS", "RandomDelay", "Task", "digest", "train"]
 
