@@ -134,7 +134,11 @@ class Timetable:
         return float(self.work.mean(1).sum()) / self.duration if self.duration else 1.0
 
     def steps_per_second(self, sync_interval: int) -> float:
-        """Steps of all environments over the time they took, for rounds of so many steps."""
+        """Steps of all environments over the time they took.
+
+        Args:
+            sync_interval: alpha, the steps of each environment in a round.
+        """
         return self.work.size * sync_interval / self.duration if self.duration else math.inf
 
 

@@ -253,6 +253,9 @@ class Evaluator:
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Submit again what was pending; for a new evaluator with the same arguments.
 
+        Args:
+            state_dict: what `state_dict` returned.
+
         Raises:
             ValueError: if something submitted has not been returned yet, or the parameters aren't
                 those of the policy.

@@ -6,6 +6,8 @@ bit and others do not, differently from machine to machine: the Nature CNN gave 
 to 16 rows on one CPU, for 2 to 15 and from 16 on another. `calibrate` finds the sizes that agree on
 the device, dtype and thread count in use; an actor then pads each batch to the next of them.
 Modules that mix rows, drop activations or keep state of their own are found and named.
+
+Axes: m rows of a batch.
 """
 
 from __future__ import annotations

@@ -3,6 +3,8 @@
 On the few rows of an actor's batch, torch takes two to four times as long as numpy to get to a
 layer of some thousand weights, and what it runs on the way drives everything else from the core's
 caches. The arithmetic is the same; how it is rounded is not.
+
+Axes: m rows of a batch, n values of a row.
 """
 
 from __future__ import annotations

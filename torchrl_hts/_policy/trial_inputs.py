@@ -2,6 +2,8 @@
 
 Whether two batch sizes round alike shows in many different rows only, and an environment has shown
 a few. To compare bits, made-up rows serve as well as real ones, where the policy takes them.
+
+Axes: m real rows, n others.
 """
 
 from __future__ import annotations

@@ -128,7 +128,14 @@ class EpisodeReturns:
         }
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Go on where `state_dict` was called."""
+        """Go on where `state_dict` was called.
+
+        Args:
+            state_dict: what `state_dict` returned.
+
+        Raises:
+            KeyError: if an entry is missing.
+        """
         self.count = state_dict["count"]
         self._returns = deque(state_dict["returns"], self._returns.maxlen)
         self._lengths = deque(state_dict["lengths"], self._lengths.maxlen)

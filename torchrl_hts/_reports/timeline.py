@@ -1,4 +1,7 @@
-"""What a collector recorded, as arrays and as a trace for Perfetto (or chrome://tracing)."""
+"""What a collector recorded, as arrays and as a trace for Perfetto (or chrome://tracing).
+
+Axes: E events.
+"""
 
 from __future__ import annotations
 
@@ -56,7 +59,14 @@ class Timeline:
         return f"{type(self).__name__}({counts})"
 
     def rounds(self, events: Array) -> Array:
-        """The round of each event; -1 for those of none (waiting for an action or observations)."""
+        """The round of each event; -1 for those of none (waiting for an action or observations).
+
+        Args:
+            events: ``[E]`` records, as in `events` or from `of`.
+
+        Returns:
+            ``[E]`` integers.
+        """
         rounds = events["number"].copy()
         steps = events["activity"] == Activity.STEP
         rounds[steps] //= self.sync_interval
@@ -65,11 +75,22 @@ class Timeline:
         return rounds
 
     def of(self, activity: Activity) -> Array:
-        """The events of one activity, of all workers."""
+        """The events of one activity, of all workers.
+
+        Args:
+            activity: which, such as ``Activity.STEP``.
+
+        Returns:
+            ``[E]`` records, worker by worker.
+        """
         return np.concatenate([e[e["activity"] == activity] for e in self.events.values()])
 
     def last(self, num_rounds: int) -> Timeline:
-        """From where the first environment began the last so many rounds that were handed out."""
+        """What happened since the first environment began one of the last rounds.
+
+        Args:
+            num_rounds: how many of the rounds that were handed out are kept.
+        """
         handed_out = self.of(Activity.BATCH_WAIT)["number"]
         first = int(handed_out.max(initial=0)) - num_rounds + 1
         steps = self.of(Activity.STEP)
@@ -78,7 +99,18 @@ class Timeline:
         return Timeline(kept, self.sync_interval, self.lag)
 
     def write(self, path: str | os.PathLike[str], num_rounds: int | None = None) -> None:
-        """Write a trace or a picture; see `HTSCollector.timeline`."""
+        """Write a trace or a picture; see `HTSCollector.timeline`.
+
+        Args:
+            path: its name ends in ``.json`` or ``.json.gz`` for a trace, in ``.png``, ``.svg`` or
+                ``.pdf`` for a picture.
+            num_rounds: how many of the last rounds are shown. By default a trace has all that was
+                kept, and a picture a few.
+
+        Raises:
+            ValueError: if the name ends in anything else.
+            ImportError: if a picture is asked for and matplotlib is missing.
+        """
         file = check_path(path)
         if file.name.endswith(_TRACES):
             shown = self if num_rounds is None else self.last(num_rounds)

@@ -1,4 +1,7 @@
-"""Tensors over the shared memory: one TensorDict ``[N, T]`` and one set of parameters per slot."""
+"""Tensors over the shared memory: one TensorDict ``[N, T]`` and one set of parameters per slot.
+
+Axes: N environments, T = alpha steps.
+"""
 
 from __future__ import annotations
 

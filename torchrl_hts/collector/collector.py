@@ -90,7 +90,7 @@ class HTSCollector(StockAttributes, BaseCollector):  # type: ignore[misc]  # tor
     that is not.
 
     Args:
-        create_env_fn: a callable per environment, each returning a `gymnasium.Env` (the fast path:
+        create_env_fn: a callable per environment. Each returns a `gymnasium.Env` (the fast path:
             its executor never imports torch) or a TorchRL `EnvBase` of empty batch size, with any
             transforms. A single callable makes one environment, or `num_workers`.
         policy: a TensorDictModule that writes ``"action"``, in training or evaluation mode as it
@@ -99,57 +99,58 @@ class HTSCollector(StockAttributes, BaseCollector):  # type: ignore[misc]  # tor
         policy_factory: makes the policy instead.
 
     Keyword Args:
-        frames_per_batch: N * alpha; rounded up to a multiple of N with a warning, as TorchRL does.
-            This and other integers may be floats without a fraction, such as 1e6.
-        total_frames: ends after at least so many; -1 or ``float("inf")``: endless.
+        frames_per_batch: steps in a batch, N * alpha. It is rounded up to a multiple of N with a
+            warning, as TorchRL does. A float without a fraction does too.
+        total_frames: the iterator ends after at least so many steps; -1: never. A float without a
+            fraction does too.
         lag: how many updates the behaviour parameters are behind. 1 is the paper; 0 is synchronous.
-        num_actors: processes that run the policy. A lone one waits for larger batches while every
-            core has other work. By default as many as it takes to keep up with the executors, as
-            far as those, and where environments wait the learner, leave cores to them: by the same
-            measurement as `num_executors`. One without it (a single environment, `num_executors`
-            is given, the policy can't be timed, or not on the CPU), and with one or two cores. How
-            many there are is the attribute `num_actors`.
+        num_actors: processes that run the policy. By default as many as keep up with the executors
+            on the cores that these leave, by the same measurement as `num_executors`. There is one
+            with one or two cores, for a policy that is not on the CPU or can't be timed, and where
+            `num_executors` is given. A lone actor waits for larger batches while every core has
+            other work. The attribute `num_actors` tells how many there are.
         num_executors: processes that step environments, at most one per environment. By default
-            a process that then ends makes one more environment, plays some steps at random, and
-            the time they take decides: for environments that compute one executor per core, but
-            for the cores that the policy, timed in another process, takes if it runs on the CPU;
-            up to one per environment if they wait; one or few if they take microseconds. How many
-            there are is the attribute `num_executors`.
-        seed: of everything random, an int >= 0; by default drawn from torch's generator.
-        device: default of the three that follow; all default to the CPU.
+            one more environment is made in a process of its own, played at random, and closed. If
+            its steps compute, there is one executor per core, but for the cores that the policy
+            takes on the CPU. If they wait, there is up to one per environment. If they take
+            microseconds, there are few. The attribute `num_executors` tells how many there are.
+        seed: of everything random, an int >= 0. By default it is drawn from torch's generator.
+        device: default of the three devices that follow. By default they are the CPU.
         storing_device: where batches are handed out.
         policy_device: where the actors run the policy.
         env_device: where TorchRL environments compute.
         create_env_kwargs: keyword arguments of every factory, or a list with one dict for each.
         exploration_type: under which the actors run the policy.
-        max_frames_per_traj: length at which an episode is truncated; 0 or -1: never. Adds
-            ``step_count``.
+        max_frames_per_traj: length in steps at which an episode is truncated; 0 or -1: never.
+            Batches then have ``step_count``.
         postproc: applied to each batch before it is handed out.
-        split_trajs: hand out ``[trajectories, time]``, padded, with ``("collector", "mask")``.
-        set_truncated: mark the last step of every row as truncated.
-        compact_obs: leave ``("next", observation)`` out.
+        split_trajs: whether batches are handed out as ``[trajectories, time]``, padded, with
+            ``("collector", "mask")``.
+        set_truncated: whether the last step of every row is marked as truncated.
+        compact_obs: whether ``("next", observation)`` is left out.
         info_keys: numbers in the ``info`` of a gymnasium environment's steps that batches carry
-            too, such as ``["is_success", ("episode", "r")]``: as ``("next", "is_success")`` and
-            ``("next", "episode", "r")``, float64 ``[N, T, 1]``, NaN where a step has none
+            too, such as ``["is_success", ("episode", "r")]``. They are ``("next", "is_success")``
+            and ``("next", "episode", "r")``, float64 ``[N, T, 1]``, NaN where a step has none
             (docs/how_to/carry_info.md).
-        return_same_td: hand out the slot itself instead of a copy; valid until the iterator is
-            resumed.
-        track_policy_version: accepted for compatibility; batches always carry the version.
-        actor_threads: torch's intra-op threads in each actor; a small policy is run by one.
+        return_same_td: whether the slot itself is handed out instead of a copy. It is valid until
+            the iterator is resumed.
+        track_policy_version: accepted for compatibility. Batches always carry the version.
+        actor_threads: torch's intra-op threads in each actor. A small policy is run by one.
         on_executor_failure: what is done about an executor that dies, hangs, or whose environment
-            raises: ``"raise"`` a WorkerError; or ``"restart"``, which replaces it and resets its
-            environments, with a warning (docs/explanation/reliability.md). Actors that die or
+            raises. ``"raise"`` raises a WorkerError. ``"restart"`` replaces the executor and resets
+            its environments, with a warning (docs/explanation/reliability.md). Actors that die or
             hang are then replaced too, without effect on any result. A policy that raises is never
             tried again.
-        max_restarts: so many workers are replaced
-        restart_window_s: within so many seconds; the failure that follows is raised.
-        timeout_s: how long a worker that has work may make no progress before it counts as hung,
-            while environments are made too; a number, or a dict with ``"executor"`` and
+        max_restarts: how many workers are replaced within `restart_window_s`. The failure that
+            follows is raised.
+        restart_window_s: length of that window, in seconds.
+        timeout_s: for how many seconds a worker that has work may make no progress before it counts
+            as hung, while environments are made too. A number, or a dict with ``"executor"`` and
             ``"actor"``. Off by default.
-        storage_dir: a directory, for rounds that don't fit into memory: they lie in a file there,
+        storage_dir: a directory for rounds that don't fit into memory. They lie in a file there
             which has no name and so never stays behind.
-        timeline_events: so many of the newest events of each worker are kept for `timeline`, in 32
-            bytes each; 0: none, and `timeline` has nothing to show.
+        timeline_events: how many of the newest events of each worker are kept for `timeline`, in 32
+            bytes each. With 0 `timeline` has nothing to show.
         pre_collect_hook: called before each batch is waited for.
         post_collect_hook: called with each batch.
         stock_arguments: those of TorchRL's own collectors. Some are taken (``cat_results``,
@@ -505,6 +506,14 @@ class HTSCollector(StockAttributes, BaseCollector):  # type: ignore[misc]  # tor
         Takes the forms that TorchRL's collectors take, for one model, ``"policy"``, and for all
         actors together.
 
+        Args:
+            policy_or_weights: a module, a TensorDict, or a dict of tensors by name.
+            weights: the same as a keyword, a TensorDict or a dict alone.
+            policy: the same as a keyword, a module alone.
+            worker_ids: refused, since all actors act with the parameters of the round.
+            model_id: ``"policy"``, or nothing.
+            weights_dict: ``{"policy": weights}``.
+
         Raises:
             TypeError: for ``worker_ids``, and for what is no module, TensorDict or dict by name.
             KeyError: for another model, or a name that the policy doesn't have.
@@ -661,6 +670,10 @@ class HTSCollector(StockAttributes, BaseCollector):  # type: ignore[misc]  # tor
         The update with the batch that was out then counts as done, and the policy's values are
         its result.
 
+        Args:
+            state_dict: what `state_dict` returned, of a collector with the same environments,
+                policy, `frames_per_batch` and `lag`. The numbers of processes may differ.
+
         Raises:
             TypeError, ValueError: if an entry is missing, damaged, or of a collector of another
                 shape or policy; the message says which. Nothing has been changed then.
@@ -690,12 +703,17 @@ class HTSCollector(StockAttributes, BaseCollector):  # type: ignore[misc]  # tor
 
         Args:
             timeout: seconds until workers that don't end by themselves are killed; 4 by default.
-            close_env, raise_on_error: for compatibility; environments are always closed.
+            close_env: accepted for compatibility. Environments are always closed.
+            raise_on_error: accepted for compatibility. Failures have been raised by the iterator.
         """
         self._crew.shutdown(timeout)
 
     def start(self) -> None:
-        """Not offered: rounds are handed to the learner, not collected into a replay buffer."""
+        """Not offered: rounds are handed to the learner, not collected into a replay buffer.
+
+        Raises:
+            NotImplementedError: always.
+        """
         raise NotImplementedError(
             "HTSCollector has no start(): iterate over it, and extend a replay buffer with each "
             "batch if you need one; the next round is collected meanwhile"

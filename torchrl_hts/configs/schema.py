@@ -94,6 +94,10 @@ class DelayedGradientConfig:
     It belongs into a trainer's list of hooks, ``trainer.hooks=[${hook}]``; the loss module is that
     trainer's.
 
+    Args:
+        lag: as of `DelayedGradient`; by default that of the trainer's collector.
+        gradient_at: as of `DelayedGradient`.
+
     Example:
         >>> from hydra.utils import instantiate
         >>> instantiate(DelayedGradientConfig(lag=2))
@@ -114,6 +118,12 @@ class GymnasiumEnvConfig:
     The environment stays a gymnasium one, for executors that never import torch; TorchRL's
     ``env=gym`` makes a TorchRL environment. Further keys go to the environment.
 
+    Args:
+        id: of the environment, as in ``gymnasium.make``.
+        max_episode_steps: length at which an episode is truncated; by default the environment's.
+        disable_env_checker: whether gymnasium checks the environment in its first steps; by default
+            as gymnasium does.
+
     Example:
         >>> from hydra.utils import instantiate
         >>> instantiate(GymnasiumEnvConfig(id="CartPole-v1", max_episode_steps=9)).spec.id
@@ -131,7 +141,10 @@ class GymnasiumEnvConfig:
 
 @dataclass
 class AtariEnvConfig:
-    """Configuration of `torchrl_hts.envs.make_atari`: ``env=hts_atari``."""
+    """Configuration of `torchrl_hts.envs.make_atari`: ``env=hts_atari``.
+
+    The fields are the arguments of `make_atari`, with the same defaults.
+    """
 
     env_id: str = "ALE/Pong-v5"
     frame_stack: int = 4

@@ -201,6 +201,10 @@ class DelayedGradient(TrainerHookBase):  # type: ignore[misc]  # torchrl is unty
         what becomes of it; those around it, such as ``post_steps`` with its weight update, and the
         trainer's checkpoints see the newest parameters.
 
+        Args:
+            trainer: trains on the batches of a collector that has a `lag`.
+            name: under which the trainer saves this object.
+
         Raises:
             TypeError: if the trainer's collector has no `lag`.
             ValueError: if the lag given or already trained with isn't the collector's, or the
@@ -242,6 +246,9 @@ class DelayedGradient(TrainerHookBase):  # type: ignore[misc]  # torchrl is unty
         """Go on, bit for bit, from where :meth:`state_dict` was called.
 
         The states of loss module, optimizer and collector are to be loaded too, in any order.
+
+        Args:
+            state_dict: what :meth:`state_dict` returned, of an object with the same arguments.
 
         Raises:
             TypeError, ValueError: if the state has another lag, kind of gradient or set of

@@ -37,7 +37,11 @@ _ATOMS = (int, float, complex, str, bytes, tuple, type, types.FunctionType, type
 
 
 def names_of(env: gym.Env[Any, Any]) -> Names:
-    """What the states of an environment may name; to be asked for when the environment is new."""
+    """What the states of an environment may name; to be asked for when the environment is new.
+
+    Args:
+        env: the environment, before its first reset.
+    """
     layers = _layers(env)
     fixtures = _fixtures(layers)
     finder = NameFinder(io.BytesIO(), fixtures, None)

@@ -105,6 +105,9 @@ class FireOnReset(gym.Wrapper[Observation, int, Observation, int], RecordConstru
 def check_atari(env_id: str) -> None:
     """Find out whether ale-py is there and has such a game, without making it.
 
+    Args:
+        env_id: such as ``"ALE/Pong-v5"``.
+
     Raises:
         ModuleNotFoundError, ValueError, gymnasium.error.NameNotFound: as `make_atari`.
     """

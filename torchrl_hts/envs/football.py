@@ -92,7 +92,12 @@ class FootballEnv(BackgroundEnv):
         )
 
     def reset(self, *, seed: int | None = None, options: Info | None = None) -> tuple[Array, Info]:
-        """Begins an episode: the first of those that a seed determines, or the next one."""
+        """Begins an episode: the first of those that a seed determines, or the next one.
+
+        Args:
+            seed: begins a new sequence of episodes.
+            options: not used.
+        """
         super().reset(seed=seed)
         if seed is not None or not self._is_seeded:
             self._engine.seed(_engines_seed(self.np_random))
@@ -115,6 +120,9 @@ class FootballEnv(BackgroundEnv):
 
     def step(self, action: Any) -> tuple[Array, float, bool, bool, Info]:
         """A tenth of a second of the game.
+
+        Args:
+            action: one of the 19 of gfootball's default set, or one for each controlled player.
 
         Raises:
             gymnasium.error.ResetNeeded: the episode is over, or none has begun.
@@ -187,6 +195,9 @@ class FootballEnv(BackgroundEnv):
 
     def set_state(self, state: tuple[Any, ...]) -> None:
         """Go on where `get_state` was called, in another process maybe.
+
+        Args:
+            state: what `get_state` returned.
 
         Raises:
             ValueError: the state is of another scenario, or of other arguments.
@@ -296,7 +307,14 @@ def make_football(
 
 
 def check_football(scenario: str) -> None:
-    """Raise ValueError unless there is such a scenario."""
+    """Find out whether there is such a scenario, without an engine.
+
+    Args:
+        scenario: such as ``"academy_3_vs_1_with_keeper"``.
+
+    Raises:
+        ValueError: there is no such scenario; the message names those that there are.
+    """
     _check("scenario", scenario, list(SCENARIOS))
 
 

@@ -49,6 +49,9 @@ _MAX_DELAY_S = 0.003
 def digest(tensors: TensorDictBase | Iterable[Tensor]) -> str:
     """A short hash of the bits of a batch, keys included, or of some tensors.
 
+    Args:
+        tensors: of any shapes, data types and devices; in their order where they have no keys.
+
     Example:
         >>> digest([torch.zeros(2)]) == digest([torch.zeros(2)]), digest([-torch.zeros(2)])[:0]
         (True, '')
@@ -66,7 +69,11 @@ def digest(tensors: TensorDictBase | Iterable[Tensor]) -> str:
 
 
 class RandomDelay(gym.Wrapper[Any, Any, Any, Any]):
-    """Sleeps before each step for a time that no seed determines."""
+    """Sleeps before each step for a time that no seed determines.
+
+    Args:
+        env: any environment of gymnasium.
+    """
 
     def step(self, action: Any) -> Any:
         """Sleep, then step."""
