@@ -20,7 +20,7 @@ import numpy.typing as npt
 import torch
 from tensordict import TensorDictBase
 from tensordict.nn import TensorDictModuleBase
-from torch import Tensor
+from torch import Tensor, nn
 from torchrl.envs.utils import ExplorationType
 
 from torchrl_hts._policy.counter_policy import CounterPolicy
@@ -93,7 +93,7 @@ class BatchInference:
         modules: list[TensorDictModuleBase] = []
         self.refreshers: list[Callable[[], None] | None] = []
         for parameters in self.slots.parameters:
-            modules.append(deepcopy(module))
+            modules.append(_own_copy(module))
             self.refreshers.append(bind_parameters(modules[-1], parameters, self.device))
         self.packable = [PackedLayers(module, self.num_envs) for module in modules]
         weights = self.packable[0].sources
@@ -269,7 +269,10 @@ class BatchInference:
         if self.device.type == "cpu":
             values = dict(values)  # what the policy adds must not stay in the next call's input
         else:
-            values = {key: value.to(self.device) for key, value in values.items()}
+            # From pinned memory, which is next written to when the outputs have come back.
+            values = {
+                key: value.to(self.device, non_blocking=True) for key, value in values.items()
+            }
         return policy.run(values, noise)
 
     def calibrate(self) -> InvariantSizes:
@@ -380,6 +383,15 @@ class BatchInference:
             refresh()
         if self.packed:
             self.packable[slot].pack()
+
+
+def _own_copy(module: TensorDictModuleBase) -> TensorDictModuleBase:
+    """A copy with parameters of its own, as its device wants them."""
+    copy: TensorDictModuleBase = deepcopy(module)
+    for layer in copy.modules():
+        if isinstance(layer, nn.RNNBase):  # cuDNN's, in one block, which a copy isn't
+            layer.flatten_parameters()
+    return copy
 
 
 def _items(td: TensorDictBase) -> list[tuple[Key, Tensor]]:
