@@ -53,9 +53,10 @@ class CounterPolicy:
     under torch's generator seeded with its word; so is the whole policy if it draws from that
     generator elsewhere (`row_by_row`). Under the other exploration types it runs as it is.
     Policies of plain TensorDictModules and probabilistic modules in sequence skip TensorDict's
-    bookkeeping, if a trial shows that this leaves every bit of the outputs as it was. On the CPU a
-    Categorical of logits is then drawn and scored in numpy, and if there are but small dense layers
-    beside it, over inputs ``[m, n]``, so are these run: numpy rounds otherwise.
+    bookkeeping, if a trial shows that this leaves every bit of the outputs as it was. A Categorical
+    of logits is then drawn and scored in numpy, to which the logits of another device come, since
+    actors want the outputs on the CPU anyway. If there are but small dense layers beside it, on the
+    CPU and over inputs ``[m, n]``, so are these run: numpy rounds otherwise.
 
     Between calls the policy is as it was found; torch's global generators always are. TorchRL
     turns the validation of distributions' arguments off, so look for NaN in the outputs. Parameters
@@ -171,8 +172,9 @@ class CounterPolicy:
             self._steps = self._array_steps()
             self.takes_arrays = self._steps is not None
         if not self.takes_arrays:
-            quick = [quick_step(module, kind) for module in modules]
-            self._steps = [a or b for a, b in zip(quick, steps, strict=True)]
+            self._steps = [
+                self._quick_step(modules, index) or step for index, step in enumerate(steps)
+            ]
 
     def __call__(self, td: TensorDictBase, words: Words) -> TensorDictBase:
         """Run the policy on `td`, ``[m]`` with its `in_keys`, and write its `out_keys` there.
@@ -230,6 +232,14 @@ class CounterPolicy:
         for step in self._steps:
             step(values, stream)
         return values
+
+    def _quick_step(self, modules: Sequence[Any], index: int) -> Step | None:
+        """The quick step of a module, whose draws lie on the CPU, unless others need them."""
+        if self._device.type != "cpu":
+            drawn = set(modules[index].out_keys)
+            if any(drawn & set(later.in_keys) for later in modules[index + 1 :]):
+                return None
+        return quick_step(modules[index], self.exploration_type)
 
     @contextmanager
     def watched(self, keep: Callable[[Tensor], None]) -> Iterator[None]:

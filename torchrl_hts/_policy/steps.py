@@ -162,7 +162,10 @@ def draws_categorical(module: Any, kind: ExplorationType) -> bool:
 
 
 def quick_step(module: Any, kind: ExplorationType) -> Step | None:
-    """The step of a module that does nothing but draw from ``Categorical(logits=...)``, or None."""
+    """The step of a module that does nothing but draw from ``Categorical(logits=...)``, or None.
+
+    What it writes is on the CPU, where an actor wants it, wherever the logits are.
+    """
     if not draws_categorical(module, kind):
         return None
     general = exact_step(module, kind)
@@ -171,8 +174,8 @@ def quick_step(module: Any, kind: ExplorationType) -> Step | None:
     score = module.log_prob_key if module.return_log_prob else None
 
     def categorical(env: dict[Any, Any], noise: WordStream) -> None:
-        logits = env[logits_key]
-        if logits.device.type != "cpu" or logits.dtype not in (torch.float32, torch.float64):
+        logits = env[logits_key].cpu()
+        if logits.dtype not in (torch.float32, torch.float64):
             return general(env, noise)
         index, log_prob = draw_categorical(logits.numpy(), noise.uniform_array(logits.shape[:-1]))
         env[key] = torch.from_numpy(index)
