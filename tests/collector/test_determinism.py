@@ -74,7 +74,18 @@ def test_i6_an_environments_data_does_not_depend_on_how_many_others_there_are() 
 
 
 def test_the_command_compares_and_says_so(capsys: pytest.CaptureFixture[str]) -> None:
-    arguments = ["--tasks", "cartpole", "--actors", "1", "--executors", "2", "--rounds", "2"]
+    arguments = [
+        "--tasks",
+        "cartpole",
+        "--actors",
+        "1",
+        "--executors",
+        "2",
+        "--rounds",
+        "2",
+        "--num-envs",
+        "4",
+    ]
     assert main(["determinism", *arguments]) == 0
     output = capsys.readouterr().out
     assert "another seed: all differ" in output

@@ -213,6 +213,8 @@ def train(
     lag: int = 1,
     rounds: int = 4,
     num_envs: int = 8,
+    device: str = "cpu",
+    policy_device: str = "cpu",
 ) -> list[str]:
     """Train with A2C and return the digests of every batch and of the final parameters.
 
@@ -225,10 +227,13 @@ def train(
         lag: see `HTSCollector`.
         rounds: batches to train on.
         num_envs: number of environments.
+        device: where it learns.
+        policy_device: where the actors run the policy.
     """
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         policy, critic = task.build(_SlowIdentity() if delays else nn.Identity())
+        policy, critic = policy.to(device), critic.to(device)
         loss_module = A2CLoss(policy, critic)
         advantage = GAE(gamma=0.99, lmbda=0.95, value_network=critic)
         optimizer = torch.optim.RMSprop(loss_module.parameters(), lr=1e-3)
@@ -244,6 +249,8 @@ def train(
             num_executors=num_executors,
             lag=lag,
             seed=seed,
+            storing_device=device,
+            policy_device=policy_device,
         ) as collector:
             for batch in collector:
                 digests.append(digest(batch))
@@ -261,14 +268,26 @@ def train(
 
 def _determinism(args: argparse.Namespace) -> int:
     grid = list(itertools.product(args.actors, args.executors, (False, True)))
+    settings = {
+        "rounds": args.rounds,
+        "lag": args.lag,
+        "num_envs": args.num_envs,
+        "device": args.device,
+        "policy_device": args.policy_device,
+    }
     failures = 0
     with keep_servers():
         for name in args.tasks:
             reference: list[str] | None = None
             for actors, executors, delays in grid:
                 began = time.monotonic()
-                run = partial(train, TASKS[name], num_actors=actors, num_executors=executors)
-                found = run(delays=delays, rounds=args.rounds, lag=args.lag)
+                found = train(
+                    TASKS[name],
+                    num_actors=actors,
+                    num_executors=executors,
+                    delays=delays,
+                    **settings,
+                )
                 reference = reference or found
                 equal = found == reference
                 failures += not equal
@@ -285,8 +304,7 @@ def _determinism(args: argparse.Namespace) -> int:
                 num_executors=grid[0][1],
                 delays=False,
                 seed=1,
-                rounds=args.rounds,
-                lag=args.lag,
+                **settings,
             )
             differs = not set(other) & set(reference or ())
             failures += not differs
@@ -306,6 +324,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     check.add_argument("--tasks", nargs="+", choices=TASKS, default=_EVERYWHERE)
     check.add_argument("--actors", nargs="+", type=count, default=[1, 2, 4])
     check.add_argument("--executors", nargs="+", type=count, default=[1, 2, 8])
+    check.add_argument("--num-envs", type=count, default=8)
+    check.add_argument("--device", default="cpu", help="where it learns, such as cuda")
+    check.add_argument("--policy-device", default="cpu", help="where actors run the policy")
     check.add_argument("--rounds", type=count, default=4, help="batches to train on")
     check.add_argument("--lag", type=int, choices=range(17), default=1, metavar="LAG")
     check.set_defaults(run=_determinism)
