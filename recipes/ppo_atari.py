@@ -28,7 +28,7 @@ if __name__ == "__main__":  # before torch is imported, which takes seconds
 
 import torch
 from support.atari import VIDEO_FPS, eval_env, train_env
-from support.pixels import Agent, make_collector
+from support.pixels import Agent, make_collector, on_device
 from support.ppo import PPO
 from support.run import Run
 
@@ -41,7 +41,7 @@ def train(options: Options) -> int:
     torch.set_num_threads(options.torch_threads)
     keep_large_blocks()
     make_env = train_env(options)
-    agent = Agent(make_env())
+    agent = on_device(Agent(make_env()), options.device)
 
     with make_collector(options, make_env, agent.actor_critic) as collector:
         ppo = PPO(agent, options, num_rounds=len(collector))

@@ -59,7 +59,7 @@ if __name__ == "__main__":  # before torch is imported, which takes seconds
 
 import gymnasium as gym
 import torch
-from support.pixels import Agent, make_collector
+from support.pixels import Agent, make_collector, on_device
 from support.ppo import PPO
 from support.run import Run
 
@@ -84,7 +84,7 @@ def train(options: Options) -> int:
     torch.set_num_threads(options.torch_threads)
     keep_large_blocks()
     make_env = train_env(options)
-    agent = Agent(make_env())
+    agent = on_device(Agent(make_env()), options.device)
 
     with make_collector(options, make_env, agent.actor_critic) as collector:
         ppo = PPO(agent, options, num_rounds=len(collector))

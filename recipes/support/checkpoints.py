@@ -72,7 +72,7 @@ class Checkpoints:
             with zipfile.ZipFile(io.BytesIO(content)) as archive:
                 if (damaged := archive.testzip()) is not None:  # torch doesn't look at checksums
                     raise ValueError(f"the checksum of {damaged} is wrong")
-            state = torch.load(io.BytesIO(content), weights_only=True)
+            state = torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
             if not isinstance(state, dict):
                 raise TypeError(f"it holds a {type(state).__name__}")
         except MemoryError:

@@ -28,6 +28,8 @@ class PixelOptions(RunOptions):
     num_executors: int | None = option(
         None, "processes that step games; by default as many as pay", may_change=True, least=1
     )
+    device: str = option("cpu", "where batches lie and are learned from, such as cuda")
+    policy_device: str = option("cpu", "where the actors run the policy, such as cuda")
     gamma: float = option(0.99, "discount", least=0, most=1)
     entropy_coefficient: float = option(0.01, "weight of the entropy bonus", least=0)
     critic_coefficient: float = option(0.5, "weight of the value loss", least=0)

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
 
 import gymnasium as gym
@@ -13,10 +14,11 @@ from tensordict.nn import TensorDictModule, TensorDictModuleBase, TensorDictSequ
 from torch import Tensor, nn
 from torchrl.modules import ProbabilisticActor, ValueOperator
 
+from support.errors import RecipeError
 from support.pixel_options import PixelOptions
 from torchrl_hts import HTSCollector
 
-__all__ = ["Agent", "NatureCNN", "encode", "make_collector"]
+__all__ = ["Agent", "NatureCNN", "encode", "make_collector", "on_device"]
 
 
 def make_collector(
@@ -34,6 +36,8 @@ def make_collector(
         num_executors=options.num_executors,
         lag=options.lag,
         seed=options.seed,
+        storing_device=options.device,
+        policy_device=options.policy_device,
         return_same_td=True,  # no batch is needed any more when the next is asked for
     )
 
@@ -119,6 +123,11 @@ class Agent:
             self.trunk, self.actor_head, self.critic_head
         ).select_out_keys("action", "action_log_prob", "state_value")
 
+    def to(self, device: str) -> Agent:
+        """Moves all parameters there; returns the agent."""
+        self.actor_critic.to(device)
+        return self
+
     def evaluate_next(self, batch: TensorDictBase) -> None:
         """Writes ``("next", "state_value")``, out of the values that the actors have computed.
 
@@ -130,6 +139,22 @@ class Agent:
             batch["state_value"],
             lambda frames: self.critic_head.module(self.trunk.module(frames)),
         )
+
+
+def on_device(agent: Agent, device: str) -> Agent:
+    """Moves an agent to where it is learned, and has learning there repeat itself bit for bit.
+
+    Raises:
+        RecipeError: if there is no such device here.
+    """
+    try:
+        agent.to(device)
+    except (RuntimeError, AssertionError, ImportError) as error:
+        raise RecipeError(f"--device {device} can't be used here: {error}") from error
+    if device != "cpu":  # where gradients of convolutions are else summed up in any order
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+        torch.use_deterministic_algorithms(True)
+    return agent
 
 
 def encode(trunk: TensorDictModule, batch: TensorDictBase) -> None:

@@ -395,7 +395,9 @@ class Run:
         self._metrics.sync()
         self._evaluations.sync()
         self._checkpoints.save(self.step, state)
-        save_atomically(self.output_dir / "policy.pt", self._collector.policy.state_dict())
+        policy = self._collector.policy.state_dict()
+        on_cpu = {name: value.cpu() for name, value in policy.items()}
+        save_atomically(self.output_dir / "policy.pt", on_cpu)
 
     def _resume(self) -> int:
         """Load the newest checkpoint; returns the rows of metrics before it."""

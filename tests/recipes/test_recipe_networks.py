@@ -13,6 +13,7 @@ from torchrl.objectives.value import GAE
 
 pytest.importorskip("ale_py")
 from support import pixels
+from support.errors import RecipeError
 
 from torchrl_hts.envs import make_atari
 
@@ -107,3 +108,12 @@ def test_the_trunk_takes_any_batch_of_frames() -> None:
     trunk = TensorDictModule(pixels.NatureCNN((4, 84, 84)), ["observation"], ["hidden"])
     out = trunk(TensorDict({"observation": frames}, [2, 3]))["hidden"]
     assert (out.shape, out.dtype) == ((2, 3, 512), torch.float32)
+
+
+def test_a_device_that_is_not_there_is_told_of_by_its_option() -> None:
+    agent = pixels.Agent(make_atari("ALE/Pong-v5"))
+    with pytest.raises(RecipeError, match=r"--device cuda:99 can't be used here: "):
+        pixels.on_device(agent, "cuda:99")
+    assert not torch.are_deterministic_algorithms_enabled()
+    assert pixels.on_device(agent, "cpu") is agent
+    assert not torch.are_deterministic_algorithms_enabled(), "the CPU's are as they are"
