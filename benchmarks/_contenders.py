@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Protocol
 
@@ -90,7 +90,7 @@ class CollectorRunner:
         learner_threads: int | None = None,
     ) -> None:
         torch.set_num_threads(1)
-        agent = make_agent(workload)
+        agent = make_agent(workload, training.device)
         self._learn = make_learn(agent, training, num_envs, contender.lag, stock=stock)
         self._collector = contender.make(workload, training, num_envs, agent)
         # TorchRL's multi-process collectors set this to 1 and leave it there.
@@ -129,7 +129,13 @@ class CollectorRunner:
 
 
 def make_runner(
-    name: str, workload: str, training: str, num_envs: int, learner_threads: int | None = None
+    name: str,
+    workload: str,
+    training: str,
+    num_envs: int,
+    learner_threads: int | None = None,
+    device: str = "cpu",
+    policy_device: str = "cpu",
 ) -> Runner:
     """A contender at work on a cell of the benchmark.
 
@@ -140,25 +146,20 @@ def make_runner(
         num_envs: environments.
         learner_threads: of torch in the learner; by default one for each core, or one where
             gathering goes on meanwhile and learning isn't most of the work.
+        device, policy_device: see `Training`.
 
     Raises:
         ValueError: if it can't do that work.
     """
     plain = name.removesuffix(STOCK)
+    work = find_workload(workload)
+    trained = replace(TRAININGS[training], device=device, policy_device=policy_device)
     if plain == "sb3":
         from _stable_baselines import StableBaselines  # an optional package
 
-        return StableBaselines(
-            find_workload(workload), TRAININGS[training], num_envs, learner_threads or CORES
-        )
-    return CollectorRunner(
-        CONTENDERS[plain],
-        find_workload(workload),
-        TRAININGS[training],
-        num_envs,
-        name != plain,
-        learner_threads,
-    )
+        return StableBaselines(work, trained, num_envs, learner_threads or CORES)
+    stock = name != plain
+    return CollectorRunner(CONTENDERS[plain], work, trained, num_envs, stock, learner_threads)
 
 
 # Those of TorchRL and ours.
@@ -185,6 +186,14 @@ def _sizes(training: Training, num_envs: int) -> dict[str, int]:
     return {"frames_per_batch": num_envs * training.sync_interval, "total_frames": -1}
 
 
+def _devices(training: Training) -> dict[str, str]:
+    """Of TorchRL's collectors, which run the learner's own policy where its parameters are."""
+    if training.device == "cpu":
+        return {}
+    devices = {"policy_device": training.device, "storing_device": training.device}
+    return {**devices, "env_device": "cpu"}
+
+
 def _hts(
     workload: Workload,
     training: Training,
@@ -199,6 +208,8 @@ def _hts(
         **_sizes(training, num_envs),
         lag=lag,
         seed=0,
+        storing_device=training.device,
+        policy_device=training.policy_device,
         return_same_td=True,
         timeline_events=timeline_events,
     )
@@ -234,8 +245,8 @@ def _parallel(workload: Workload, training: Training, num_envs: int, agent: Agen
 
 
 def _in_turns(env: EnvBase, training: Training, num_envs: int, agent: Agent) -> Any:
-    sizes = _sizes(training, num_envs)
-    return Collector(env, policy_of(agent, training), **sizes, return_same_td=True)
+    arguments = {**_sizes(training, num_envs), **_devices(training)}
+    return Collector(env, policy_of(agent, training), **arguments, return_same_td=True)
 
 
 def _multi_sync(workload: Workload, training: Training, num_envs: int, agent: Agent) -> Any:
@@ -243,13 +254,17 @@ def _multi_sync(workload: Workload, training: Training, num_envs: int, agent: Ag
         shares(workload, num_envs),
         policy_of(agent, training),
         **_sizes(training, num_envs),
+        **_devices(training),
         cat_results=0,
     )
 
 
 def _multi_async(workload: Workload, training: Training, num_envs: int, agent: Agent) -> Any:
     return MultiAsyncCollector(
-        shares(workload, num_envs), policy_of(agent, training), **_sizes(training, num_envs)
+        shares(workload, num_envs),
+        policy_of(agent, training),
+        **_sizes(training, num_envs),
+        **_devices(training),
     )
 
 

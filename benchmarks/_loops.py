@@ -12,8 +12,9 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 import torch
-from _workloads import CORES, TRAININGS, Training, Workload
+from _workloads import CORES, Training, Workload
 from support.pixels import Agent
+from support.ppo import PPO
 from tensordict import TensorDict, TensorDictBase
 from torch import Tensor
 
@@ -35,7 +36,8 @@ class Loop:
         self._logits = agent.logits.module
         self._critic = agent.critic_head.module
         self._num_steps = training.sync_interval
-        self._keeps_values = training is TRAININGS["ppo"]
+        self._keeps_values = training.algorithm is PPO
+        self._device = training.device
 
     def __iter__(self) -> Iterator[TensorDictBase]:
         observation, _ = self._envs.reset()
@@ -43,13 +45,16 @@ class Loop:
             steps = []
             for _ in range(self._num_steps):
                 # AtariVectorEnv and EnvPool hand out arrays that they may write to again.
-                step = self._act(torch.from_numpy(np.array(observation)))
+                step = self._act(self._taken(observation))
                 observation, reward, terminated, truncated, _ = self._envs.step(
-                    step["action"].numpy()
+                    step["action"].numpy(force=True)
                 )
                 steps.append(step | _outcome(reward, terminated, truncated))
-            last = torch.from_numpy(np.array(observation))
-            yield _stack(steps, last)
+            yield _stack(steps, self._taken(observation)).to(self._device)
+
+    def _taken(self, observation: Any) -> Tensor:
+        """A copy on the device."""
+        return torch.from_numpy(np.array(observation)).to(self._device)
 
     @torch.no_grad()
     def _act(self, observation: Tensor) -> dict[str, Tensor]:
@@ -80,7 +85,10 @@ def _outcome(reward: Any, terminated: Any, truncated: Any) -> dict[str, Tensor]:
 
 
 def _stack(steps: list[dict[str, Tensor]], last: Tensor) -> TensorDictBase:
-    """T steps of N rows each, and the observation after them, as a batch ``[N, T]``."""
+    """T steps of N rows each, and the observation after them, as a batch ``[N, T]``.
+
+    Some of it may be on another device than the rest.
+    """
     columns = {name: torch.stack([step[name] for step in steps], 1) for name in steps[0]}
     observations = torch.cat([columns.pop("observation"), last.unsqueeze(1)], 1)  # [N, T + 1]
     following = {name: columns.pop(name) for name in ("reward", "terminated", "truncated")}

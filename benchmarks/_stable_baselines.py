@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from _workloads import TRAININGS, Training, Workload, make_agent
+from _workloads import Training, Workload, make_agent
 from a2c_atari import Options as A2COptions
 from ppo_atari import Options as PPOOptions
 from stable_baselines3 import A2C, PPO
@@ -14,6 +14,7 @@ from stable_baselines3.common.logger import Logger
 from stable_baselines3.common.on_policy_algorithm import OnPolicyAlgorithm
 from stable_baselines3.common.torch_layers import BaseFeaturesExtractor
 from stable_baselines3.common.vec_env import DummyVecEnv, SubprocVecEnv
+from support import ppo
 from torch import Tensor
 
 __all__ = ["StableBaselines"]
@@ -57,7 +58,7 @@ class StableBaselines:
         options: A2COptions | PPOOptions = A2COptions()
         algorithm: type[OnPolicyAlgorithm] = A2C
         own: dict[str, Any] = {}
-        if training is TRAININGS["ppo"]:
+        if training.algorithm is ppo.PPO:
             options, algorithm = PPOOptions(), PPO
             own = {
                 "batch_size": num_envs * training.sync_interval // 4,
@@ -76,7 +77,7 @@ class StableBaselines:
             vf_coef=options.critic_coefficient,
             max_grad_norm=options.max_grad_norm,
             policy_kwargs=network,
-            device="cpu",
+            device=training.device,
             **own,
         )
         self._model.set_logger(Logger(None, []))

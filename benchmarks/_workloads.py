@@ -143,12 +143,16 @@ class Training:
         algorithm: None only collects.
         mostly_learns: whether learning takes longer than all the rest, so that a learner of one
             thread would leave other cores idle.
+        device: where batches lie and are learned from.
+        policy_device: where the policy runs, of those who can have it elsewhere.
     """
 
     description: str
     sync_interval: int
     algorithm: type[A2C] | type[PPO] | None = None
     mostly_learns: bool = False
+    device: str = "cpu"
+    policy_device: str = "cpu"
 
 
 TRAININGS = {
@@ -173,7 +177,7 @@ class TwoLayers(nn.Sequential):
         )
 
 
-def make_agent(workload: Workload) -> Agent:
+def make_agent(workload: Workload, device: str = "cpu") -> Agent:
     """The same network for all contenders: the Nature CNN for pixels, two layers for vectors."""
     torch.manual_seed(0)
     env = workload.factories(1)[0]()
@@ -181,7 +185,7 @@ def make_agent(workload: Workload) -> Agent:
     assert shape is not None
     agent = Agent(env) if len(shape) == 3 else Agent(env, TwoLayers(shape[0]), 64)
     env.close()
-    return agent
+    return agent.to(device)
 
 
 def make_policy(workload: Workload, training: Training) -> TensorDictSequential:

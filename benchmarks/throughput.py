@@ -150,6 +150,15 @@ def parse() -> argparse.Namespace:
         help="of torch in the learner, whatever the contender; by default as told above",
     )
     parser.add_argument(
+        "--device", default="cpu", help="where batches lie and are learned from, such as cuda"
+    )
+    parser.add_argument(
+        "--policy-device",
+        default="cpu",
+        help="where HTSCollector's actors run the policy, such as cuda; the policy of others runs "
+        "where the learner does",
+    )
+    parser.add_argument(
         "--keep-large-blocks", action="store_true", help="call keep_large_blocks in each learner"
     )
     parser.add_argument("--output-dir", type=Path, default=Path("runs/throughput"))
@@ -235,7 +244,14 @@ def alone(options: argparse.Namespace) -> None:
 
         result = measure_sample_factory(*names, num_envs, options.seconds, options.warm_up)
     else:
-        runner = make_runner(contender, *names, num_envs, options.learner_threads)
+        runner = make_runner(
+            contender,
+            *names,
+            num_envs,
+            options.learner_threads,
+            options.device,
+            options.policy_device,
+        )
         result = measure_runner(runner, options.seconds, options.warm_up)
     print(json.dumps(result))
 
@@ -266,6 +282,7 @@ def measure(
     script += ["--warm-up", str(options.warm_up)]
     if options.learner_threads is not None:
         script += ["--learner-threads", str(options.learner_threads)]
+    script += ["--device", options.device, "--policy-device", options.policy_device]
     script += ["--keep-large-blocks"] * options.keep_large_blocks
     script += ["--alone"]
     for repetition, cell in product(range(options.repetitions), cells):
@@ -306,6 +323,8 @@ def main() -> None:
     conditions: dict[str, Any] = {
         "cores": CORES,
         "learner_threads": options.learner_threads,
+        **({"device": options.device} if options.device != "cpu" else {}),
+        **({"policy_device": options.policy_device} if options.policy_device != "cpu" else {}),
         "seconds": options.seconds,
         "warm_up": options.warm_up,
         "keep_large_blocks": options.keep_large_blocks,
