@@ -12,8 +12,8 @@ import gymnasium as gym
 import pytest
 import torch
 from policies import categorical
-from tensordict.nn import TensorDictModule
-from torch import nn
+from tensordict.nn import TensorDictModule, TensorDictSequential
+from torch import Tensor, nn
 from torchrl.envs import GymEnv
 from torchrl.modules import MLP, NormalParamExtractor, ProbabilisticActor, TanhNormal
 
@@ -161,3 +161,20 @@ def test_an_actor_that_dies_is_replaced() -> None:
     with pytest.warns(Warning, match="actor 0"):
         killed = run(kill)
     assert killed == run(lambda collector: None)
+
+
+def test_what_comes_after_a_draw_reads_it_on_the_gpu() -> None:
+    policy = TensorDictSequential(
+        categorical(num_actions=2),
+        TensorDictModule(Doubled(), ["action", "logits"], ["doubled"]),
+    ).to("cuda")
+    with on_gpu(policy=policy) as collector:
+        batch = next(iter(collector))
+    assert torch.equal(batch["doubled"], 2.0 * batch["action"])
+
+
+class Doubled(nn.Module):
+    """Fails where its inputs are on two devices."""
+
+    def forward(self, action: Tensor, logits: Tensor) -> Tensor:
+        return 2 * action + 0 * logits[..., 0]
