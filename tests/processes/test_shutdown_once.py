@@ -25,9 +25,14 @@ from torchrl_hts import HTSCollector
 from torchrl_hts._processes.server_pool import WITH_TORCH, ServerPool, ServerUser
 from torchrl_hts._processes.shutdown_once import Ending, undivided
 
-PACKAGE = str(Path(torchrl_hts._processes.server_pool.__file__).parent)
-MODULES = ("choosing", "staff", "crew", "roster")
-MODULES += ("servers", "workers", "messages", "undivided", "exchange")
+PACKAGE = Path(torchrl_hts.__file__).parent
+MODULES = {
+    "_planning": ("worker_counts",),
+    "_processes": ("fork_server", "messages", "server_pool", "shutdown_once"),
+    "_rounds": ("exchange",),
+    "_supervision": ("listener", "supervisor", "workers"),
+}
+FILES = {str(PACKAGE / folder / f"{name}.py") for folder in MODULES for name in MODULES[folder]}
 LOOKED_AFTER = ("CALL", "JUMP_BACKWARD")
 POINTS = 8
 
@@ -45,7 +50,6 @@ class Points:
 
     def __init__(self, at: int, strike: Callable[[], None]) -> None:
         self.at, self.strike, self.seen = at, strike, 0
-        self._files = {f"{PACKAGE}/{name}.py" for name in MODULES}
 
     @property
     def struck(self) -> bool:
@@ -68,7 +72,7 @@ class Points:
             self.strike()
 
     def _call(self, frame: FrameType, event: str, argument: object) -> Any:
-        if frame.f_code.co_filename not in self._files:
+        if frame.f_code.co_filename not in FILES:
             return None
         self._look()
         if not hasattr(dis, "_parse_exception_table"):

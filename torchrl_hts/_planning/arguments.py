@@ -177,7 +177,7 @@ def check_frames(frames_per_batch: Any, total_frames: Any, num_envs: int) -> tup
             f"environments: each batch has {batch} frames",
             stacklevel=3,
         )
-    if total_frames is None or total_frames == inf:
+    if total_frames is None or (isinstance(total_frames, Real) and total_frames == inf):
         return sync_interval, None
     total_frames = check_integer("total_frames", total_frames, least=-1)
     if total_frames < 0:
