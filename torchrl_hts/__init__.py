@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from torchrl_hts._reports.episodes import EpisodeReturns
     from torchrl_hts._reports.statistics import Statistics, WorkerStatistics
     from torchrl_hts._reports.timeline import Timeline
+    from torchrl_hts._world.world import World
     from torchrl_hts.collector import HTSCollector
     from torchrl_hts.delayed_gradient import DelayedGradient
     from torchrl_hts.delayed_gradient.undelayed import UndelayedUpdateWarning
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
         ProtocolError,
         ResourceError,
         WorkerError,
+        WorldError,
     )
 
 __version__ = "0.1.0"
@@ -50,6 +52,8 @@ _MODULE_OF = {
     "UndelayedUpdateWarning": "delayed_gradient.undelayed",
     "WorkerError": "errors",
     "WorkerStatistics": "_reports.statistics",
+    "World": "_world.world",
+    "WorldError": "errors",
     "keep_large_blocks": "_processes.linux",
     "keep_servers": "_processes.server_pool",
 }
@@ -72,6 +76,8 @@ __all__ = [
     "UndelayedUpdateWarning",
     "WorkerError",
     "WorkerStatistics",
+    "World",
+    "WorldError",
     "__version__",
     "keep_large_blocks",
     "keep_servers",

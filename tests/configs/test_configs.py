@@ -165,7 +165,8 @@ def trained(trainer: Trainer) -> str:
 @pytest.mark.parametrize(
     ("config", "function", "apart"),
     [
-        (HTSCollectorConfig, HTSCollector, {"num_envs", "num_workers", "stock_arguments"}),
+        # A world is no setting: TorchRL's trainers, which are what configurations make, have none.
+        (HTSCollectorConfig, HTSCollector, {"num_envs", "num_workers", "stock_arguments", "world"}),
         (DelayedGradientConfig, DelayedGradient, {"loss_module"}),
         (GymnasiumEnvConfig, gym.make, {"kwargs"}),
         (AtariEnvConfig, make_atari, set()),

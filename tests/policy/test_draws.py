@@ -39,6 +39,16 @@ def test_words_do_not_depend_on_the_number_of_environments() -> None:
     np.testing.assert_array_equal(few, many[:4])
 
 
+@pytest.mark.parametrize(("interval", "width"), [(5, 2), (3, 1), (1, 1), (7, 3), (2, 0)])
+def test_some_environments_have_the_words_that_they_have_among_all(
+    interval: int, width: int
+) -> None:
+    everybody = CounterNoise(3, 8, interval, width).round(9)
+    for first in range(8):
+        own = CounterNoise(3, 8 - first, interval, width, first_env=first)
+        np.testing.assert_array_equal(own.round(9), everybody[first:])
+
+
 def test_words_are_a_pure_function_of_seed_and_round() -> None:
     noise = CounterNoise(3, 4, 5, 2)
     later, first = noise.round(7), noise.round(0)

@@ -79,11 +79,14 @@ class BatchInference:
     ) -> None:
         layout = memory.layout
         self.num_envs, self.sync_interval = layout.num_envs, layout.sync_interval
+        self.first_env = layout.first_env
+        # Of several learners each runs what one of any number of them would: groups.
+        self.group = layout.group or layout.num_envs
         self.num_slots = layout.num_slots
         self.schedule = memory.schedule(last_round)
-        self.sizes = InvariantSizes((self.num_envs,), self.num_envs, fixed_rows=True)
+        self.sizes = InvariantSizes((self.group,), self.group, fixed_rows=True)
         self.trial: TrialInputs = unpickled(examples)
-        self.examples = self.trial.rows(self.num_envs)
+        self.examples = self.trial.rows(self.group)
         self.device = torch.device(device)
         self.slots = Slots(memory)
         module: TensorDictModuleBase = unpickled(policy).to(self.device)
@@ -95,7 +98,7 @@ class BatchInference:
         for parameters in self.slots.parameters:
             modules.append(_own_copy(module))
             self.refreshers.append(bind_parameters(modules[-1], parameters, self.device))
-        self.packable = [PackedLayers(module, self.num_envs) for module in modules]
+        self.packable = [PackedLayers(module, self.group) for module in modules]
         weights = self.packable[0].sources
         before = [weight.clone() for weight in weights]
         self._prepare(modules)
@@ -118,7 +121,7 @@ class BatchInference:
         self.outputs_tell_nan = any("float" in dtypes[key] for key in outputs)
         buffers = [
             torch.zeros(
-                (self.num_envs, *value.shape[1:]),
+                (self.group, *value.shape[1:]),
                 dtype=value.dtype,
                 pin_memory=self.device.type == "cuda",
             )
@@ -127,7 +130,7 @@ class BatchInference:
         self.buffer_rows = [_as_array(buffer) for buffer in buffers]
         self.width = self.policies[0].width
         # Of padded rows as well, before there was anything in them.
-        zeros = np.zeros((self.num_envs, self.width), np.uint64)
+        zeros = np.zeros((self.group, self.width), np.uint64)
         self.batch_noise = self.policies[0].noise_of(zeros)
         # What the policy is given of the buffers, which are its own to read alone.
         keys = [_nested(key) for key in self.inputs]
@@ -141,7 +144,7 @@ class BatchInference:
         self.policies = [
             CounterPolicy(module, self.exploration_type, self.outputs) for module in modules
         ]
-        others = next(self.trial.kinds())[: self.num_envs].to(self.device)
+        others = next(self.trial.kinds())[: self.group].to(self.device)
         for policy in self.policies:
             policy.prepare(self.examples.to(self.device), others)
 
@@ -163,9 +166,20 @@ class BatchInference:
         self._arrange(packed=sizes.packed, transposed=sizes.transposed)
         self.sizes = sizes
 
+    def batches(self, envs: Sequence[int]) -> list[Sequence[int]]:
+        """Environments that are ready, in as few batches as they can be run in."""
+        if not self.sizes.fixed_rows:
+            return self.sizes.split(envs)
+        groups: dict[int, list[int]] = {}  # a batch has one row for each position in a group
+        for env in envs:
+            groups.setdefault(env // self.group, []).append(env)
+        return [*groups.values()]
+
     def start(self, seed: int) -> None:
         """Get ready for a run."""
-        self.counter_noise = CounterNoise(seed, self.num_envs, self.sync_interval, self.width)
+        self.counter_noise = CounterNoise(
+            seed, self.num_envs, self.sync_interval, self.width, self.first_env
+        )
         self.rounds = [None] * self.num_slots
 
     def infer(self, round_: int, envs: Sequence[int]) -> int:
@@ -182,7 +196,7 @@ class BatchInference:
         steps, interval = self.schedule.steps, self.sync_interval
         rows = np.array([env * interval + steps[env] % interval for env in envs])
         size = self.sizes.pad(len(envs))
-        at: Any = np.array(envs) if self.sizes.fixed_rows else slice(len(envs))
+        at: Any = np.array(envs) % self.group if self.sizes.fixed_rows else slice(len(envs))
         for buffer, source in zip(self.buffer_rows, self.input_rows[slot], strict=True):
             if self.sizes.fixed_rows:
                 buffer[at] = source[rows]
@@ -292,10 +306,10 @@ class BatchInference:
         if found is None or found.fixed_rows:
             self._arrange(packed=False, transposed=False)
             found = self._measure()
-        if found.full_size < self.num_envs:
+        if found.full_size < self.group:
             other = self._try(packed=found.packed, transposed=True)
             if other is not None:
-                found = min(found, other, key=lambda sizes: sizes.cost(self.num_envs))
+                found = min(found, other, key=lambda sizes: sizes.cost(self.group))
         self._arrange(packed=found.packed, transposed=found.transposed)
         return found
 
@@ -360,13 +374,13 @@ class BatchInference:
         with policy.watched(inner.append):
             floats = sum(
                 value[0].numel()
-                for value in run(np.arange(self.num_envs))
+                for value in run(np.arange(self.group))
                 if value.is_floating_point()
             )
             rows = min(available, max(_CALIBRATION_ROWS, _CALIBRATION_FLOATS // max(floats, 1)))
             sizes = choose_sizes(
                 run,
-                num_envs=self.num_envs,
+                num_envs=self.group,
                 num_rows=rows,
                 suspects=mixing_modules(policy.policy),
             )

@@ -156,7 +156,7 @@ def _serve(
         for round_, envs in sorted(rounds.items()):  # a pass never mixes two versions (I2)
             schedule.take(envs)
             counters[Counter.AT] = round_ + 1
-            for batch in actor.sizes.split(envs):
+            for batch in actor.batches(envs):
                 try:
                     padded = actor.infer(round_, batch)
                 except Exception as error:

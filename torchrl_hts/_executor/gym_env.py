@@ -178,7 +178,8 @@ class GymEnvironment:
         def rows(*key: str) -> list[Array]:
             return [slot[key][self.index] for slot in slots]
 
-        self._num_envs = memory.layout.num_envs
+        self._all_envs = memory.layout.all_envs or memory.layout.num_envs
+        self._number = memory.layout.first_env + self.index
         self._max_frames = options.max_frames_per_traj
 
         def kept(*key: str) -> list[Array] | None:  # private entries may have no rows
@@ -304,7 +305,7 @@ class GymEnvironment:
         self._done[slot][t] = done
         self._terminated[slot][t] = terminated
         self._truncated[slot][t] = truncated
-        self._trajectory[slot][t] = self.index + self._num_envs * self._episode
+        self._trajectory[slot][t] = self._number + self._all_envs * self._episode
         for key, numbers in self._infos:
             numbers[slot][t] = info_number(info, key)
         if self._step_count is not None:

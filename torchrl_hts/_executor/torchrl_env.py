@@ -110,7 +110,8 @@ class TorchRLEnvironment:
     def bind(self, memory: SharedMemory, options: RowOptions) -> None:
         """Find this environment's rows; call once the layout is known."""
         layout = memory.layout
-        self._num_envs = layout.num_envs
+        self._all_envs = layout.all_envs or layout.num_envs
+        self._number = layout.first_env + self.index
         dtypes = {field.key: field.dtype for field in layout.fields}
         rows = [
             {
@@ -190,7 +191,7 @@ class TorchRLEnvironment:
             self._has_stepped = True
         for key, rows in self._next:
             _copy(key, done_step.get(key), rows[slot][t])
-        self._trajectory[slot][t] = self.index + self._num_envs * self._episode
+        self._trajectory[slot][t] = self._number + self._all_envs * self._episode
         successor = done_step.get("next")
         done = any(bool(successor.get(key).any()) for key in self._done_keys)
         self._episode += done

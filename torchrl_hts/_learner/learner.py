@@ -52,6 +52,7 @@ class LearnerSide:
         weights: the newest parameters.
         seed: of environments and noise.
         record: takes down when it learned and waited; None: nobody asks.
+        first_env: the number of environment 0 among the environments of all learners.
 
     Attributes:
         round: the round that is lent next.
@@ -68,7 +69,9 @@ class LearnerSide:
         weights: WeightSource,
         seed: int,
         record: Record | None = None,
+        first_env: int = 0,
     ) -> None:
+        self._first_env = first_env
         self._crew = crew
         self._schedule = schedule
         self._slots = slots
@@ -151,10 +154,11 @@ class LearnerSide:
             self._ring = None
         begin, self._beginning = self._beginning, _Beginning()
         ahead = len(begin.batches)
-        seed, static = self.seed, self.static_seed
+        # Not `self`, which the crew must not hold.
+        seed, static, first_env = self.seed, self.static_seed, self._first_env
 
         def seed_of(env: int, round_: int, restarts: int = 0) -> int:
-            return environment_seed(seed, 0 if static else env, round_, restarts)
+            return environment_seed(seed, 0 if static else first_env + env, round_, restarts)
 
         seeds = [seed_of(env, self.round + ahead) for env in range(self._schedule.num_envs)]
         if not self.began:

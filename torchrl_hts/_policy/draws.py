@@ -47,6 +47,7 @@ IndexArray = npt.NDArray[np.int64]
 
 _DOMAIN = 0x4854_5352_4C61_6374  # "HTSRLact": keeps these words apart from other uses of a seed
 _MASK_64 = 2**64 - 1
+_WORDS_PER_COUNT = 4  # of Philox
 
 
 class CounterNoise:
@@ -60,6 +61,7 @@ class CounterNoise:
         num_envs: N.
         sync_interval: T, the steps per environment and round.
         width: W, the words that one step of one environment needs; may be 0.
+        first_env: index of the first of these environments.
 
     Raises:
         ValueError: if a size is negative.
@@ -71,8 +73,11 @@ class CounterNoise:
         ((2, 3, 1), True)
     """
 
-    def __init__(self, seed: int, num_envs: int, sync_interval: int, width: int) -> None:
+    def __init__(
+        self, seed: int, num_envs: int, sync_interval: int, width: int, first_env: int = 0
+    ) -> None:
         self.shape = (num_envs, sync_interval, width)
+        self._skipped = first_env * sync_interval * width
         if min(self.shape) < 0:
             raise ValueError(
                 f"expected [num_envs, sync_interval, width] >= 0, got {list(self.shape)}"
@@ -89,10 +94,12 @@ class CounterNoise:
         if round < 0:
             raise ValueError(f"expected round >= 0, got {round}")
         # The generator counts up in the two low words of its counter; the round is a high one.
+        blocks, extra = divmod(self._skipped, _WORDS_PER_COUNT)
+        self._start["state"]["counter"][0] = blocks
         self._start["state"]["counter"][2] = round
         self._generator.state = self._start  # takes a third of making another
-        words: Words = self._generator.random_raw(math.prod(self.shape))
-        return words.reshape(self.shape)
+        words: Words = self._generator.random_raw(extra + math.prod(self.shape))
+        return words[extra:].reshape(self.shape)
 
 
 def uniforms_of(words: Words) -> Uniforms:

@@ -94,6 +94,9 @@ class Layout:
         fields: the arrays of a slot.
         parameters: shape-and-dtype of each behaviour parameter and buffer, as fields.
         timeline_events: records that the ring of each worker and of the learner holds.
+        first_env: the number of environment 0 among the environments of all learners.
+        all_envs: how many those are; 0: N.
+        group: environments whose rows are given bits by themselves, whoever else there is; 0: N.
     """
 
     num_envs: int
@@ -103,6 +106,9 @@ class Layout:
     fields: tuple[Field, ...]
     parameters: tuple[Field, ...]
     timeline_events: int = 0
+    first_env: int = 0
+    all_envs: int = 0
+    group: int = 0
 
     @property
     def num_slots(self) -> int:

@@ -50,6 +50,7 @@ class Group:
         self._posts = _Posts(self._group.get_group_store(), self.rank, self.size, timeout_s)
         self._number = 0
         self._failure: str | None = None
+        self._closed = False
         self.gather(None)  # connects all to all, while it is known that all are there
 
     def tree_sum(self, vector: Tensor, what: str = "a sum") -> Tensor:
@@ -93,9 +94,13 @@ class Group:
         self._failure = self._failure or reason
 
     def close(self) -> None:
-        """End the thread that posts; the connections end with the process group."""
-        self._posts.close()
-        self.give_up("the world has been closed")
+        """Close the connections, and end the thread that posts."""
+        if not self._closed:
+            self._closed = True
+            self._posts.close()
+            self.give_up("the world has been closed")
+            if dist.is_initialized():
+                dist.destroy_process_group(self._group)
 
     @contextmanager
     def _exchange(self, what: str, length: int) -> Iterator[int]:

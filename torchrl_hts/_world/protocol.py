@@ -6,7 +6,7 @@ brings the values together is the caller's business (`group.py`, or a model in t
 
 The order of a run, which is the same on every rank:
 
-1. `agree`, once at the start: do all ranks mean the same run?
+1. `agree`, at the start and after the first update: do all ranks mean, and do, the same?
 2. in each round any number of sums (`tree.py`): statistics, gradients;
 3. `any_of`, once a round, where somebody may want to stop: stops everybody at the same round;
 4. `save`, where all have decided so: each rank its part, then rank 0 the marker.

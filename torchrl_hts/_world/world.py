@@ -27,7 +27,7 @@ from torchrl_hts.errors import WorldError
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-__all__ = ["World"]
+__all__ = ["World", "hash_of"]
 
 _TRIED_VALUES = 100_003  # of a sum that must come out the same twice
 
@@ -39,7 +39,7 @@ class World:
     environments and of every batch; so does ``srun``, or a process group that is there already
     (Ray Train). A script that runs by itself is a world of one. Two lines make a loop one of many
     learners: the collector is given the world, and the loss is computed for what `gradients`
-    yields:
+    yields::
 
         world = World(shards=8)
         collector = HTSCollector([make_env] * 16, policy, frames_per_batch=320, world=world)
@@ -104,7 +104,6 @@ class World:
         if threads is not None and (not isinstance(threads, int) or threads < 1):
             raise ValueError(f"threads must be None or at least 1, got {threads!r}")
         self.shards = shards
-        self._began_group = False
         local_size = self._join(place(os.environ), timeout_s)
         self._group = Group(timeout_s) if self.size > 1 else None
         self.local_size = self._count_local() if local_size is None else local_size
@@ -145,7 +144,6 @@ class World:
             world_size=own.size,
             timeout=timedelta(seconds=timeout_s),
         )
-        self._began_group = True
         return own.local_size
 
     def _count_local(self) -> int:
@@ -158,7 +156,7 @@ class World:
             return
         generator = torch.Generator().manual_seed(self.rank)
         vector = torch.randn(_TRIED_VALUES, generator=generator)
-        found = {_hash([self._group.all_reduce(vector.clone())]) for _ in range(3)}
+        found = {hash_of([self._group.all_reduce(vector.clone())]) for _ in range(3)}
         if len({text for texts in self.gather(sorted(found)) for text in texts}) > 1:
             raise WorldError(
                 "the sum of the same values had different bits from one time to the next, or from "
@@ -168,11 +166,19 @@ class World:
     # What ranks tell each other.
 
     def gather(self, value: Any) -> list[Any]:
-        """The values of all ranks, in their order, on each of them; any that can be pickled."""
+        """The values of all ranks, in their order, on each of them.
+
+        Args:
+            value: of this rank, anything that can be pickled.
+        """
         return [value] if self._group is None else self._group.gather(value)
 
     def any(self, flag: bool) -> bool:
-        """Whether the flag is set on any rank: to stop all at the same round, for instance."""
+        """Whether the flag is set on any rank: to stop all at the same round, for instance.
+
+        Args:
+            flag: of this rank.
+        """
         return protocol.talk(protocol.any_of(flag), self.gather)
 
     def agree(self, **facts: Any) -> None:
@@ -201,6 +207,10 @@ class World:
     def own(self, items: Sequence[Any], what: str = "environments") -> Sequence[Any]:
         """This rank's share of what is listed for all: ``items[rank * n / size : ...]``.
 
+        Args:
+            items: of all ranks.
+            what: they are, for messages.
+
         Raises:
             ValueError: if the items can't be shared out equally among ranks, or shards.
         """
@@ -226,6 +236,9 @@ class World:
         """This rank's batch ``[N / size, T]`` cut into its shards, as copies ``[N / shards, T]``.
 
         Without shards the batch itself is the only part.
+
+        Args:
+            batch: as the collector hands it out.
 
         Raises:
             ValueError: if the rows can't be shared out equally.
@@ -265,7 +278,7 @@ class World:
             self.num_updates += 1
             return
         if id(module) not in self._agreed:
-            self.agree(parameters=_hash(module.parameters()))
+            self.agree(parameters=hash_of(module.parameters()))
             self._agreed.add(id(module))
         parameters = [p for p in module.parameters() if p.requires_grad]
         before = [p.grad for p in parameters]
@@ -295,6 +308,8 @@ class World:
         Args:
             parts: ``[n, T]`` each, with ``"policy_version"``, which is the round.
             count: divides n * T.
+            seed: of the run.
+            epoch: counts how often this batch has been gone through.
 
         Raises:
             ValueError: if the steps can't be shared out equally.
@@ -316,6 +331,10 @@ class World:
         """Give the values of all parts on all ranks, taken together, mean 0 and deviation 1.
 
         As TorchRL's losses do it with ``normalize_advantage=True``, of a whole minibatch.
+
+        Args:
+            parts: of a minibatch, or of a batch; written to.
+            key: of the values.
         """
         values = [part.get(key) for part in parts]
         count = values[0].numel() * self.num_parts
@@ -347,12 +366,13 @@ class World:
     # The end.
 
     def close(self) -> None:
-        """Leave the world; a process group that this object has begun ends. May be called again."""
+        """Leave the world. May be called again.
+
+        The process group stays for another world: torch can't begin a second one in a process that
+        torchrun has started, since it would find the addresses of the first in the store.
+        """
         if self._group is not None:
             self._group.close()
-        if self._began_group and dist.is_initialized():
-            dist.destroy_process_group()
-        self._began_group = False
 
     def __enter__(self) -> Self:
         return self
@@ -392,7 +412,8 @@ def _set_gradient(
         offset += p.numel()
 
 
-def _hash(tensors: Iterable[Tensor]) -> str:
+def hash_of(tensors: Iterable[Tensor]) -> str:
+    """A short text that differs where any bit of some tensors does."""
     digest = hashlib.sha256()
     for tensor in tensors:
         flat = tensor.detach().cpu().contiguous().reshape(-1)

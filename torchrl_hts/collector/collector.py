@@ -60,10 +60,11 @@ from torchrl_hts._rounds.shared_memory import Layout
 from torchrl_hts._rounds.slots import Slots, field_of, policy_tensors
 from torchrl_hts._supervision.restarts import Restarts
 from torchrl_hts._supervision.supervisor import Crew
+from torchrl_hts._world.world import World, hash_of
 from torchrl_hts.collector.stock_arguments import take_stock_arguments
 from torchrl_hts.collector.stock_attributes import StockAttributes
 from torchrl_hts.delayed_gradient.undelayed import UpdateWatch
-from torchrl_hts.errors import PolicyError
+from torchrl_hts.errors import PolicyError, WorldError
 
 __all__ = ["HTSCollector"]
 
@@ -151,6 +152,11 @@ class HTSCollector(StockAttributes, BaseCollector):  # type: ignore[misc]  # tor
             which has no name and so never stays behind.
         timeline_events: how many of the newest events of each worker are kept for `timeline`, in 32
             bytes each. With 0 `timeline` has nothing to show.
+        world: the learners of this run, if there are several or the batch has shards. Every learner
+            lists all environments and gets its share of them. `frames_per_batch` and `total_frames`
+            are those of all learners, and a batch has this learner's rows. Workers share the
+            machine's cores. Seeds, noise and trajectory ids go by an environment's number among
+            all (docs/how_to/many_learners.md).
         pre_collect_hook: called before each batch is waited for.
         post_collect_hook: called with each batch.
         stock_arguments: those of TorchRL's own collectors. Some are taken (``cat_results``,
@@ -163,6 +169,8 @@ class HTSCollector(StockAttributes, BaseCollector):  # type: ignore[misc]  # tor
         PolicyError: if the policy's rows can't be made independent of their batch-mates.
         ResourceError: if there is too little memory, or too few file descriptors or processes.
         WorkerError: if an environment can't be made; later, from the iterator, if a worker fails.
+        WorldError: if the learners' options, policies or calibrations differ; later, from the
+            iterator, if their policies differ after the first update.
 
     Example:
         >>> import functools, gymnasium as gym
@@ -215,6 +223,7 @@ class HTSCollector(StockAttributes, BaseCollector):  # type: ignore[misc]  # tor
         timeout_s: float | Mapping[str, float] | None = None,
         storage_dir: str | PathLike[str] | None = None,
         timeline_events: int = 0,
+        world: World | None = None,
         pre_collect_hook: Callable[[], None] | None = None,
         post_collect_hook: Callable[[TensorDictBase], None] | None = None,
         **stock_arguments: Any,
@@ -245,7 +254,14 @@ class HTSCollector(StockAttributes, BaseCollector):  # type: ignore[misc]  # tor
         if stock.init_fn is not None:
             factories = initialised(factories, stock.init_fn)
         self.num_envs = len(factories)
-        self.lag = check_lag(lag, self.num_envs)
+        self.world = world
+        if world is not None:
+            factories = [*world.own(factories)]
+            drawn = world.gather(check_seed(seed))[0]  # on every rank, whatever it was given
+            seed = drawn if seed is None else seed
+        num_own = len(factories)
+        self._first_env = 0 if world is None else world.rank * num_own
+        self.lag = check_lag(lag, num_own)
         actor_threads = check_integer("actor_threads", actor_threads, most=MAX_THREADS)
         restarts = Restarts(*check_restarts(on_executor_failure, max_restarts, restart_window_s))
         timeouts_s = check_timeouts(timeout_s)
@@ -288,14 +304,14 @@ class HTSCollector(StockAttributes, BaseCollector):  # type: ignore[misc]  # tor
         directory = check_storage_dir(storage_dir)
         make_planner = partial(
             Planner,
-            num_envs=self.num_envs,
+            num_envs=self._group or num_own,
             on_cpu=self.policy_device.type == "cpu",
             exploration_type=exploration_type,
             max_frames_per_traj=max_frames,
             compact_obs=compact_obs,
             info_keys=checked_info_keys,
         )
-        cores = available_cores()
+        cores = available_cores() / (1 if world is None else world.local_size)
         servers = Servers()
         try:
             if stock.auto_register_policy_transforms:
@@ -311,7 +327,7 @@ class HTSCollector(StockAttributes, BaseCollector):  # type: ignore[misc]  # tor
             team, tried = choose_team(tryout, num_executors, num_actors, actor_threads, ceil(cores))
             self.num_executors, self.num_actors = team.executors, team.actors
             self._crew = Crew(
-                self.num_envs,
+                num_own,
                 team.executors,
                 team.actors,
                 servers,
@@ -342,6 +358,8 @@ class HTSCollector(StockAttributes, BaseCollector):  # type: ignore[misc]  # tor
                 actor_threads=actor_threads,
                 timeline_events=timeline_events,
             )
+            if world is not None:
+                self._agree(world)
         except BaseException:
             self.shutdown(timeout=1.0)  # for environments that are there to be closed
             raise
@@ -388,13 +406,16 @@ class HTSCollector(StockAttributes, BaseCollector):  # type: ignore[misc]  # tor
                 )
         self._truncated_keys = plan.truncated_keys if set_truncated else ()
         layout = Layout(
-            self.num_envs,
+            len(descriptions),
             self.sync_interval,
             self.lag,
             self.num_executors + self.num_actors,
             plan.fields,
             tuple(field_of((n,), t, 0) for n, t in policy_tensors(self.policy)),
             timeline_events,
+            self._first_env,
+            self.num_envs,
+            self._group,
         )
         a_core_each = self.num_executors + self.num_actors * actor_threads <= cores
         cores_to_fill = ceil(cores) if self.num_actors == 1 else None
@@ -406,7 +427,9 @@ class HTSCollector(StockAttributes, BaseCollector):  # type: ignore[misc]  # tor
         for slot in range(self.lag + 1):
             slots.stage(slot, generic)
         record = recorder(self._memory, layout.num_workers)
-        self._learner = LearnerSide(self._crew, schedule, slots, self._weights, seed, record)
+        self._learner = LearnerSide(
+            self._crew, schedule, slots, self._weights, seed, record, self._first_env
+        )
         self._invariant_sizes = self._crew.start_actors(
             ActorJob(
                 policy=policy,
@@ -423,6 +446,42 @@ class HTSCollector(StockAttributes, BaseCollector):  # type: ignore[misc]  # tor
                 a_core_each=a_core_each,
             )
         )
+
+    @property
+    def _num_learners(self) -> int:
+        return 1 if self.world is None else self.world.size
+
+    @property
+    def _group(self) -> int:
+        """Environments of a shard, which are given bits by themselves; 0: all of this learner's."""
+        if self.world is None or self.world.shards is None:
+            return 0
+        return self.num_envs // self.world.shards
+
+    def _agree(self, world: World) -> None:
+        """Raise WorldError unless all learners collect for the same run."""
+        world.agree(
+            num_envs=self.num_envs,
+            frames_per_batch=self.frames_per_batch,
+            total_frames=self.total_frames,
+            lag=self.lag,
+            seed=self.seed,
+            exploration_type=self.exploration_type,
+            max_frames_per_traj=self.max_frames_per_traj,
+            policy=hash_of(value for _, value in policy_tensors(self.policy)),
+            calibration=self._invariant_sizes,
+        )
+
+    def _agree_on_an_update(self) -> None:
+        """Raise WorldError if learners have taken the first update apart from each other."""
+        if self.world is not None and self._iter == 0:
+            try:
+                self.world.agree(policy=hash_of(self.policy.parameters()))
+            except WorldError as error:
+                raise WorldError(
+                    f"after the first update the learners have different policies: {error}. Take "
+                    "gradients in a loop over World.gradients"
+                ) from error
 
     def _fit(self, policy: Fitted, description: Description) -> Description:
         """Fit the policy to the environment, which is observed if the policy needs that."""
@@ -464,6 +523,7 @@ class HTSCollector(StockAttributes, BaseCollector):  # type: ignore[misc]  # tor
             if self.post_collect_hook is not None:
                 self.post_collect_hook(batch)
             yield batch
+            self._agree_on_an_update()
         self.shutdown()
 
     def _hand_out(self, round_: int, slot: TensorDictBase) -> TensorDictBase:
@@ -655,10 +715,10 @@ class HTSCollector(StockAttributes, BaseCollector):  # type: ignore[misc]  # tor
         """
         return OrderedDict(
             policy_state_dict=self.policy.state_dict(),
-            frames=self._frames,
+            frames=self._frames // self._num_learners,
             iter=self._iter,
             lag=self.lag,
-            num_envs=self.num_envs,
+            num_envs=self._memory.layout.num_envs,
             sync_interval=self.sync_interval,
             invariant_sizes=asdict(self._invariant_sizes),
             **self._learner.state_dict(),
@@ -690,7 +750,8 @@ class HTSCollector(StockAttributes, BaseCollector):  # type: ignore[misc]  # tor
         self.policy.load_state_dict(state_dict["policy_state_dict"])  # refuses another policy's
         self._learner.load_state_dict(state_dict)
         self._updates.forget()
-        self._frames, self._iter = state_dict["frames"], state_dict["iter"]
+        self._frames = state_dict["frames"] * self._num_learners
+        self._iter = state_dict["iter"]
         self._frames_loaded = self._frames
 
     def shutdown(

@@ -1,0 +1,201 @@
+"""One policy for every number of learners: CartPole, A2C and PPO, shards, W = 1, 2, 4."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import time
+from typing import Any
+
+import gymnasium as gym
+import pytest
+import torch
+from policies import categorical
+from ranks import run_ranks
+from tensordict import TensorDictBase
+from tensordict.nn import TensorDictModule
+from torch import Tensor, nn
+from torchrl.modules import MLP, ProbabilisticActor, ValueOperator
+from torchrl.objectives import A2CLoss, ClipPPOLoss
+from torchrl.objectives.value import GAE
+
+from torchrl_hts import (
+    DelayedGradient,
+    EpisodeReturns,
+    HTSCollector,
+    World,
+    WorldError,
+    keep_servers,
+)
+
+NUM_ENVS, ALPHA, UPDATES, SHARDS = 8, 16, 5, 4
+EPISODES = [("next", "reward"), ("next", "done"), ("collector", "traj_ids")]
+RESULTS = ["parameters", "metrics", "episodes", "trajectories", "frames", "versions"]
+
+
+def loss_of(loss_module: nn.Module, part: TensorDictBase) -> Tensor:
+    losses = loss_module(part)
+    return sum(value for key, value in losses.items() if key.startswith("loss_"))  # type: ignore[no-any-return]
+
+
+def train(
+    algorithm: str, shards: int | None, executors: int, pause_s: float, seed: int = 0
+) -> dict[str, Any]:
+    """What a user's loop does, and what came of it."""
+    torch.manual_seed(seed)
+    cells = [32, 32]
+    actor = ProbabilisticActor(
+        TensorDictModule(MLP(4, 2, num_cells=cells), ["observation"], ["logits"]),
+        ["logits"],
+        distribution_class=torch.distributions.Categorical,
+        return_log_prob=True,
+    )
+    critic = ValueOperator(MLP(4, 1, num_cells=cells), ["observation"])
+    advantage = GAE(gamma=0.99, lmbda=0.95, value_network=critic)
+    loss_module: nn.Module = A2CLoss(actor, critic)
+    if algorithm == "ppo":
+        loss_module = ClipPPOLoss(actor, critic, normalize_advantage=False)
+    optimizer = torch.optim.Adam(loss_module.parameters(), lr=1e-3)
+    metrics: list[bytes] = []
+    versions: list[int] = []
+    episodes, everywhere = EpisodeReturns(), []
+    with World(shards=shards, timeout_s=60) as world:
+        collector = HTSCollector(
+            [functools.partial(gym.make, "CartPole-v1")] * NUM_ENVS,
+            actor,
+            frames_per_batch=NUM_ENVS * ALPHA,
+            total_frames=NUM_ENVS * ALPHA * UPDATES,
+            seed=seed,
+            num_executors=executors,
+            world=world,
+        )
+        delayed = DelayedGradient(loss_module, lag=collector.lag)
+
+        def update(parts: Any) -> None:
+            losses = []
+            for part in world.gradients(loss_module, parts):
+                losses.append(loss_of(loss_module, part))
+                losses[-1].backward()
+            metrics.append(world.mean(losses).numpy().tobytes())
+            nn.utils.clip_grad_norm_(loss_module.parameters(), 0.5)
+            optimizer.step()
+            optimizer.zero_grad()
+
+        for batch in collector:
+            versions.append(int(batch["policy_version"][0, 0]))
+            if world.rank == world.size - 1:
+                time.sleep(pause_s)  # must make no difference
+            with delayed(batch):
+                parts = world.parts(batch)
+                for part in parts:
+                    with torch.no_grad():
+                        advantage(part)
+                if algorithm == "a2c":
+                    update([part.reshape(-1) for part in parts])
+                for epoch in range(2 if algorithm == "ppo" else 0):
+                    for minibatch in world.minibatches(parts, 4, seed=seed, epoch=epoch):
+                        world.normalize(minibatch)
+                        update(minibatch)
+            seen = batch.select(*EPISODES)
+            episodes.update(torch.cat(world.gather(seen)))
+            everywhere.append(batch["collector", "traj_ids"])
+        statistics = collector.statistics()
+        trajectories = torch.cat(world.gather(torch.cat(everywhere, 1)))
+    digest = hashlib.sha256()
+    for parameter in loss_module.parameters():
+        digest.update(parameter.detach().numpy().tobytes())
+    return {
+        "parameters": digest.hexdigest(),
+        "metrics": metrics,
+        "episodes": (episodes.count, episodes.mean, episodes.mean_length),
+        "trajectories": trajectories.tolist(),
+        "frames": statistics.frames,
+        "versions": versions,
+        "rows": len(batch),
+        "executors": collector.num_executors,
+    }
+
+
+def train_all(pauses: bool) -> dict[str, dict[str, Any]]:
+    """Both algorithms in one process: starting one takes longest."""
+    with keep_servers():
+        executors = 2 if pauses else 1
+        pause_s = 0.05 if pauses else 0.0
+        return {
+            algorithm: train(algorithm, SHARDS, executors, pause_s) for algorithm in ("a2c", "ppo")
+        }
+
+
+@pytest.fixture(scope="module")
+def alone() -> dict[str, dict[str, Any]]:
+    """What one learner makes of it."""
+    (outcome,) = run_ranks(train_all, 1, False)
+    assert outcome.error == ""
+    return outcome.result  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("size", [2, 4])
+def test_the_number_of_learners_makes_no_difference(size: int, alone: dict[str, Any]) -> None:
+    """Nor do a rank that pauses and another number of executors."""
+    for outcome in run_ranks(train_all, size, True, timeout_s=200):
+        assert outcome.error == ""
+        for algorithm, expected in alone.items():
+            found = outcome.result[algorithm]
+            assert found["rows"] * size == expected["rows"]
+            for name in RESULTS:
+                assert found[name] == expected[name], (algorithm, name)
+    assert alone["a2c"]["episodes"][0] > 0
+    assert len({result["parameters"] for result in alone.values()}) == 2
+
+
+def collector_of(world: World, policy: nn.Module, **options: Any) -> HTSCollector:
+    options = {"frames_per_batch": 8, "total_frames": 24, "seed": 0, "num_executors": 1} | options
+    return HTSCollector(
+        [functools.partial(gym.make, "CartPole-v1")] * 4, policy, world=world, **options
+    )
+
+
+def refused(world: World, policy: nn.Module, **options: Any) -> str:
+    with pytest.raises(WorldError) as raised:
+        collector_of(world, policy, **options)
+    return str(raised.value)
+
+
+def without_shards() -> dict[str, Any]:
+    """Two learners that add by all-reduce, and what is refused."""
+    with keep_servers():
+        found: dict[str, Any] = {"runs": [train("a2c", None, 1, 0.0) for _ in range(2)]}
+        with World(timeout_s=60) as world:
+            policy = categorical(num_actions=2)
+            with collector_of(world, policy, seed=None) as collector:
+                found["seed"] = collector.seed
+            odd = world.rank == 1
+            found["frames"] = refused(world, policy, total_frames=16 if odd else 24)
+            found["policy"] = refused(world, categorical(num_actions=2, seed=int(odd)))
+            with collector_of(world, policy) as collector, pytest.raises(WorldError) as raised:
+                train_alone(collector, world.rank)
+            found["update"] = str(raised.value)
+    return found
+
+
+def train_alone(collector: HTSCollector, rank: int) -> None:
+    """A loop that forgets the other learners."""
+    for _ in collector:
+        with torch.no_grad():
+            for parameter in collector.policy.parameters():
+                parameter += rank
+
+
+def test_learners_without_shards_agree_with_each_other_and_from_run_to_run() -> None:
+    outcomes = run_ranks(without_shards, 2, timeout_s=200)
+    assert [outcome.error for outcome in outcomes] == ["", ""]
+    first, second = (outcome.result for outcome in outcomes)
+    for name in RESULTS:
+        assert len({str(run[name]) for found in (first, second) for run in found["runs"]}) == 1, (
+            name
+        )
+    assert first["seed"] == second["seed"]
+    for found in (first, second):
+        assert found["frames"].startswith("rank 1 has total_frames 16, the others 24")
+        assert found["policy"].startswith("rank 1 has policy ")
+        assert "in a loop over World.gradients" in found["update"]
