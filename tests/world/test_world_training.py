@@ -112,7 +112,7 @@ def train(
         "frames": statistics.frames,
         "versions": versions,
         "rows": len(batch),
-        "executors": collector.num_executors,
+        "largest": statistics.invariant_sizes.full_size,
     }
 
 
@@ -144,6 +144,8 @@ def test_the_number_of_learners_makes_no_difference(size: int, alone: dict[str, 
             assert found["rows"] * size == expected["rows"]
             for name in RESULTS:
                 assert found[name] == expected[name], (algorithm, name)
+            assert found["largest"] <= NUM_ENVS // size
+    assert alone["a2c"]["largest"] > NUM_ENVS // SHARDS  # batches of several shards' environments
     assert alone["a2c"]["episodes"][0] > 0
     assert len({result["parameters"] for result in alone.values()}) == 2
 

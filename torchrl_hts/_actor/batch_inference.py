@@ -25,7 +25,12 @@ from torchrl.envs.utils import ExplorationType
 
 from torchrl_hts._policy.counter_policy import CounterPolicy
 from torchrl_hts._policy.draws import CounterNoise, Words
-from torchrl_hts._policy.invariance import InvariantSizes, choose_sizes, mixing_modules
+from torchrl_hts._policy.invariance import (
+    InvariantSizes,
+    choose_sizes,
+    mixing_modules,
+    with_larger,
+)
 from torchrl_hts._policy.packed_layers import PackedLayers
 from torchrl_hts._policy.transposed_layers import transpose_layers
 from torchrl_hts._policy.trial_inputs import TrialInputs
@@ -121,7 +126,7 @@ class BatchInference:
         self.outputs_tell_nan = any("float" in dtypes[key] for key in outputs)
         buffers = [
             torch.zeros(
-                (self.group, *value.shape[1:]),
+                (self.num_envs, *value.shape[1:]),
                 dtype=value.dtype,
                 pin_memory=self.device.type == "cuda",
             )
@@ -130,7 +135,7 @@ class BatchInference:
         self.buffer_rows = [_as_array(buffer) for buffer in buffers]
         self.width = self.policies[0].width
         # Of padded rows as well, before there was anything in them.
-        zeros = np.zeros((self.group, self.width), np.uint64)
+        zeros = np.zeros((self.num_envs, self.width), np.uint64)
         self.batch_noise = self.policies[0].noise_of(zeros)
         # What the policy is given of the buffers, which are its own to read alone.
         keys = [_nested(key) for key in self.inputs]
@@ -384,6 +389,8 @@ class BatchInference:
                 num_rows=rows,
                 suspects=mixing_modules(policy.policy),
             )
+            if sizes.full_size == self.group < self.num_envs:
+                sizes = with_larger(run, sizes, self.num_envs, rows)
         return replace(sizes, packed=self.packed, transposed=self.transposed)
 
     def refresh_all(self) -> None:

@@ -35,6 +35,7 @@ __all__ = [
     "mixing_modules",
     "row_bits",
     "unchanged_buffers",
+    "with_larger",
 ]
 
 _ROWS_PER_BATCH = 16  # what a batch costs beside its rows, in rows
@@ -343,6 +344,49 @@ def choose_sizes(
             if not found.fixed_rows:  # the smaller batch has no row for each environment
                 classes.append(found)
     return min(classes, key=lambda sizes: (sizes.cost(num_envs), sizes.fixed_rows))
+
+
+def with_larger(
+    run: Callable[[Rows], list[Tensor]],
+    sizes: InvariantSizes,
+    num_envs: int,
+    num_rows: int,
+    *,
+    draws: int = 4,
+) -> InvariantSizes:
+    """The same and larger sizes that agree with them, up to a batch of all environments.
+
+    Which these are decides on nothing but speed, so that they may differ from learner to learner
+    where the sizes that are given do not.
+
+    Args:
+        run: see `calibrate`.
+        sizes: that agree.
+        num_envs: rows of the largest batch.
+        num_rows: different probe rows to compare.
+        draws: batches of each size to try.
+
+    Example:
+        >>> probes = torch.randn(16, 3)
+        >>> few = InvariantSizes((1, 2), full_size=2, fixed_rows=False)
+        >>> print(with_larger(lambda rows: [probes[rows] * 2], few, num_envs=6, num_rows=16))
+        batches of 1-6 rows agree bit for bit
+    """
+    if sizes.fixed_rows:
+        return sizes
+    rng = np.random.default_rng(0)
+    full = sizes.full_size
+    starts = range(0, num_rows - full + 1, full)
+    home = np.arange(full, dtype=np.int64)
+    reference = np.concatenate([row_bits(run(home + start)) for start in starts])
+
+    def agrees(m: int) -> bool:
+        batches = (rng.integers(len(reference), size=m) for _ in range(draws))
+        return all(np.array_equal(row_bits(run(rows)), reference[rows]) for rows in batches)
+
+    larger = [m for m in candidate_sizes(num_envs) if m > full and agrees(m)]
+    agreeing = (*sizes.sizes, *larger)
+    return replace(sizes, sizes=agreeing, full_size=agreeing[-1])
 
 
 def _dependence(suspects: Sequence[str]) -> str:
