@@ -113,8 +113,8 @@ def test_an_environment_of_gymnasium_that_was_replaced(entry_point: Any) -> None
     assert rewards(partial(gym.make, "CartPole-v1")) == {3.0}
 
 
-def test_an_environment_of_gymnasium_with_other_arguments() -> None:
-    registry["CartPole-v1"].max_episode_steps = 2
+def test_an_environment_of_gymnasium_with_other_arguments(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(registry["CartPole-v1"], "max_episode_steps", 2)
     policy = categorical(num_actions=2)
     batch = next(iter(start([partial(gym.make, "CartPole-v1")], policy)))
     assert batch["next", "truncated"].flatten().tolist() == [False, True, False, True]
