@@ -21,12 +21,10 @@ from torchrl.envs import GymWrapper
 from torchrl.envs.utils import ExplorationType
 
 from torchrl_hts import Evaluator, HTSCollector
-from torchrl_hts._executor import generators, gym_env
+from torchrl_hts._executor import generators
 from torchrl_hts._executor.generators import Generators
-from torchrl_hts._executor.gym_env import GymEnvironment
 from torchrl_hts._executor.spaces import own_spaces, seed_spaces
 from torchrl_hts._processes.server_pool import keep_servers
-from torchrl_hts.env_state import save_environment
 from torchrl_hts.envs.drawing import DrawingEnv
 from torchrl_hts.testing import digest
 
@@ -206,21 +204,6 @@ def test_spaces_are_each_environments_own() -> None:
     assert all(env.pool[0] is env.limits for env in envs), "what was one space stays one"
     assert LIMITS._np_random is None, "the module's is left alone"
     assert DrawingEnv.action_space._np_random is None
-
-
-def test_a_state_that_was_saved_before_generators_were() -> None:
-    """It goes on, and draws the same each time."""
-    env = DrawingEnv()
-    own_spaces(env)
-    env.reset(seed=3)
-    old = save_environment(env, (np.zeros(4, np.float32), 0, None, 0))
-    drawn = []
-    for seed in (1, 2):
-        environment = GymEnvironment(DrawingEnv(), 0, Generators(seed))
-        environment.restore(gym_env.zlib.compress(old))
-        environment._enter_step()
-        drawn.append(environment.env.step(0)[0].tolist())
-    assert drawn[0] == drawn[1]
 
 
 def collect(

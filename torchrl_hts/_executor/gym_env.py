@@ -153,7 +153,7 @@ class GymEnvironment:
 
     Args:
         env: the environment.
-        index: its global index.
+        index: its index among this learner's.
         generators: that it draws from besides its own ones, entered already; by default new ones.
     """
 
@@ -256,12 +256,8 @@ class GymEnvironment:
         """Go on where `save` was called, in another process and another environment maybe."""
         self._generators.enter()
         own = restore_environment(self.env, zlib.decompress(state), names=self._names)
-        self._observation, self._length, self._state, self._episode, *generators = own
-        if generators:
-            self._generators.restore(*generators)
-        else:  # saved before generators were
-            own_spaces(self.env)
-            self._seed(zlib.crc32(state))
+        self._observation, self._length, self._state, self._episode, generators = own
+        self._generators.restore(generators)
 
     def write_observation(self, slot: int, t: int) -> None:
         """Write what the policy reads at step ``t``."""
