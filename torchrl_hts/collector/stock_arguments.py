@@ -60,7 +60,8 @@ def _without_effect(why: str) -> StockArgument:
 
 
 _ONE_MACHINE = (
-    "a collector works on one machine; for several give collector_class=HTSCollector to "
+    "a collector works on one machine; for several start a learner on each (World), or give "
+    "collector_class=HTSCollector to "
     "torchrl.collectors.distributed.RayCollector"
 )
 _TRAJECTORIES = (
