@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import functools
-import hashlib
 import time
 from typing import Any
 
 import gymnasium as gym
 import pytest
 import torch
+from environments import generous_cartpole
 from policies import categorical
 from ranks import run_ranks
 from tensordict import TensorDictBase
@@ -27,6 +27,7 @@ from torchrl_hts import (
     WorldError,
     keep_servers,
 )
+from torchrl_hts.testing import digest
 
 NUM_ENVS, ALPHA, UPDATES, SHARDS = 8, 16, 5, 4
 EPISODES = [("next", "reward"), ("next", "done"), ("collector", "traj_ids")]
@@ -61,7 +62,7 @@ def train(
     episodes, everywhere = EpisodeReturns(), []
     with World(shards=shards, timeout_s=60) as world:
         collector = HTSCollector(
-            [functools.partial(gym.make, "CartPole-v1")] * NUM_ENVS,
+            [generous_cartpole] * NUM_ENVS,
             actor,
             frames_per_batch=NUM_ENVS * ALPHA,
             total_frames=NUM_ENVS * ALPHA * UPDATES,
@@ -101,11 +102,8 @@ def train(
             everywhere.append(batch["collector", "traj_ids"])
         statistics = collector.statistics()
         trajectories = torch.cat(world.gather(torch.cat(everywhere, 1)))
-    digest = hashlib.sha256()
-    for parameter in loss_module.parameters():
-        digest.update(parameter.detach().numpy().tobytes())
     return {
-        "parameters": digest.hexdigest(),
+        "parameters": digest(loss_module.parameters()),
         "metrics": metrics,
         "episodes": (episodes.count, episodes.mean, episodes.mean_length),
         "trajectories": trajectories.tolist(),

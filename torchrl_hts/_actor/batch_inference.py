@@ -49,7 +49,7 @@ _CALIBRATION_FLOATS = 8192
 class BatchInference:
     """The policy of every slot, and the buffers between it and the slots.
 
-    To be made and used inside `sampling.inference`.
+    To be made and used inside `counter_policy.inference`.
 
     Args:
         memory: the shared memory.

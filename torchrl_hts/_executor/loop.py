@@ -61,7 +61,8 @@ class ExecutorJob:
 
     Attributes:
         factories: pickled environment factories, and
-        env_indices: the global indices of what they make.
+        env_indices: the indices of what they make.
+        first_env: the number of environment 0 among the environments of all learners.
         observed: whether the first environment is to be observed, if it can be put back, before
             the others are made. ``"observing"`` says that this begins.
         torch_allowed: False in a process that should not import torch: it answers ``"torchrl"``
@@ -72,6 +73,7 @@ class ExecutorJob:
 
     factories: tuple[bytes, ...]
     env_indices: tuple[int, ...]
+    first_env: int
     observed: bool
     torch_allowed: bool
     seed: int
@@ -173,8 +175,8 @@ def run_executor(control: Connection, fds: list[int]) -> None:
 
 
 def _make(factory: bytes, index: int, job: ExecutorJob) -> GymEnvironment | TorchRLEnvironment:
-    # What is drawn while it is made is not to depend on its neighbours.
-    generators = Generators(job.seed, index)
+    # What is drawn while it is made is not to depend on its neighbours, or on other learners.
+    generators = Generators(job.seed, job.first_env + index)
     generators.enter()
     make = unpickled(factory)
     with explaining_what_is_missing():

@@ -56,7 +56,7 @@ class TorchRLEnvironment:
 
     Args:
         env: an environment with an empty batch size.
-        index: its global index.
+        index: its index among this learner's.
         generators: that it draws from besides its own ones, entered already; by default new ones.
         max_frames_per_traj: length at which a ``StepCounter`` truncates an episode; 0: never.
         device: where the environment computes; None leaves it where it is.
@@ -205,7 +205,7 @@ class TorchRLEnvironment:
 
 
 class TorchRLPlay:
-    """An environment and what it takes to play it at random; see `probing.RandomPlay`."""
+    """An environment and what it takes to play it at random; see `probe.RandomPlay`."""
 
     def __init__(self, env: EnvBase) -> None:
         self.env = env

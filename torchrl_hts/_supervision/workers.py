@@ -111,6 +111,7 @@ class Staff:
         env_options: dict[str, Any],
         seed: int,
         known: Observations | None = None,
+        first_env: int = 0,
     ) -> list[Description]:
         """Make all environments; returns what each says of itself.
 
@@ -123,9 +124,10 @@ class Staff:
             env_options: keyword arguments of `TorchRLEnvironment`.
             seed: which what is drawn while they are made depends on.
             known: what environment 0 has observed where it was tried out.
+            first_env: the number of environment 0 among the environments of all learners.
         """
         self._servers.begin(factories)
-        self._seed = seed
+        self._seed, self._first_env = seed, first_env
         self._factories, self._env_options = factories, env_options
         _LOG.info("making %d environments (executors: %d)", self.num_envs, self.num_executors)
         descriptions: list[Description] = []
@@ -192,6 +194,7 @@ class Staff:
         job = ExecutorJob(
             factories=tuple(self._factories[env] for env in envs),
             env_indices=envs,
+            first_env=self._first_env,
             observed=observed,
             torch_allowed=self._servers.with_torch,
             seed=self._seed,

@@ -13,9 +13,10 @@ end, and sends the fewest bytes.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from operator import add
 from typing import NamedTuple, TypeVar
 
-__all__ = ["Swap", "add", "doubling", "halving", "is_power_of_two", "swaps", "tree_sum"]
+__all__ = ["Swap", "doubling", "halving", "is_power_of_two", "swaps", "tree_sum"]
 
 # From so many values on halving is quicker: messages cost as much as some bytes.
 _HALVING_FROM = 65_536
@@ -47,11 +48,6 @@ def is_power_of_two(number: int) -> bool:
         [1, 2, 4, 8]
     """
     return number > 0 and number & (number - 1) == 0
-
-
-def add(a: T, b: T) -> T:
-    """The sum of two values that have one."""
-    return a + b  # type: ignore[operator, no-any-return]
 
 
 def tree_sum(values: Sequence[T], add: Callable[[T, T], T] = add) -> T:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 import platform
 import socket
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
+from weakref import WeakSet
 
 import numpy as np
 import tensordict
@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from torchrl_hts._processes.limits import available_cores
 from torchrl_hts._world import protocol
+from torchrl_hts._world.digest import digest
 from torchrl_hts._world.group import Group
 from torchrl_hts._world.launch import Place, place
 from torchrl_hts._world.tree import is_power_of_two, tree_sum
@@ -27,7 +28,7 @@ from torchrl_hts.errors import WorldError
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-__all__ = ["World", "hash_of"]
+__all__ = ["World"]
 
 _TRIED_VALUES = 100_003  # of a sum that must come out the same twice
 
@@ -107,8 +108,7 @@ class World:
         local_size = self._join(place(os.environ), timeout_s)
         self._group = Group(timeout_s) if self.size > 1 else None
         self.local_size = self._count_local() if local_size is None else local_size
-        self._agreed: set[int] = set()
-        self.num_updates = 0
+        self._agreed: WeakSet[nn.Module] = WeakSet()  # the same on every rank, unlike ids
         if threads is None and shards is not None:
             threads = 1
         if threads is None and self.size > 1:
@@ -156,7 +156,7 @@ class World:
             return
         generator = torch.Generator().manual_seed(self.rank)
         vector = torch.randn(_TRIED_VALUES, generator=generator)
-        found = {hash_of([self._group.all_reduce(vector.clone())]) for _ in range(3)}
+        found = {digest([self._group.all_reduce(vector.clone())]) for _ in range(3)}
         if len({text for texts in self.gather(sorted(found)) for text in texts}) > 1:
             raise WorldError(
                 "the sum of the same values had different bits from one time to the next, or from "
@@ -275,11 +275,10 @@ class World:
             raise ValueError(f"expected {self.parts_per_rank} parts, got {len(parts)}")
         if self.num_parts == 1:
             yield parts[0]
-            self.num_updates += 1
             return
-        if id(module) not in self._agreed:
-            self.agree(parameters=hash_of(module.parameters()))
-            self._agreed.add(id(module))
+        if module not in self._agreed:
+            self.agree(parameters=digest(module.parameters()))
+            self._agreed.add(module)
         parameters = [p for p in module.parameters() if p.requires_grad]
         before = [p.grad for p in parameters]
         found = []
@@ -295,7 +294,6 @@ class World:
             raise
         mean = self._sum(found, "gradients") / self.num_parts
         _set_gradient(parameters, mean, before)
-        self.num_updates += 1
 
     def minibatches(
         self, parts: Sequence[TensorDictBase], count: int, *, seed: int, epoch: int
@@ -410,16 +408,6 @@ def _set_gradient(
             own = mean[offset : offset + p.numel()].view_as(p).to(p.device)
             p.grad = own.clone() if earlier is None else earlier + own
         offset += p.numel()
-
-
-def hash_of(tensors: Iterable[Tensor]) -> str:
-    """A short text that differs where any bit of some tensors does."""
-    digest = hashlib.sha256()
-    for tensor in tensors:
-        flat = tensor.detach().cpu().contiguous().reshape(-1)
-        digest.update(f"{tensor.dtype}{tuple(tensor.shape)}".encode())
-        digest.update(flat.view(torch.uint8).numpy().data if flat.numel() else b"")
-    return digest.hexdigest()[:16]
 
 
 def _versions(with_shards: bool) -> Mapping[str, Any]:

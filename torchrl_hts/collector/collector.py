@@ -60,7 +60,8 @@ from torchrl_hts._rounds.shared_memory import Layout
 from torchrl_hts._rounds.slots import Slots, field_of, policy_tensors
 from torchrl_hts._supervision.restarts import Restarts
 from torchrl_hts._supervision.supervisor import Crew
-from torchrl_hts._world.world import World, hash_of
+from torchrl_hts._world.digest import digest
+from torchrl_hts._world.world import World
 from torchrl_hts.collector.stock_arguments import take_stock_arguments
 from torchrl_hts.collector.stock_attributes import StockAttributes
 from torchrl_hts.delayed_gradient.undelayed import UpdateWatch
@@ -255,10 +256,11 @@ class HTSCollector(StockAttributes, BaseCollector):  # type: ignore[misc]  # tor
             factories = initialised(factories, stock.init_fn)
         self.num_envs = len(factories)
         self.world = world
+        given, seed = seed, check_seed(seed)
         if world is not None:
             factories = [*world.own(factories)]
-            drawn = world.gather(check_seed(seed))[0]  # on every rank, whatever it was given
-            seed = drawn if seed is None else seed
+            drawn = world.gather(seed)[0]  # on every rank, whatever it was given
+            seed = drawn if given is None else seed
         num_own = len(factories)
         self._first_env = 0 if world is None else world.rank * num_own
         self.lag = check_lag(lag, num_own)
@@ -278,7 +280,6 @@ class HTSCollector(StockAttributes, BaseCollector):  # type: ignore[misc]  # tor
         self.requested_frames_per_batch = self.frames_per_batch
         endless = self._last_round is None
         self.total_frames: Any = float("inf") if endless else int(total_frames)
-        seed = check_seed(seed)
         checked_info_keys = check_info_keys(info_keys)
         self.exploration_type = exploration_type
         self.postproc = postproc
@@ -345,6 +346,7 @@ class HTSCollector(StockAttributes, BaseCollector):  # type: ignore[misc]  # tor
                 tryout.env_options,
                 seed,
                 None if tried is None else tried.observations,
+                self._first_env,
             )
             self._start_actors(
                 descriptions,
@@ -468,7 +470,7 @@ class HTSCollector(StockAttributes, BaseCollector):  # type: ignore[misc]  # tor
             seed=self.seed,
             exploration_type=self.exploration_type,
             max_frames_per_traj=self.max_frames_per_traj,
-            policy=hash_of(value for _, value in policy_tensors(self.policy)),
+            policy=digest(value for _, value in policy_tensors(self.policy)),
             calibration=self._invariant_sizes,
         )
 
@@ -476,7 +478,7 @@ class HTSCollector(StockAttributes, BaseCollector):  # type: ignore[misc]  # tor
         """Raise WorldError if learners have taken the first update apart from each other."""
         if self.world is not None and self._iter == 0:
             try:
-                self.world.agree(policy=hash_of(self.policy.parameters()))
+                self.world.agree(policy=digest(self.policy.parameters()))
             except WorldError as error:
                 raise WorldError(
                     f"after the first update the learners have different policies: {error}. Take "

@@ -7,18 +7,16 @@ import torchrl_hts._versions  # noqa: F401  (before torchrl)
 # isort: split
 
 import argparse
-import hashlib
 import itertools
 import random
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal
 
 import gymnasium as gym
 import torch
-from tensordict import TensorDictBase
 from tensordict.nn import TensorDictModule, TensorDictSequential
 from torch import Tensor, nn
 from torchrl.modules import (
@@ -36,6 +34,7 @@ from torchrl.objectives import A2CLoss
 from torchrl.objectives.value import GAE
 
 from torchrl_hts._processes.server_pool import keep_servers
+from torchrl_hts._world.digest import digest
 from torchrl_hts.bench.command_line import count
 from torchrl_hts.collector import HTSCollector
 from torchrl_hts.delayed_gradient import DelayedGradient
@@ -44,28 +43,6 @@ from torchrl_hts.envs.drawing import DrawingEnv
 __all__ = ["TASKS", "RandomDelay", "Task", "digest", "train"]
 
 _MAX_DELAY_S = 0.003
-
-
-def digest(tensors: TensorDictBase | Iterable[Tensor]) -> str:
-    """A short hash of the bits of a batch, keys included, or of some tensors.
-
-    Args:
-        tensors: of any shapes, data types and devices; in their order where they have no keys.
-
-    Example:
-        >>> digest([torch.zeros(2)]) == digest([torch.zeros(2)]), digest([-torch.zeros(2)])[:0]
-        (True, '')
-    """
-    sha = hashlib.sha256()
-    items: Iterable[tuple[Any, Tensor]] = (
-        sorted(tensors.items(True, True), key=lambda item: str(item[0]))
-        if isinstance(tensors, TensorDictBase)
-        else enumerate(tensors)
-    )
-    for key, tensor in items:
-        sha.update(f"{key} {tuple(tensor.shape)} {tensor.dtype}".encode())
-        sha.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data)
-    return sha.hexdigest()[:16]
 
 
 class RandomDelay(gym.Wrapper[Any, Any, Any, Any]):
