@@ -24,6 +24,14 @@ def run(script: str, *flags: str) -> str:
     return done.stdout
 
 
+def refused(script: str, *flags: str) -> str:
+    """The last line of what is said of flags that don't fit."""
+    command = [sys.executable, str(BENCHMARKS / script), *flags]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=250)
+    assert done.returncode == 2, done.stderr
+    return done.stderr.splitlines()[-1]
+
+
 def test_step_times(tmp_path: Path) -> None:
     need("envpool")
     flags = "--scenarios academy_empty_goal_close --engine envpool --steps 300 --bootstrap 5"
@@ -40,6 +48,12 @@ def test_step_times(tmp_path: Path) -> None:
     assert len(result["step_us"]) == len(result["reset_us"]) == 300
     assert np.mean(result["step_us"]) == pytest.approx(1e6 * result["mean_s"], abs=0.5)
     assert "<svg" in (tmp_path / "football_steps.svg").read_text()
+    others = [*flags.split(), "--steps", "400", "--output-dir"]
+    message = refused("football_steps.py", *others, str(tmp_path))
+    assert message.endswith("delete it, or give another --output-dir")
+    run("football_steps.py", *others, str(tmp_path / "another"))
+    (tmp_path / "football_steps.json").unlink()
+    run("football_steps.py", *others, str(tmp_path))
 
 
 def write_record(folder: Path) -> Path:
@@ -65,15 +79,15 @@ def test_theory_of_recorded_times(tmp_path: Path) -> None:
     assert 2e-3 < point["mean_step_s"] < 3e-3, "1 ms, and the resets"
     assert point["step_cv"] > 2
     assert 0 < point["measured"] <= point["recorded"] * 1.001
+    message = refused("theory_check.py", "--output-dir", str(tmp_path / "theory"))
+    assert message.endswith("choose another --output-dir"), "that of another environment"
 
 
 def test_theory_of_a_scenario_that_was_not_recorded(tmp_path: Path) -> None:
-    command = [sys.executable, str(BENCHMARKS / "theory_check.py"), "--scenario", "another"]
-    command += ["--record", str(write_record(tmp_path)), "--output-dir", str(tmp_path)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=250)
-    assert done.returncode == 2
-    assert "--scenario another" in done.stderr.splitlines()[-1]
-    assert "made up" in done.stderr.splitlines()[-1]
+    flags = ["--record", str(write_record(tmp_path)), "--output-dir", str(tmp_path)]
+    message = refused("theory_check.py", "--scenario", "another", *flags)
+    assert "--scenario another" in message
+    assert "made up" in message
 
 
 def test_what_giving_up_the_barrier_is_worth(tmp_path: Path) -> None:

@@ -160,6 +160,12 @@ class Renamed(NamedTuple):
 
 def test_code_that_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:
     state = save_environment(Plain(Renamed(1)))
-    monkeypatch.delattr(sys.modules[__name__], "Renamed")
-    with pytest.raises(ValueError, match=r"can't be read here.*Renamed"):
-        restore_environment(Plain(), state)
+    env = Plain()
+    with monkeypatch.context() as patch:
+        patch.delattr(sys.modules[__name__], "Renamed")
+        with pytest.raises(
+            ValueError, match=r"can't be read here.*Renamed.*Restore it with the code"
+        ):
+            restore_environment(env, state)
+    restore_environment(env, state)  # with the code that saved it
+    assert save_environment(env) == state

@@ -1,16 +1,24 @@
-"""Advice in the messages of recipes and benchmarks, followed; without training anything."""
+"""Advice in the messages of recipes and benchmarks, followed; where that takes no long training."""
 
 from __future__ import annotations
 
 import argparse
+import fcntl
 import json
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import script_paths  # noqa: F401  so that the scripts are found
+
+pytest.importorskip("matplotlib")
+import learning
+from _curves import COLUMNS
 from _records import read_record
+from delay_study import Cell, is_done
 from recipe_runs import CARTPOLE, run
 from support.checkpoints import Checkpoints
 from support.errors import RecipeError
@@ -103,6 +111,7 @@ def test_metrics_are_put_back(tmp_path: Path) -> None:
     Table(file, keep=2).close()
 
 
+@pytest.mark.usefixtures("warm_servers")
 def test_a_run_in_a_place_where_another_is_or_a_file(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     short = f"{CARTPOLE} --total-frames 64 --eval-interval 0"
@@ -112,8 +121,64 @@ def test_a_run_in_a_place_where_another_is_or_a_file(tmp_path: Path) -> None:
     assert "Traceback" not in printed
 
 
+@pytest.mark.usefixtures("warm_servers")
+def test_a_run_where_another_is_at_work(tmp_path: Path) -> None:
+    short = f"{CARTPOLE} --total-frames 64 --eval-interval 0"
+    with (tmp_path / ".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        message = run(short, "--output-dir", str(tmp_path), code=1)
+        assert message.endswith("wait for its end, or give another --output-dir\n")
+    printed = run(short, "--output-dir", str(tmp_path))  # the other has ended
+    assert "Traceback" not in printed
+
+
+@pytest.mark.usefixtures("warm_servers")
+def test_a_training_that_diverges(tmp_path: Path) -> None:
+    short = f"{CARTPOLE} --total-frames 256 --eval-interval 0"
+    message = run(f"{short} --learning-rate 1e30", "--output-dir", str(tmp_path / "one"), code=1)
+    assert "error: the training has diverged" in message
+    assert message.endswith("with another --output-dir and a lower --learning-rate\n")
+    printed = run(f"{short} --learning-rate 1e-3", "--output-dir", str(tmp_path / "two"))
+    assert "Traceback" not in printed
+
+
 def test_cells_of_a_study(tmp_path: Path) -> None:
     assert "run the study first" in said_by(lambda: load(tmp_path))
+
+
+def test_a_cell_of_other_settings(tmp_path: Path) -> None:
+    cell = Cell("cartpole", "ppo", "lag1-delayed", 1.0, 0, 1000)
+    file = tmp_path / f"{cell.name}.json"
+    file.write_text(json.dumps(cell.description() | {"total_frames": 2000}))
+    message = said_by(lambda: is_done(cell, tmp_path))
+    assert message.endswith("delete it, or give another --output-dir")
+    assert not is_done(cell, tmp_path / "another")
+    file.unlink()
+    assert not is_done(cell, tmp_path)
+
+
+def test_a_training_without_policies(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Where there are rows and no policies, nothing is trained, until the rows are removed."""
+    begun: list[list[str]] = []
+
+    def begin(command: list[str], **_: Any) -> argparse.Namespace:
+        begun.append(command)
+        return argparse.Namespace(returncode=1)  # trains nothing here
+
+    flags = ["--contenders", "hts", "--evaluate-every", "10", "--output-dir", str(tmp_path)]
+    monkeypatch.setattr(sys, "argv", ["learning.py", *flags])
+    monkeypatch.setattr(subprocess, "run", begin)
+    file = tmp_path / "hts-seed0.csv"
+    rows = [",".join(COLUMNS), *([",".join(["1"] * len(COLUMNS))] * 2)]
+    file.write_text("\n".join(rows))
+    assert learning.main() == 0
+    assert f"{file} is of a training that kept no policies: remove it" in capsys.readouterr().err
+    assert not begun
+    file.unlink()
+    assert learning.main() == 1
+    assert begun
 
 
 def test_a_record_of_step_times(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
