@@ -76,7 +76,7 @@ def test_theory_of_recorded_times(tmp_path: Path) -> None:
     report = json.loads((tmp_path / "theory" / "theory.json").read_text())
     assert report["env_id"] == "made up, 2 times as long"
     (point,) = report["points"]
-    assert 2e-3 < point["mean_step_s"] < 3e-3, "1 ms, and the resets"
+    assert point["mean_step_s"] > 2e-3, "1 ms, and the resets; more on a busy machine"
     assert point["step_cv"] > 2
     assert 0 < point["measured"] <= point["recorded"] * 1.001
     message = refused("theory_check.py", "--output-dir", str(tmp_path / "theory"))
