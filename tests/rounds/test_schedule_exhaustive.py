@@ -12,7 +12,13 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 import pytest
-from schedule_reference import World, arbitrary_events, expected_batch, expected_values
+from schedule_reference import (
+    World,
+    WorldOfBatches,
+    arbitrary_events,
+    expected_batch,
+    expected_values,
+)
 
 from torchrl_hts._rounds.schedule import Phase, Schedule
 
@@ -43,7 +49,8 @@ def progress(world: World) -> int:
     """Grows with every event; a failure counts for more than all it may undo."""
     schedule = world.schedule
     turns = sum(4 * schedule.steps[i] + schedule.phase[i] for i in range(world.num_envs))
-    return turns + schedule.lent + schedule.released + 1000 * world.failures
+    made = turns + schedule.lent + schedule.released + 1000 * world.failures
+    return 10 * made + world.rows_run()
 
 
 def explore(begin: World, failures: int = 0) -> Explored:
@@ -145,6 +152,26 @@ def test_every_interleaving_with_failures(
         assert end.all_learned()
         assert end.newest == values[-1]
         assert end.trace == [sum((b[env] for b in batches), ()) for env in range(NUM_ENVS)]
+
+
+@pytest.mark.parametrize(
+    ("sizes", "lag", "num_actors", "rounds", "failures", "at_least"),
+    [((2, 1), 1, 2, 3, 0, 2000), ((2, 2), 0, 1, 3, 0, 400), ((3, 1), 1, 1, 2, 1, 1000)],
+)
+def test_every_interleaving_of_batches(
+    sizes: tuple[int, ...], lag: int, num_actors: int, rounds: int, failures: int, at_least: int
+) -> None:
+    """I1 to I5 where a batch of environments is one to the schedule, run a row at a time."""
+    schedule = Schedule(NUM_ENVS, ALPHA, lag, last_round=rounds)
+    explored = explore(WorldOfBatches(schedule, sizes, num_actors), failures)
+    assert explored.states >= at_least
+    num_envs = sum(sizes)
+    values = expected_values(num_envs, ALPHA, lag, rounds)
+    assert {end.newest for end in explored.ends} == {values[-1]}
+    for end in explored.ends:
+        steps = [step for trace in end.trace for row in zip(*trace, strict=True) for step in row]
+        wanted = [expected_batch(num_envs, ALPHA, j, values[j]) for j in range(rounds)]
+        assert steps == [step for env in range(num_envs) for b in wanted for step in b[env]]
 
 
 class FirstRoundTooLong(Schedule):

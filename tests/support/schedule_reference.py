@@ -191,6 +191,10 @@ class World:
                         events += [("take", actor, some) for some in combinations(envs, size)]
         return events
 
+    def rows_run(self) -> int:
+        """Rows that actors have run of what they hold."""
+        return 0
+
     def all_learned(self) -> bool:
         """Whether the last round has been learned from."""
         return self.updates == self.schedule.last_round
@@ -275,9 +279,12 @@ class World:
         version, value = self.parameters[self.schedule.slot(round_)]
         assert version == round_, "I2: the batch carries another version"
         batch = self._read(round_)
-        wanted = expected_batch(self.num_envs, self.sync_interval, round_, value)
+        wanted = self._expected(round_, value)
         assert batch == wanted, "I1, I2: exactly alpha transitions of every environment, in order"
         self.lent, self.batch = round_, batch
+
+    def _expected(self, round_: int, value: int) -> Batch:
+        return expected_batch(self.num_envs, self.sync_interval, round_, value)
 
     def _release(self) -> None:
         lent, self.lent = self.lent, None
@@ -336,3 +343,80 @@ def arbitrary_events(num_envs: int, num_actors: int = 1) -> Iterator[Event]:
         for envs in combinations(range(num_envs), size):
             yield ("answer", envs)
             yield from (("take", actor, envs) for actor in range(num_actors))
+
+
+class WorldOfBatches(World):
+    """The same, where what the schedule moves are batches of environments that step as a whole.
+
+    A row of a batch is run by itself: a pass of an actor may end in the middle of a batch.
+
+    Args:
+        schedule: in its initial state.
+        sizes: how many environments each batch has.
+        num_actors: how many actors `enabled` reckons with.
+    """
+
+    def __init__(self, schedule: Schedule, sizes: tuple[int, ...], num_actors: int = 1) -> None:
+        super().__init__(schedule, num_actors)
+        self.sizes = sizes
+
+    def legal(self, event: Event) -> bool:
+        if event[0] == "infer":
+            return type(self.holder[event[1]]) is int and OBSERVATION in self._written(event[1])
+        return super().legal(event)
+
+    def enabled(self) -> list[Event]:
+        """An actor runs the rows that it has taken one by one, and then answers their batch."""
+        events = [event for event in super().enabled() if event[0] != "answer"]
+        for unit in range(self.num_envs):
+            if type(self.holder[unit]) is int:
+                left = OBSERVATION in self._written(unit)
+                events.append(("infer", unit) if left else ("answer", (unit,)))
+        return events
+
+    def rows_run(self) -> int:
+        held = [unit for unit in range(self.num_envs) if type(self.holder[unit]) is int]
+        return sum(row != OBSERVATION for unit in held for row in self._written(unit))
+
+    def _written(self, unit: int) -> tuple[Any, ...]:
+        written: tuple[Any, ...] = self.rows[self._place(unit)[1]]
+        return written
+
+    def _offer(self, env: int) -> None:
+        super()._offer(env)
+        self.rows[self._place(env)[1]] = (OBSERVATION,) * self.sizes[env]
+
+    def _infer(self, unit: int) -> None:
+        slot, row = self._place(unit)
+        assert self.parameters[slot] == self.reading[unit], "I2: changed between two passes"
+        assert self.parameters[slot][0] == self.round(unit), "I2: not this round's parameters"
+        written = list(self.rows[row])
+        at = written.index(OBSERVATION)
+        env = sum(self.sizes[:unit]) + at
+        written[at] = (env, self.done[unit], *self.parameters[slot])
+        self.rows[row] = tuple(written)
+
+    def _answer(self, envs: tuple[int, ...]) -> None:
+        for unit in envs:
+            assert OBSERVATION not in self._written(unit), "I1: answered before its last row"
+            self.holder[unit] = "answered"
+        self.schedule.answer(envs)
+
+    def _recover(self, lost: tuple[int, ...]) -> None:
+        """What an actor had run of a batch is run again by the next."""
+        super()._recover(lost)
+        for unit in range(self.num_envs):
+            if self.holder[unit] == "ready":
+                self.rows[self._place(unit)[1]] = (OBSERVATION,) * self.sizes[unit]
+
+    def _read(self, round_: int) -> Batch:
+        """Rows of all environments, ``[N, T]``."""
+        units = super()._read(round_)
+        return tuple(
+            tuple(step[index] if step else step for step in unit)
+            for unit, size in zip(units, self.sizes, strict=True)
+            for index in range(size)
+        )
+
+    def _expected(self, round_: int, value: int) -> Batch:
+        return expected_batch(sum(self.sizes), self.sync_interval, round_, value)

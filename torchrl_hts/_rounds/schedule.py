@@ -9,6 +9,9 @@ per environment and phase, and two words of the learner:
     lent       batches handed to the learner
     released   batches whose update is done
 
+A batch of environments that steps as a whole is one environment here: it is offered, answered and
+stepped as one. How many rows of a slot it has is for others to know (`Layout.units`).
+
 Each word has one writer at a time, so that the state can live in memory shared by processes
 without a lock: ``steps[i]`` is written by the executor of i, ``phase[i]`` by the executor while it
 is IDLE or ANSWERED and by an actor while it is READY or TAKEN, ``lent`` and ``released`` by the

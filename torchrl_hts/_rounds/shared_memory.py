@@ -19,7 +19,7 @@ from __future__ import annotations
 import mmap
 import os
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from math import prod
@@ -86,6 +86,9 @@ class Field:
 class Layout:
     """Where everything lies; the same in every process.
 
+    The words of the schedule are those of units: an environment, or a batch of environments that
+    steps as a whole. Every environment has its own row.
+
     Args:
         num_envs: N.
         sync_interval: T, alpha.
@@ -97,6 +100,7 @@ class Layout:
         first_env: the number of environment 0 among the environments of all learners.
         all_envs: how many those are; 0: N.
         group: environments whose rows are given bits by themselves, whoever else there is; 0: N.
+        units: how many environments each unit has; (): one each.
     """
 
     num_envs: int
@@ -109,18 +113,35 @@ class Layout:
     first_env: int = 0
     all_envs: int = 0
     group: int = 0
+    units: tuple[int, ...] = ()
 
     @property
     def num_slots(self) -> int:
         """S."""
         return self.lag + 1
 
+    @property
+    def num_units(self) -> int:
+        """How many units the schedule has."""
+        return len(self.units) or self.num_envs
+
+    def rows(self, unit: int) -> range:
+        """The environments of a unit, which are neighbours."""
+        if not self.units:
+            return range(unit, unit + 1)
+        first = sum(self.units[:unit])
+        return range(first, first + self.units[unit])
+
+    def envs(self, units: Iterable[int]) -> tuple[int, ...]:
+        """The environments of some units."""
+        return tuple(env for unit in units for env in self.rows(unit))
+
     def _header(self) -> list[int]:
         """Bytes of: the learner's words, steps, phases, counters, histograms, rings."""
         return [
             2 * 8,
-            self.num_envs * 8,
-            self.num_envs,
+            self.num_units * 8,
+            self.num_units,
             self.num_workers * len(Counter) * 8,
             self.num_workers * self.num_buckets * 8,
             (self.num_workers + 1) * self.ring_bytes,
@@ -177,7 +198,7 @@ class SharedMemory:
         if os.fstat(fd).st_size < layout.num_bytes:
             _grow(fd, layout.num_bytes)
         self.buffer = mmap.mmap(fd, layout.num_bytes)
-        n = layout.num_envs
+        n = layout.num_units
         learner, steps, phase, counters, histograms, self._rings, _ = layout.header_offsets
         self.learner: npt.NDArray[np.int64] = self._array(learner, (2,), np.dtype(np.int64))
         self.steps: npt.NDArray[np.int64] = self._array(steps, (n,), np.dtype(np.int64))
@@ -209,7 +230,7 @@ class SharedMemory:
         They are given as memoryviews: indexing one is twice as fast as indexing an array.
         """
         return Schedule(
-            self.layout.num_envs,
+            self.layout.num_units,
             self.layout.sync_interval,
             self.layout.lag,
             last_round=last_round,
