@@ -73,11 +73,13 @@ class GymDescription:
     Attributes:
         observation_space, action_space: of the environment.
         observations: `trial_observations.Observations` of one of them; None where nobody looked.
+        num_envs: how many environments it has, if it is a batch of them.
     """
 
     observation_space: gym.Space[Any]
     action_space: gym.Space[Any]
     observations: Any = None
+    num_envs: int = 1
 
 
 @dataclass(frozen=True)
@@ -153,7 +155,7 @@ class GymEnvironment:
 
     Args:
         env: the environment.
-        index: its index among this learner's.
+        index: of its unit of the schedule, among this learner's.
         generators: that it draws from besides its own ones, entered already; by default new ones.
     """
 
@@ -174,12 +176,14 @@ class GymEnvironment:
     def bind(self, memory: SharedMemory, options: RowOptions) -> None:
         """Find this environment's rows; call once the layout is known."""
         slots = [memory.fields(slot) for slot in range(memory.layout.num_slots)]
+        self.rows = memory.layout.rows(self.index)
+        (row,) = self.rows
 
         def rows(*key: str) -> list[Array]:
-            return [slot[key][self.index] for slot in slots]
+            return [slot[key][row] for slot in slots]
 
         self._all_envs = memory.layout.all_envs or memory.layout.num_envs
-        self._number = memory.layout.first_env + self.index
+        self._number = memory.layout.first_env + row
         self._max_frames = options.max_frames_per_traj
 
         def kept(*key: str) -> list[Array] | None:  # private entries may have no rows

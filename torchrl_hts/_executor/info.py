@@ -10,10 +10,17 @@ from typing import Any
 import numpy as np
 
 from torchrl_hts._executor.written_once import collector_names
-from torchrl_hts._rounds.shared_memory import Field, Key
+from torchrl_hts._rounds.shared_memory import Array, Field, Key
 from torchrl_hts.errors import InvalidValueError
 
-__all__ = ["InfoKey", "check_info_keys", "info_fields", "info_name", "info_number"]
+__all__ = [
+    "InfoKey",
+    "check_info_keys",
+    "info_fields",
+    "info_name",
+    "info_number",
+    "info_numbers",
+]
 
 InfoKey = tuple[str, ...]
 
@@ -128,6 +135,46 @@ def info_number(info: Any, key: InfoKey) -> float:
             "number or bool, or leave it out there"
         )
     return float(array.item())
+
+
+def info_numbers(infos: Any, key: InfoKey, count: int) -> Array:
+    """The numbers that the ``infos`` of a batch have at a key: float64 ``[count]``.
+
+    NaN where an environment has none, as the flags under ``"_name"`` tell.
+
+    Raises:
+        InvalidValueError: if there is something else.
+
+    Example:
+        >>> infos = {"lives": np.array([3, 0]), "_lives": np.array([True, False])}
+        >>> info_numbers(infos, ("lives",), 2), info_numbers(infos, ("won",), 2)
+        (array([ 3., nan]), array([nan, nan]))
+    """
+    numbers = np.full(count, nan)
+    has = np.ones(count, bool)
+    value = infos
+    for depth, name in enumerate(key):
+        if not isinstance(value, Mapping):
+            raise InvalidValueError(
+                f"the environment returned {_called(key[:depth])} = {value!r}, in which info_keys "
+                f"looks for {name!r}: expected a dict"
+            )
+        has &= np.asarray(value.get(f"_{name}", True), bool)
+        value = value.get(name)
+        if value is None:
+            return numbers
+    array = np.asarray(value)
+    if array.shape[:1] != (count,):
+        raise InvalidValueError(
+            f"the environments returned {_called(key)} = {value!r}; info_keys takes an array with "
+            f"one number of each of the {count} environments"
+        )
+    if array.dtype.kind in "biuf" and array.size == count:
+        numbers[has] = array.reshape(count)[has]
+        return numbers
+    for index in np.flatnonzero(has).tolist():
+        numbers[index] = info_number({key[-1]: array[index]}, key[-1:])
+    return numbers
 
 
 def _called(key: InfoKey) -> str:

@@ -40,6 +40,7 @@ class TorchRLDescription:
         state_keys: observation and state keys, which ``compact_obs`` drops from ``"next"``.
         truncated_keys: keys of the truncation flags.
         observations: `trial_observations.Observations` of one of them; None where nobody looked.
+        num_envs: how many environments it has: one.
     """
 
     specs: Composite
@@ -49,6 +50,7 @@ class TorchRLDescription:
     state_keys: tuple[Key, ...]
     truncated_keys: tuple[Key, ...]
     observations: Any = None
+    num_envs: int = 1
 
 
 class TorchRLEnvironment:
@@ -56,7 +58,7 @@ class TorchRLEnvironment:
 
     Args:
         env: an environment with an empty batch size.
-        index: its index among this learner's.
+        index: of its unit of the schedule, among this learner's.
         generators: that it draws from besides its own ones, entered already; by default new ones.
         max_frames_per_traj: length at which a ``StepCounter`` truncates an episode; 0: never.
         device: where the environment computes; None leaves it where it is.
@@ -111,11 +113,13 @@ class TorchRLEnvironment:
         """Find this environment's rows; call once the layout is known."""
         layout = memory.layout
         self._all_envs = layout.all_envs or layout.num_envs
-        self._number = layout.first_env + self.index
+        self.rows = layout.rows(self.index)
+        (own,) = self.rows
+        self._number = layout.first_env + own
         dtypes = {field.key: field.dtype for field in layout.fields}
         rows = [
             {
-                key: tensor_over(array[self.index], dtypes[key])
+                key: tensor_over(array[own], dtypes[key])
                 for key, array in memory.fields(slot).items()
             }
             for slot in range(layout.num_slots)

@@ -1,0 +1,93 @@
+"""What a batch of environments returns, as arrays of the data types that batches hold, or an error.
+
+Knows nothing of torch.
+"""
+
+from __future__ import annotations
+
+from math import isnan
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+from numpy import vdot
+
+from torchrl_hts._executor.gym_env import observation_fields
+from torchrl_hts._executor.values import (
+    FLOAT32_MAX,
+    checked_reward,
+    converted,
+    dict_levels,
+    unknown_key,
+)
+from torchrl_hts._rounds.shared_memory import Array
+from torchrl_hts.errors import InvalidValueError
+
+__all__ = ["VectorReader", "check_rewards"]
+
+
+class VectorReader:
+    """Takes the observations of a batch apart into arrays, and looks whether they are well.
+
+    Args:
+        space: of one environment.
+
+    Attributes:
+        fields: one for each array, and the path of its value in an observation.
+    """
+
+    def __init__(self, space: gym.Space[Any]) -> None:
+        self.fields = observation_fields(space)
+        self._levels = dict_levels(space)
+
+    def read(self, observations: Any, *lead: int) -> list[Array]:
+        """The array of each field, ``[*lead, *shape]``.
+
+        Raises:
+            InvalidValueError: if an observation is not what its space says, or NaN.
+        """
+        arrays = []
+        for field, path in self.fields:
+            name, dtype = ".".join(field.key), field.storage_dtype
+            value = observations
+            try:
+                for part in path:
+                    value = value[part]
+            except (KeyError, TypeError, IndexError) as error:
+                raise InvalidValueError(
+                    f"the environments returned an observation without {name!r}, which their "
+                    "observation space has"
+                ) from error
+            if type(value) is not np.ndarray or value.dtype != dtype:
+                value = converted(value, field)
+            if value.shape != (*lead, *field.shape):
+                raise InvalidValueError(
+                    f"the environments returned {name!r} of shape {value.shape}; their "
+                    f"observation space says {(*lead, *field.shape)}"
+                )
+            # See `GymEnvironment._check`.
+            if dtype.kind == "f" and isnan(vdot(value, value)):
+                raise InvalidValueError(
+                    f"the environments returned NaN in {name!r}, at "
+                    f"{np.argwhere(np.isnan(value))[:5].tolist()} of shape {value.shape}. If NaN "
+                    "is meant to say something, replace it with a wrapper"
+                )
+            arrays.append(value)
+        for path, names in self._levels:
+            value = observations
+            for part in path:
+                value = value[part]
+            if len(value) > len(names):
+                raise unknown_key(value, names)
+        return arrays
+
+
+def check_rewards(rewards: Array) -> None:
+    """Raise if a reward is NaN, or is finite and too large for float32.
+
+    Args:
+        rewards: ``[k]``.
+    """
+    if not (np.abs(rewards) <= FLOAT32_MAX).all():  # or infinite, which float32 holds
+        for reward in rewards.tolist():
+            checked_reward(reward)
