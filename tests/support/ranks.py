@@ -37,6 +37,7 @@ def run_ranks(
     *args: Any,
     variables: Mapping[str, str] | None = None,
     silent: int | None = None,
+    store: dist.TCPStore | None = None,
     timeout_s: float = 120.0,
 ) -> list[Outcome]:
     """Call a function of a module in each rank.
@@ -45,9 +46,10 @@ def run_ranks(
         args: of the function.
         variables: of the environment, in place of those of torchrun; the rank stands for ``{}``.
         silent: a rank that need not end; it is killed after the others.
+        store: that of an earlier call, as torchrun's agent keeps it when it starts its ranks anew.
     """
     # That of torchrun's agent, which outlives every rank.
-    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    store = store or dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     if variables is None:
         variables = {
             "RANK": "{}",

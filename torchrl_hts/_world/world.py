@@ -16,12 +16,15 @@ import torch
 import torch.distributed as dist
 from tensordict import TensorDictBase
 from torch import Tensor, nn
+from torch.distributed import PrefixStore  # type: ignore[attr-defined]
+from torch.distributed.rendezvous import rendezvous
 
 from torchrl_hts._processes.limits import available_cores
 from torchrl_hts._world import protocol
 from torchrl_hts._world.digest import digest
 from torchrl_hts._world.group import Group
 from torchrl_hts._world.launch import Place, place
+from torchrl_hts._world.meeting import meet
 from torchrl_hts._world.tree import is_power_of_two, tree_sum
 from torchrl_hts.errors import WorldError
 
@@ -136,13 +139,16 @@ class World:
         self.rank, self.size = (0, 1) if own is None else (own.rank, own.size)
         if own is None or own.size == 1:
             return 1
-        under_torchrun = "RANK" in os.environ  # whose own store outlives rank 0
+        at_torchrun = "RANK" in os.environ  # whose own store outlives rank 0
+        where = "env://" if at_torchrun else f"tcp://{own.address}:{own.port}"
+        patience = timedelta(seconds=timeout_s)
+        store, *_ = next(rendezvous(where, own.rank, own.size, timeout=patience))
         dist.init_process_group(
             "gloo",
-            init_method="env://" if under_torchrun else f"tcp://{own.address}:{own.port}",
+            store=PrefixStore(meet(store, own.rank, own.size, timeout_s), store),
             rank=own.rank,
             world_size=own.size,
-            timeout=timedelta(seconds=timeout_s),
+            timeout=patience,
         )
         return own.local_size
 

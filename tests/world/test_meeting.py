@@ -1,0 +1,84 @@
+"""The ranks of a start find each other, whatever an earlier one has left in the store."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+import torch.distributed as dist
+from ranks import run_ranks
+
+from torchrl_hts._world.meeting import meet
+from torchrl_hts._world.world import World
+from torchrl_hts.errors import WorldError
+
+
+class Told:
+    """A store that tells when a key has been read."""
+
+    def __init__(self, store: Any, key: str, when_read: Callable[[], None]) -> None:
+        self._store, self._key, self._when_read = store, key, when_read
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._store, name)
+
+    def get(self, key: str) -> bytes:
+        found: bytes = self._store.get(key)
+        if key == self._key:
+            self._when_read()
+        return found
+
+
+@pytest.mark.parametrize("late", [0, 1, 2])
+def test_a_rank_that_is_late_is_not_taken_for_that_of_the_start_before(late: int) -> None:
+    store, size = dist.HashStore(), 3
+    names: list[str] = []
+
+    def come(rank: int, old_is_read: threading.Event) -> str:
+        if rank != late:
+            told = Told(store, f"torchrl_hts/sees/{late}", old_is_read.set)
+            return meet(told, rank, size, 20)
+        if names:
+            old_is_read.wait(20)
+        return meet(store, rank, size, 20)
+
+    for _ in range(3):
+        with ThreadPoolExecutor(size) as ranks:
+            found = set(ranks.map(come, range(size), [threading.Event()] * size))
+        assert len(found) == 1
+        names += found
+    assert len(set(names)) == 3
+
+
+def test_fewer_may_come_than_before() -> None:
+    store = dist.HashStore()
+    names = set()
+    for size in (4, 2, 1):
+        with ThreadPoolExecutor(size) as ranks:
+            found = set(ranks.map(lambda rank, size=size: meet(store, rank, size, 20), range(size)))
+        assert len(found) == 1
+        names |= found
+    assert len(names) == 3
+
+
+def test_a_rank_that_does_not_come_is_named() -> None:
+    store = dist.HashStore()
+    with pytest.raises(WorldError, match=r"ranks 1, 2 did not come.*timeout_s=0.1.*rank 0 of 3"):
+        meet(store, 0, 3, timeout_s=0.1)
+
+
+def gathered() -> list[str]:
+    with World(timeout_s=30) as world:
+        return world.gather(f"rank {world.rank}")
+
+
+def test_a_second_start_in_the_store_of_the_first() -> None:
+    """As torchrun restarts its workers."""
+    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    for _ in range(2):
+        for outcome in run_ranks(gathered, 2, store=store):
+            assert outcome.error == ""
+            assert outcome.result == ["rank 0", "rank 1"]
