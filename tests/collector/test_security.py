@@ -31,7 +31,7 @@ from support.checkpoints import Checkpoints
 from support.errors import RecipeError
 
 from torchrl_hts import HTSCollector, WorkerError
-from torchrl_hts._learner.learner import _to_bytes, _to_tensor
+from torchrl_hts._learner.packing import to_bytes, to_tensor
 from torchrl_hts._rounds.shared_memory import SharedMemory
 from torchrl_hts.env_state import CannotSaveError, names_of, restore_environment, save_environment
 
@@ -292,8 +292,8 @@ def test_a_checkpoint_with_a_forged_environment(tmp_path: Path) -> None:
     with HTSCollector([Game], marked(), frames_per_batch=4, total_frames=16) as collector:
         next(iter(collector))
         state = collector.state_dict()
-    genuine = zlib.decompress(_to_bytes(state["environments"][0]))
-    state["environments"][0] = _to_tensor(zlib.compress(forged(genuine, contents)))
+    genuine = zlib.decompress(to_bytes(state["environments"][0]))
+    state["environments"][0] = to_tensor(zlib.compress(forged(genuine, contents)))
     file = tmp_path / "state.pt"
     torch.save(state, file)
     with HTSCollector([Game], marked(), frames_per_batch=4, total_frames=16) as collector:

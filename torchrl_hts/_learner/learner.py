@@ -5,20 +5,18 @@ from __future__ import annotations
 import contextlib
 import time
 import warnings
-import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import torch
 from tensordict import TensorDict, TensorDictBase
 from torch import Tensor, nn
 
+from torchrl_hts._learner.packing import pack, to_bytes, to_tensor, unpack
 from torchrl_hts._learner.weights import WeightSource
 from torchrl_hts._rounds.event_rings import Activity, Record
 from torchrl_hts._rounds.schedule import Schedule
-from torchrl_hts._rounds.shared_memory import Key
 from torchrl_hts._rounds.slots import Slots, policy_tensors
 from torchrl_hts._supervision.supervisor import Crew
 
@@ -192,7 +190,7 @@ class LearnerSide:
             self._crew.wait_full(end - 1)
             saved = self._crew.save()
         slots = [self._slots.fields[self._schedule.slot(r)] for r in range(self.round, end)]
-        batches = tuple(_pack(slot) for slot in slots)
+        batches = tuple(pack(slot) for slot in slots)
         if isinstance(saved, str):
             return _Beginning(batches, None, saved)
         return _Beginning(batches, saved)
@@ -218,7 +216,7 @@ class LearnerSide:
             },
             "staged_parameters": self._weights.state_dict(),
             "collected": list(begin.batches),
-            "environments": begin.environments and [_to_tensor(s) for s in begin.environments],
+            "environments": begin.environments and [to_tensor(s) for s in begin.environments],
             "why_environments_are_lost": begin.why_lost,
         }
 
@@ -228,7 +226,7 @@ class LearnerSide:
         The state has been checked (see `check_state`).
         """
         names = [name for name, _ in policy_tensors(self._weights.policy)]
-        batches = [_unpack(batch, self._slots.fields[0]) for batch in state["collected"]]
+        batches = [unpack(batch, self._slots.fields[0]) for batch in state["collected"]]
         last = self._schedule.last_round
         if state["why_environments_are_lost"] and (last is None or state["round"] < last):
             warnings.warn(
@@ -251,35 +249,9 @@ class LearnerSide:
         environments = state["environments"]
         self._beginning = _Beginning(
             tuple(state["collected"]),
-            environments and [_to_bytes(saved) for saved in environments],
+            environments and [to_bytes(saved) for saved in environments],
             state["why_environments_are_lost"],
         )
-
-
-def _pack(fields: Mapping[Key, Tensor]) -> dict[str, Tensor]:
-    """The contents of a slot, compressed: most of it are observations, stored twice."""
-    return {
-        "/".join(key): _to_tensor(zlib.compress(_to_bytes(value.reshape(-1).view(torch.uint8)), 1))
-        for key, value in fields.items()
-    }
-
-
-def _unpack(packed: Mapping[str, Tensor], fields: Mapping[Key, Tensor]) -> dict[Key, Tensor]:
-    """What was packed, in the shapes and data types of a slot's fields."""
-    contents = {name: zlib.decompress(_to_bytes(value)) for name, value in packed.items()}
-    return {
-        key: _to_tensor(contents["/".join(key)]).view(value.dtype).view(value.shape)
-        for key, value in fields.items()
-    }
-
-
-def _to_tensor(state: bytes) -> Tensor:
-    """Bytes in the form that every way to save a state dict can handle."""
-    return torch.tensor(np.frombuffer(state, np.uint8))
-
-
-def _to_bytes(state: Tensor) -> bytes:
-    return bytes(state.cpu().numpy().data)
 
 
 def environment_seed(seed: int, env: int, round_: int, restarts: int = 0) -> int:

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from numbers import Integral
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from torchrl_hts._learner.packing import recut
 from torchrl_hts._policy.invariance import InvariantSizes
 from torchrl_hts._rounds.shared_memory import Layout
 from torchrl_hts._rounds.slots import policy_tensors
 
-__all__ = ["check_state", "saved_sizes"]
+__all__ = ["own_state", "saved_sizes"]
 
 # The entries of a state dict.
 _ENTRIES = frozenset(
@@ -26,12 +28,98 @@ _ENTRIES = frozenset(
 )  # fmt: skip
 
 
-def check_state(state: Any, policy: nn.Module, layout: Layout) -> None:
-    """Raise if a state dict is not one that a collector of these sizes can go on from.
+# What the states of all learners of a run have alike.
+_ALIKE = ("lag", "sync_interval", "round", "seed", "static_seed")
+
+
+def own_state(state: Any, policy: nn.Module, layout: Layout) -> Mapping[str, Any]:
+    """The state of a collector's own environments, checked.
+
+    Args:
+        state: its state, or those of all learners of a run, however many there were.
+        policy: its policy.
+        layout: its sizes.
 
     Raises:
-        TypeError, ValueError: the message says which entry is wrong.
+        TypeError, ValueError: the message says which entry is wrong, or what is missing.
     """
+    states: list[Mapping[str, Any]]
+    states = list(state) if isinstance(state, (list, tuple)) else [state]
+    if not states:
+        raise ValueError("no state to go on with: the list is empty")
+    for one in states:
+        _check_entries(one)
+    all_envs = layout.all_envs or layout.num_envs
+    if len(states) == 1:
+        place = (_first_env(states[0]), _integer(states[0], "num_envs"))
+        if place == (layout.first_env, layout.num_envs) or layout.num_envs == all_envs:
+            _check_state(states[0], policy, layout)
+            return states[0]
+    states.sort(key=_first_env)
+    for one in states:
+        first, count = _first_env(one), _integer(one, "num_envs")
+        if count < 1 or first + count > all_envs:
+            raise ValueError(
+                f"the state is of environments {first} to {first + count - 1}; this run has "
+                f"{all_envs}"
+            )
+        _check_state(one, policy, replace(layout, first_env=first, num_envs=count, units=()))
+        for name in _ALIKE:
+            if one[name] != states[0][name]:
+                raise ValueError(
+                    f"the states are not of one checkpoint: {name} is {states[0][name]} in one of "
+                    f"them and {one[name]} in another"
+                )
+    return _cut(states, layout)
+
+
+def _cut(states: Sequence[Mapping[str, Any]], layout: Layout) -> dict[str, Any]:
+    """The state of a learner's environments out of checked ones, in the order of environments."""
+    first, end = layout.first_env, layout.first_env + layout.num_envs
+    states = [
+        one for one in states if _first_env(one) < end and _first_env(one) + one["num_envs"] > first
+    ]
+    reached = start = _first_env(states[0]) if states else end
+    for one in states:
+        if _first_env(one) != reached:
+            break
+        reached += one["num_envs"]
+    if start > first or reached < end:
+        raise ValueError(
+            f"the states lack some of the environments {first} to {end - 1}, which are this "
+            "learner's: give those of all learners of the checkpoint, each once"
+        )
+    rounds = {len(one["collected"]) for one in states}
+    if len(rounds) > 1:
+        raise ValueError("the states are not of one checkpoint: they have collected other rounds")
+    found = dict(states[0])
+    found["num_envs"], found["first_env"] = layout.num_envs, first
+    found["all_envs"] = layout.all_envs or layout.num_envs
+    found["frames"] = found["round"] * layout.num_envs * layout.sync_interval
+    skipped = first - start
+    found["collected"] = [
+        recut(packed, reached - start, skipped, layout.num_envs)
+        for packed in zip(*(one["collected"] for one in states), strict=True)
+    ]
+    environments = [one["environments"] for one in states]
+    found["environments"] = None
+    if None not in environments:
+        together = [saved for some in environments for saved in some]
+        found["environments"] = together[skipped : skipped + layout.num_envs]
+    lost = [one["why_environments_are_lost"] for one in states]
+    found["why_environments_are_lost"] = next(filter(None, lost), "")
+    return found
+
+
+def _first_env(state: Mapping[str, Any]) -> int:
+    """The number of a state's first environment; a lone learner's begin with 0."""
+    first = _integer(state, "first_env") if "first_env" in state else 0
+    if first < 0:
+        raise ValueError(f"state_dict['first_env'] must be at least 0, got {first}")
+    return first
+
+
+def _check_entries(state: Any) -> None:
     if not isinstance(state, Mapping):
         raise TypeError(f"state_dict must be a mapping, got {type(state).__name__}")
     missing = _ENTRIES - state.keys()
@@ -39,11 +127,19 @@ def check_state(state: Any, policy: nn.Module, layout: Layout) -> None:
         raise ValueError(
             f"the state lacks {', '.join(sorted(missing))}: it is not one of HTSCollector"
         )
-    for name in ("lag", "num_envs", "sync_interval"):
-        if _integer(state, name) != getattr(layout, name):
+
+
+def _check_state(state: Mapping[str, Any], policy: nn.Module, layout: Layout) -> None:
+    """Raise if a state dict is not one that a collector of these sizes can go on from."""
+    own = {name: getattr(layout, name) for name in ("lag", "num_envs", "sync_interval")}
+    own |= {"first_env": layout.first_env, "all_envs": layout.all_envs or layout.num_envs}
+    # A learner that had no others has all environments.
+    found = {"first_env": 0, "all_envs": state["num_envs"], **state}
+    for name, value in own.items():
+        if _integer(found, name) != value:
             raise ValueError(
-                f"the state is of a collector with {name}={state[name]}; this one has "
-                f"{name}={getattr(layout, name)}"
+                f"the state is of a collector with {name}={found[name]}; this one "
+                f"has {name}={value}"
             )
     _check_counts(state, layout)
     saved_sizes(state)

@@ -26,7 +26,7 @@ from torchrl_hts._actor.loop import ActorJob
 from torchrl_hts._executor.factories import initialised, with_transforms
 from torchrl_hts._executor.info import check_info_keys
 from torchrl_hts._learner.learner import LearnerSide
-from torchrl_hts._learner.saved_state import check_state, saved_sizes
+from torchrl_hts._learner.saved_state import own_state, saved_sizes
 from torchrl_hts._learner.weights import WeightSource
 from torchrl_hts._planning.arguments import (
     MAX_THREADS,
@@ -714,7 +714,12 @@ class HTSCollector(StockAttributes, BaseCollector):  # type: ignore[misc]  # tor
         it; `torchrl_hts.env_state` says which can) begin new episodes when the state is loaded,
         with seeds that depend on the seed, the environment and the round alone, and
         `load_state_dict` warns of it.
+
+        One of several learners has the state of its own environments, and says which they are.
         """
+        place = {}
+        if self._num_learners > 1:
+            place = {"first_env": self._first_env, "all_envs": self.num_envs}
         return OrderedDict(
             policy_state_dict=self.policy.state_dict(),
             frames=self._frames // self._num_learners,
@@ -723,10 +728,11 @@ class HTSCollector(StockAttributes, BaseCollector):  # type: ignore[misc]  # tor
             num_envs=self._memory.layout.num_envs,
             sync_interval=self.sync_interval,
             invariant_sizes=asdict(self._invariant_sizes),
+            **place,
             **self._learner.state_dict(),
         )
 
-    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+    def load_state_dict(self, state_dict: Mapping[str, Any] | Sequence[Mapping[str, Any]]) -> None:
         """Go on where a state was taken: the next batch is that of its round.
 
         The update with the batch that was out then counts as done, and the policy's values are
@@ -734,14 +740,17 @@ class HTSCollector(StockAttributes, BaseCollector):  # type: ignore[misc]  # tor
 
         Args:
             state_dict: what `state_dict` returned, of a collector with the same environments,
-                policy, `frames_per_batch` and `lag`. The numbers of processes may differ.
+                policy, `frames_per_batch` and `lag`. The numbers of processes may differ. Of
+                several learners each loads its own state, or a list of the states of all learners
+                that there were, out of which it takes its own environments.
 
         Raises:
             TypeError, ValueError: if an entry is missing, damaged, or of a collector of another
                 shape or policy; the message says which. Nothing has been changed then.
+            WorldError: if learners have loaded states of different rounds or policies.
         """
-        check_state(state_dict, self.policy, self._memory.layout)
-        saved, sizes = saved_sizes(state_dict), self._invariant_sizes
+        state = own_state(state_dict, self.policy, self._memory.layout)
+        saved, sizes = saved_sizes(state), self._invariant_sizes
         alike = saved.fixed_rows == sizes.fixed_rows and saved.runs_like(sizes)
         if not alike or not set(sizes.sizes) & set(saved.sizes):
             warnings.warn(
@@ -749,12 +758,15 @@ class HTSCollector(StockAttributes, BaseCollector):  # type: ignore[misc]  # tor
                 "taken (another machine, or another version of torch, numpy or torchrl_hts)",
                 stacklevel=2,
             )
-        self.policy.load_state_dict(state_dict["policy_state_dict"])  # refuses another policy's
-        self._learner.load_state_dict(state_dict)
+        self.policy.load_state_dict(state["policy_state_dict"])  # refuses another policy's
+        self._learner.load_state_dict(state)
         self._updates.forget()
-        self._frames = state_dict["frames"] * self._num_learners
-        self._iter = state_dict["iter"]
+        self._frames = state["frames"] * self._num_learners
+        self._iter = state["iter"]
         self._frames_loaded = self._frames
+        if self.world is not None:
+            policy = digest(value for _, value in policy_tensors(self.policy))
+            self.world.agree(round=state["round"], policy=policy)
 
     def shutdown(
         self,
