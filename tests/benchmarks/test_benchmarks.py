@@ -21,6 +21,7 @@ import torch
 from environments import EchoEnv
 from policies import categorical
 from script_paths import BENCHMARKS
+from scripts import run_script
 from torchrl.collectors import Collector
 
 from torchrl_hts import HTSCollector
@@ -41,12 +42,11 @@ from matplotlib.figure import Figure
 from support.pixel_options import PPOOptions
 from support.pixels import Agent
 
+pytestmark = pytest.mark.usefixtures("warm_servers")
+
 
 def run(script: str, *flags: str) -> str:
-    command = [sys.executable, str(BENCHMARKS / script), *flags]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=250)
-    assert done.returncode == 0, done.stderr
-    return done.stdout
+    return run_script(script, *flags)[0]
 
 
 def test_throughput(tmp_path: Path) -> None:
