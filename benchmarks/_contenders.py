@@ -221,11 +221,11 @@ def add_barrier(collector: HTSCollector) -> HTSCollector:
     A round then opens when the one before is full and its own parameters are there. Only here, to
     be compared with: the results are the same bits.
     """
-    learner, crew = collector._learner, collector._crew
+    learner, supervisor = collector._learner, collector._supervisor
 
     def wait() -> None:
         if learner.lent:  # the next round opens when this returns
-            crew.wait_full(learner.round)
+            supervisor.wait_full(learner.round)
 
     collector.pre_collect_hook = wait
     return collector

@@ -25,7 +25,7 @@ from torchrl_hts._policy.counter_policy import CounterPolicy, inference
 from torchrl_hts._policy.draws import CounterNoise
 from torchrl_hts._policy.invariance import InvariantSizes
 from torchrl_hts._policy.transposed_layers import is_transposed
-from torchrl_hts._supervision.supervisor import Crew
+from torchrl_hts._supervision.supervisor import Supervisor
 
 BOX = gym.spaces.Box(-np.inf, np.inf, (2,), np.float32)
 
@@ -53,7 +53,7 @@ def dense() -> TensorDictSequential:
 
 def inference_of(collector: HTSCollector) -> BatchInference:
     """What the collector's actors have, but for the calibration."""
-    job = collector._crew._actor_job
+    job = collector._supervisor._actor_job
     assert job is not None
     return BatchInference(
         collector._memory, job.policy, job.examples, job.outputs,
@@ -212,9 +212,10 @@ def test_transposed_layers_give_the_same_bits_whoever_runs_them(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """I6, and what they compute is the policy."""
-    start, sizes = Crew.start_actors, InvariantSizes((5,), 5, fixed_rows=True, transposed=True)
+    start = Supervisor.start_actors
+    sizes = InvariantSizes((5,), 5, fixed_rows=True, transposed=True)
     monkeypatch.setattr(
-        Crew, "start_actors", lambda self, job: start(self, replace(job, sizes=sizes))
+        Supervisor, "start_actors", lambda self, job: start(self, replace(job, sizes=sizes))
     )
     envs = [partial(Three, partial(gym.make, "CartPole-v1"))] * 5
     batches = []

@@ -82,7 +82,7 @@ class TestTheLoop:
         if threading.current_thread() is not main:
             pytest.skip("signals reach the main thread only")
         collector = start([ENDLESS], frames_per_batch=10**6)  # a round that takes minutes
-        steps = collector._crew.schedule.steps
+        steps = collector._supervisor.schedule.steps
 
         def interrupt() -> None:
             wait_until(lambda: steps[0] > 10)
@@ -105,13 +105,13 @@ class TestTheLoop:
         gate = str(tmp_path / "gate")
         os.mkfifo(gate)
         collector = start([partial(GatedEnv, gate, at=2), ENDLESS], num_executors=2)
-        steps = collector._crew.schedule.steps
+        steps = collector._supervisor.schedule.steps
         collecting = threading.Thread(target=pytest.raises, args=(Exception, collector.next))
         collecting.start()
         wait_until(lambda: list(steps) == [2, 8])
 
         def interrupt() -> None:
-            wait_until(collector._crew.is_closed)
+            wait_until(collector._supervisor.is_closed)
             os.kill(os.getpid(), signal.SIGINT)
 
         handler = signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -148,7 +148,7 @@ class TestTheLoop:
     def test_shutdown_from_another_thread_wakes_the_learner(self, mode: str) -> None:
         """Workers that end then are not replaced, and no server begins."""
         collector = start([ENDLESS] * 2, frames_per_batch=10**6, on_executor_failure=mode)
-        steps = collector._crew.schedule.steps
+        steps = collector._supervisor.schedule.steps
         before = processes_below(os.getpid())
 
         def shut_down() -> None:
@@ -187,13 +187,13 @@ class TestTheLoop:
         collector = start([ENDLESS] * 2)
         batches = iter(collector)
         next(batches)
-        crew, gone = collector._crew, weakref.ref(collector)
+        supervisor, gone = collector._supervisor, weakref.ref(collector)
         del collector, batches
         gc.collect()
         assert gone() is None
-        assert crew.is_closed()
-        wait_until_gone(worker.pid for worker in crew.workers)
-        assert {worker.exit_status(0) for worker in crew.workers} == {0}
+        assert supervisor.is_closed()
+        wait_until_gone(worker.pid for worker in supervisor.workers)
+        assert {worker.exit_status(0) for worker in supervisor.workers} == {0}
 
 
 # One interpreter imports torch and then forks: each child is a script with an end of its own.
@@ -226,7 +226,7 @@ def say(*collectors):
         for collector in collectors
         for pid in [
             *collector.worker_pids().values(),
-            *(server.pid for server in collector._crew._servers._current.values()),
+            *(server.pid for server in collector._supervisor._servers._current.values()),
         ]
     }
     print(json.dumps([name, main, sorted(pids)]), flush=True)

@@ -97,7 +97,7 @@ class TestEnvironments:
         collector = start([partial(GatedEnv, gate, at=2), ENDLESS], num_executors=2)
         thread = threading.Thread(target=pytest.raises, args=(Exception, collector.next))
         thread.start()
-        steps = collector._crew.schedule.steps
+        steps = collector._supervisor.schedule.steps
         wait_until(lambda: list(steps) == [2, 8])
         with held_at(gate):
             collector.shutdown(timeout=0.2)
@@ -235,7 +235,7 @@ class TestKilled:
         collector = start([ENDLESS] * 3, num_executors=2, num_actors=2)
         batches = iter(collector)
         next(batches)
-        steps = collector._crew.schedule.steps
+        steps = collector._supervisor.schedule.steps
         wait_until(lambda: list(steps) == [8] * 3)
         self.kill(collector, name)
         next(batches)  # round 1 was full already
@@ -268,11 +268,11 @@ class TestKilled:
 
         learner = threading.Thread(target=learn)
         learner.start()
-        steps = collector._crew.schedule.steps
+        steps = collector._supervisor.schedule.steps
         wait_until(lambda: list(steps) == [2, 8])  # the other has finished rounds 0 and 1
         with held_at(gate):
             self.kill(collector, name)
-            wait_until(lambda: collector._crew.is_closed())
+            wait_until(lambda: collector._supervisor.is_closed())
         learner.join()
         assert raised[0].worker == name
         assert_others_ended_by_themselves(collector, name)

@@ -141,8 +141,8 @@ def timeouts_s(kind: str, fault: str) -> dict[str, float] | None:
 
 def rest(collector: HTSCollector) -> None:
     """Wait until everybody has done all that there is to do."""
-    steps = collector._crew.schedule.steps
-    finished = collector._crew.schedule.lent + LAG
+    steps = collector._supervisor.schedule.steps
+    finished = collector._supervisor.schedule.lent + LAG
     counters = collector._memory.counters
     wait_until(lambda: list(steps) == [finished * T] * N and not counters[:, Counter.AT].any())
 

@@ -22,7 +22,7 @@ from support.errors import InterruptedTwice, exit_with
 from support.run import Run
 
 from torchrl_hts import Evaluator
-from torchrl_hts._supervision.supervisor import Crew
+from torchrl_hts._supervision.supervisor import Supervisor
 
 pytest.importorskip("rich")
 pytest.importorskip("matplotlib")
@@ -66,9 +66,9 @@ def test_stopped_at_once_in_the_middle_of_saving(
 ) -> None:
     """Ctrl-C while open rounds are finished shuts the collector down: there is nothing to save."""
     saves = 0
-    save = Crew.save
+    save = Supervisor.save
 
-    def interrupted(self: Crew) -> Any:
+    def interrupted(self: Supervisor) -> Any:
         nonlocal saves
         saves += 1
         if saves == 3:
@@ -76,7 +76,7 @@ def test_stopped_at_once_in_the_middle_of_saving(
         return save(self)
 
     with monkeypatch.context() as patch:
-        patch.setattr(Crew, "save", interrupted)
+        patch.setattr(Supervisor, "save", interrupted)
         output = run(f"{FLAGS} 128", "--output-dir", str(tmp_path), code=130)
     assert "interrupted" in output
     assert checkpoints(tmp_path) == [128, 256]

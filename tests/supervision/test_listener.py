@@ -1,4 +1,4 @@
-"""The roster: who is listened to, whatever numbers the system gives to descriptors."""
+"""The listener: who is listened to, whatever numbers the system gives to descriptors."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from torchrl_hts import WorkerError
 from torchrl_hts._processes.fork_server import WorkerProcess, WorkerServer
 from torchrl_hts._rounds.exchange import Inbox
 from torchrl_hts._supervision.failures import Site
-from torchrl_hts._supervision.listener import Roster
+from torchrl_hts._supervision.listener import Listener
 
 pytestmark = pytest.mark.timeout(60)
 
 
-class Crew:
-    """What a roster asks where a worker is."""
+class Places:
+    """What a listener asks where a worker is."""
 
     def site(self, worker: WorkerProcess) -> Site:
         return Site()
@@ -33,17 +33,17 @@ def server() -> Iterator[WorkerServer]:
 
 def test_a_worker_that_has_the_descriptors_of_one_before_it(server: WorkerServer) -> None:
     """Two die at once: the second is dismissed again when the first has been replaced."""
-    crew, inbox = Crew(), Inbox.create()
-    roster = Roster(inbox.read_fd, {}, crew.site)
+    places, inbox = Places(), Inbox.create()
+    listener = Listener(inbox.read_fd, {}, places.site)
     lost = server.spawn("executor 1", "worker_targets:serve", ())
-    roster.add(lost)
-    roster.dismiss(lost)
+    listener.add(lost)
+    listener.dismiss(lost)
     new = server.spawn("executor 2", "worker_targets:serve", ())
     assert set(new.fds) & set(lost.fds), "the system gives the lowest numbers that are free"
-    roster.add(new)
-    roster.dismiss(lost)
+    listener.add(new)
+    listener.dismiss(lost)
     os.kill(new.pid, signal.SIGKILL)
     with pytest.raises(WorkerError, match=r"executor 2 .*was killed by SIGKILL"):
-        next(roster.messages(dict))
-    roster.dismiss(new)
+        next(listener.messages(dict))
+    listener.dismiss(new)
     inbox.close()

@@ -18,7 +18,7 @@ from torchrl_hts._learner.weights import WeightSource
 from torchrl_hts._rounds.event_rings import Activity, Record
 from torchrl_hts._rounds.schedule import Schedule
 from torchrl_hts._rounds.slots import Slots, policy_tensors
-from torchrl_hts._supervision.supervisor import Crew
+from torchrl_hts._supervision.supervisor import Supervisor
 
 __all__ = ["LearnerSide"]
 
@@ -44,7 +44,7 @@ class LearnerSide:
     """Lends the rounds of a run in order, and opens the next with the newest parameters.
 
     Args:
-        crew: the workers, calibrated.
+        supervisor: the workers, calibrated.
         schedule: the schedule, over shared words.
         slots: the slots, over shared memory.
         weights: the newest parameters.
@@ -61,7 +61,7 @@ class LearnerSide:
 
     def __init__(
         self,
-        crew: Crew,
+        supervisor: Supervisor,
         schedule: Schedule,
         slots: Slots,
         weights: WeightSource,
@@ -70,7 +70,7 @@ class LearnerSide:
         first_env: int = 0,
     ) -> None:
         self._first_env = first_env
-        self._crew = crew
+        self._supervisor = supervisor
         self._schedule = schedule
         self._slots = slots
         self._weights = weights
@@ -107,7 +107,7 @@ class LearnerSide:
         Returns:
             The round and its slot, the learner's until the next call (I5).
         """
-        if self._crew.is_closed():
+        if self._supervisor.is_closed():
             raise RuntimeError(_ENDED)
         with self._ending_on_failure():
             if not self._running:
@@ -119,14 +119,14 @@ class LearnerSide:
                 if self._record is not None:  # before anybody can act on it
                     now = time.perf_counter_ns()
                     self._record(Activity.LEARN, self._lent_at, now, self.round - 1)
-                self._crew.release()
+                self._supervisor.release()
             asleep = time.perf_counter_ns()
-            self._crew.wait_full(self.round)
+            self._supervisor.wait_full(self.round)
             self._lent_at = time.perf_counter_ns()
             self.waited_s += (self._lent_at - asleep) / 1e9
             if self._record is not None:
                 self._record(Activity.BATCH_WAIT, asleep, self._lent_at, self.round)
-            round_ = self._crew.port.lend()
+            round_ = self._supervisor.port.lend()
         self.lent = True
         self.round = round_ + 1
         return round_, self._slots.batches[self._schedule.slot(round_)]
@@ -137,8 +137,8 @@ class LearnerSide:
         try:
             yield
         except BaseException as error:
-            was_closed = self._crew.is_closed()  # by another thread, or a signal handler
-            self._crew.shutdown()
+            was_closed = self._supervisor.is_closed()  # by another thread, or a signal handler
+            self._supervisor.shutdown()
             if was_closed and isinstance(error, Exception):
                 raise RuntimeError(_ENDED) from error
             raise
@@ -152,7 +152,7 @@ class LearnerSide:
             self._ring = None
         begin, self._beginning = self._beginning, _Beginning()
         ahead = len(begin.batches)
-        # Not `self`, which the crew must not hold.
+        # Not `self`, which the supervisor must not hold.
         seed, static, first_env = self.seed, self.static_seed, self._first_env
 
         def seed_of(env: int, round_: int, restarts: int = 0) -> int:
@@ -163,13 +163,13 @@ class LearnerSide:
             self.began = time.monotonic()
         self._running = True
         starts: Sequence[int | bytes] = begin.environments or seeds
-        self._crew.run(starts, seed, self.round, lent=self.lent, ahead=ahead, seed_of=seed_of)
+        self._supervisor.run(starts, seed, self.round, lent=self.lent, ahead=ahead, seed_of=seed_of)
 
     def rest(self) -> None:
         """Bring the workers to rest; what they have collected beyond the lent batch is dropped."""
-        if self._running and not self._crew.is_closed():
+        if self._running and not self._supervisor.is_closed():
             with self._ending_on_failure():
-                self._crew.stop()
+                self._supervisor.stop()
         self._running = False
         self._beginning = _Beginning()
 
@@ -181,14 +181,14 @@ class LearnerSide:
         """
         if not self._running:
             return self._beginning
-        if self._crew.is_closed():
+        if self._supervisor.is_closed():
             return _Beginning(why_lost="the collector had been shut down")
         end = self.round
         while self._schedule.is_open(end):
             end += 1
         with self._ending_on_failure():
-            self._crew.wait_full(end - 1)
-            saved = self._crew.save()
+            self._supervisor.wait_full(end - 1)
+            saved = self._supervisor.save()
         slots = [self._slots.fields[self._schedule.slot(r)] for r in range(self.round, end)]
         batches = tuple(pack(slot) for slot in slots)
         if isinstance(saved, str):

@@ -14,12 +14,12 @@ from torchrl_hts._supervision.failures import Site, died, failed, hung
 from torchrl_hts._supervision.progress import ProgressWatch
 from torchrl_hts.errors import PolicyError
 
-__all__ = ["Roster"]
+__all__ = ["Listener"]
 
 Owing = Callable[[], Mapping[str, Hashable]]
 
 
-class Roster:
+class Listener:
     """Workers that are listened to. Every method may raise `WorkerError`: a worker has failed.
 
     Args:
@@ -36,7 +36,7 @@ class Roster:
     ) -> None:
         self.made: set[int] = set()  # environments, as far as executors have said
         self.observing: set[int] = set()  # those that were asked for observations, likewise
-        self._site_of = weakref.WeakMethod(site)  # of the crew, which holds us
+        self._site_of = weakref.WeakMethod(site)  # of the supervisor, which holds us
         self._watch = ProgressWatch(timeouts_s)
         self._by_fd: dict[int, WorkerProcess] = {}
         self._control_poll = select.poll()  # every worker's connection

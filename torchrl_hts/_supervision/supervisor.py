@@ -11,23 +11,23 @@ from torchrl_hts._rounds.exchange import SAVE, STOP
 from torchrl_hts._rounds.shared_memory import Counter
 from torchrl_hts._supervision.progress import at_work
 from torchrl_hts._supervision.restarts import Restarts
-from torchrl_hts._supervision.workers import Staff
+from torchrl_hts._supervision.workers import Workers
 from torchrl_hts.errors import Failure, WorkerError
 
-__all__ = ["Crew"]
+__all__ = ["Supervisor"]
 
 _OF_A_POLICY = (Failure.RAISED, Failure.INVALID, Failure.OUT_OF_MEMORY)
 
 
-class Crew(Staff):
+class Supervisor(Workers):
     """Workers that are set to work and brought to rest.
 
     Args:
         restarts: whether workers that fail are replaced.
 
-    The other arguments are those of `Staff`. After `start_actors`: `run` and, any number of times,
-    `stop` and `run`. Every method but `shutdown` raises `WorkerError` if a worker fails that is not
-    replaced.
+    The other arguments are those of `Workers`. After `start_actors`: `run` and, any number of
+    times, `stop` and `run`. Every method but `shutdown` raises `WorkerError` if a worker fails that
+    is not replaced.
     """
 
     def __init__(
@@ -83,7 +83,7 @@ class Crew(Staff):
 
     def _go(self, starts: Mapping[int, int | bytes]) -> None:
         """Let everybody work; environments that are in ``starts`` begin anew."""
-        self._roster.forget()
+        self._listener.forget()
         failures: list[WorkerError] = []
         for worker in [*self.actors, *self.executors]:
             message: object = self._noise_seed
@@ -91,7 +91,7 @@ class Crew(Staff):
                 own = self._environments_of(worker)
                 message = {env: starts[env] for env in own if env in starts}
             try:
-                self._roster.send(worker, message)
+                self._listener.send(worker, message)
             except WorkerError as failure:
                 failures.append(failure)
         if failures:
@@ -120,11 +120,11 @@ class Crew(Staff):
 
     def wait_full(self, round_: int) -> None:
         """Sleep until a round is full, or a worker has failed that is not replaced."""
-        self._roster.forget()
+        self._listener.forget()
         self.port.take_ready()
         while not self.port.is_full(round_):
             try:
-                self._roster.wait(self._owing)
+                self._listener.wait(self._owing)
             except WorkerError as failure:
                 self.recover(failure)
             self.port.take_ready()
@@ -183,7 +183,7 @@ class Crew(Staff):
 
     def _wait_for_rest(self, waiting: set[str]) -> None:
         """Return when everybody in ``waiting``, which is emptied, has said that it has stopped."""
-        for worker, (kind, _, _) in self._roster.messages(
+        for worker, (kind, _, _) in self._listener.messages(
             lambda: dict.fromkeys(waiting, self._progress())
         ):
             if kind == "stopped":
@@ -204,7 +204,7 @@ class Crew(Staff):
                 failure.args = (f"{failure}\n\nIt was not replaced: {why}",)
             raise failure
         (worker,) = (w for w in self.workers if w.name == failure.worker)
-        self._roster.dismiss(worker)
+        self._listener.dismiss(worker)
         self.restarts.count(failure.worker_kind, self._environments_of(worker))
         self.memory.counters[self._row(worker), Counter.AT] = 0
         warnings.warn(f"a worker is replaced: {failure}", RuntimeWarning, stacklevel=2)

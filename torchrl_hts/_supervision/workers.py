@@ -26,10 +26,10 @@ from torchrl_hts._rounds.exchange import STOP, Inbox, LearnerPort
 from torchrl_hts._rounds.schedule import Schedule
 from torchrl_hts._rounds.shared_memory import Counter, Key, Layout, SharedMemory
 from torchrl_hts._supervision.failures import Site
-from torchrl_hts._supervision.listener import Roster
+from torchrl_hts._supervision.listener import Listener
 from torchrl_hts.errors import Failure, WorkerError
 
-__all__ = ["Staff"]
+__all__ = ["Workers"]
 
 _LOG = logging.getLogger(__name__)  # what is done at the start, where it may take seconds
 
@@ -38,7 +38,7 @@ Description = GymDescription | TorchRLDescription
 _TOLD = (Failure.RAISED, Failure.INVALID, Failure.OUT_OF_MEMORY)  # by an exception
 
 
-class Staff:
+class Workers:
     """Worker processes, their inboxes, and the memory that they share.
 
     Args:
@@ -88,7 +88,7 @@ class Staff:
                 self.executor_inboxes.append(Inbox.create())
                 opened.callback(self.executor_inboxes[-1].close)
             opened.pop_all()
-        self._roster = Roster(self.learner_inbox.read_fd, timeouts_s or {}, self._site)
+        self._listener = Listener(self.learner_inbox.read_fd, timeouts_s or {}, self._site)
 
     def is_closed(self) -> bool:
         """Whether the workers have been shut down."""
@@ -134,7 +134,7 @@ class Staff:
         if known is None:
             kind, descriptions, modules = self._start_first()
             if kind == "torchrl":
-                self._roster.dismiss(self.executors[0])
+                self._listener.dismiss(self.executors[0])
                 self._servers.with_torch = True
                 _, descriptions, modules = self._start_first()
             if self.num_executors > 1:  # or its server would import them for nobody
@@ -158,7 +158,7 @@ class Staff:
         Where it can't be observed either, there are none. To be called before `share`.
         """
         first = self.executors[0]
-        self._roster.send(first, "observe")
+        self._listener.send(first, "observe")
         return replace(description, observations=self._receive_all([first])[0][1])
 
     def _start_first(self) -> tuple[str, Any, Any]:
@@ -167,14 +167,14 @@ class Staff:
         It observes its first environment, if that can be put back. What ends the process at that,
         or takes too long, is for the first round to meet, and to tell where.
         """
-        self._roster.observing.clear()
+        self._listener.observing.clear()
         first = self._spawn_executor(0, observed=True)
         try:
             said: tuple[str, Any, Any] = self._receive_all([first])[0]
         except WorkerError as error:
-            if self.is_closed() or not self._roster.observing or error.failure in _TOLD:
+            if self.is_closed() or not self._listener.observing or error.failure in _TOLD:
                 raise
-            self._roster.dismiss(first)
+            self._listener.dismiss(first)
             said = self._receive_all([self._spawn_executor(0)])[0]
         return said
 
@@ -190,7 +190,7 @@ class Staff:
         worker = self._servers.spawn_executor(name, target, fds)
         self._enlist(self.executors, index, worker)
         envs = self.environments(index)
-        self._roster.made.difference_update(envs)
+        self._listener.made.difference_update(envs)
         job = ExecutorJob(
             factories=tuple(self._factories[env] for env in envs),
             env_indices=envs,
@@ -200,7 +200,7 @@ class Staff:
             seed=self._seed,
             env_options=self._env_options,
         )
-        self._roster.send(worker, job)
+        self._listener.send(worker, job)
         return worker
 
     def share(
@@ -228,7 +228,7 @@ class Staff:
         )
         self._plan = ExecutorPlan(layout, last_round, 0, options, cores, a_core_each)
         for index, executor in enumerate(self.executors):
-            self._roster.send(executor, replace(self._plan, worker=index))
+            self._listener.send(executor, replace(self._plan, worker=index))
         return self.memory, self.schedule
 
     def start_actors(self, job: ActorJob) -> InvariantSizes:
@@ -242,13 +242,13 @@ class Staff:
         for index in range(self.num_actors):
             self._spawn_actor(index)
         for actor in self.actors:
-            self._roster.send(actor, replace(job, worker=self._row(actor)))
+            self._listener.send(actor, replace(job, worker=self._row(actor)))
         found: list[InvariantSizes] = [m[1] for m in self._calibrated(self.actors)]
         sizes = found[0]
         for other in found[1:]:
             sizes = sizes.intersect(other)
         for actor in self.actors:
-            self._roster.send(actor, sizes)
+            self._listener.send(actor, sizes)
         self._actor_job = replace(job, sizes=sizes)
         self._started = True
         return sizes
@@ -269,7 +269,7 @@ class Staff:
         """Give a new worker its place, unless everybody has been shut down meanwhile."""
         if not self.is_closed():
             team[index : index + 1] = [worker]
-            self._roster.add(worker)
+            self._listener.add(worker)
         if self.is_closed():  # by a shutdown that saw it in its place, or that did not
             worker.hang_up()
             worker.kill()
@@ -279,16 +279,16 @@ class Staff:
     def _replace(self, name: str) -> None:
         kind, index = name.split()
         (worker,) = (w for w in self.workers if w.name == name)
-        self._roster.dismiss(worker)  # one that was interrupted while it was made
+        self._listener.dismiss(worker)  # one that was interrupted while it was made
         if kind == "executor":
             worker = self._spawn_executor(int(index))
             self._receive_all([worker])
-            self._roster.send(worker, replace(self._plan, worker=self._row(worker)))
+            self._listener.send(worker, replace(self._plan, worker=self._row(worker)))
         else:
             worker = self._spawn_actor(int(index))
-            self._roster.send(worker, replace(self._actor_job, worker=self._row(worker)))
+            self._listener.send(worker, replace(self._actor_job, worker=self._row(worker)))
             self._calibrated([worker])
-            self._roster.send(worker, self._actor_job.sizes)
+            self._listener.send(worker, self._actor_job.sizes)
 
     # Ending.
 
@@ -297,7 +297,7 @@ class Staff:
         timeout_s = POLITE_S if timeout_s is None else timeout_s
         if self.closed_at is None:
             self.closed_at = time.monotonic()
-            self._roster.close()
+            self._listener.close()
         if os.getpid() == self._owner_pid:  # not in a fork of the user's process
             self._ending(partial(self._end, timeout_s))
 
@@ -348,16 +348,16 @@ class Staff:
     # Who and where.
 
     def _receive_all(self, workers: Sequence[WorkerProcess]) -> list[Any]:
-        return self._roster.receive_all(workers, self._progress)
+        return self._listener.receive_all(workers, self._progress)
 
     def _calibrated(self, actors: Sequence[WorkerProcess]) -> list[Any]:
         # No time-out: what calibrates makes no progress that could be seen, and may take long.
-        return self._roster.receive_all(actors, time.monotonic)
+        return self._listener.receive_all(actors, time.monotonic)
 
     def _progress(self) -> Hashable:
         """What changes as long as anybody gets on."""
         if not self._shared:
-            return len(self._roster.made)
+            return len(self._listener.made)
         return self.memory.steps.tobytes(), self.memory.counters[:, Counter.AT].tobytes()
 
     def _row(self, worker: WorkerProcess) -> int:
@@ -376,7 +376,7 @@ class Staff:
                 self.schedule if self._shared else None,
                 self.memory if self._shared else None,
                 self._row(worker),
-                self._roster.made,
+                self._listener.made,
             )
         started = self._actor_job.sizes is not None
         return Site.of_actor(self.schedule, self.memory, self._row(worker), started=started)

@@ -59,7 +59,7 @@ from torchrl_hts._rounds.exchange import MAX_ENVS
 from torchrl_hts._rounds.shared_memory import Layout
 from torchrl_hts._rounds.slots import Slots, field_of, policy_tensors
 from torchrl_hts._supervision.restarts import Restarts
-from torchrl_hts._supervision.supervisor import Crew
+from torchrl_hts._supervision.supervisor import Supervisor
 from torchrl_hts._world.digest import digest
 from torchrl_hts._world.world import World
 from torchrl_hts.collector.stock_arguments import take_stock_arguments
@@ -327,7 +327,7 @@ class HTSCollector(StockAttributes, BaseCollector):  # type: ignore[misc]  # tor
             )
             team, tried = choose_team(tryout, num_executors, num_actors, actor_threads, ceil(cores))
             self.num_executors, self.num_actors = team.executors, team.actors
-            self._crew = Crew(
+            self._supervisor = Supervisor(
                 num_own,
                 team.executors,
                 team.actors,
@@ -336,12 +336,12 @@ class HTSCollector(StockAttributes, BaseCollector):  # type: ignore[misc]  # tor
                 timeouts_s=timeouts_s,
                 storage_dir=directory,
             )
-            self._finalizer = weakref.finalize(self, self._crew.shutdown)
+            self._finalizer = weakref.finalize(self, self._supervisor.shutdown)
         except BaseException:
             servers.release()
             raise
         try:
-            descriptions = self._crew.start_executors(
+            descriptions = self._supervisor.start_executors(
                 tryout.factories,
                 tryout.env_options,
                 seed,
@@ -399,7 +399,7 @@ class HTSCollector(StockAttributes, BaseCollector):  # type: ignore[misc]  # tor
             planner = make_planner(policy)
         plan = self._plan(planner, description)
         asked_for = {"set_truncated=True": set_truncated}
-        asked_for["on_executor_failure='restart'"] = self._crew.restarts.enabled
+        asked_for["on_executor_failure='restart'"] = self._supervisor.restarts.enabled
         for argument, asked in asked_for.items():
             if asked and not plan.truncated_keys:
                 raise ValueError(
@@ -421,7 +421,7 @@ class HTSCollector(StockAttributes, BaseCollector):  # type: ignore[misc]  # tor
         )
         a_core_each = self.num_executors + self.num_actors * actor_threads <= cores
         cores_to_fill = ceil(cores) if self.num_actors == 1 else None
-        self._memory, schedule = self._crew.share(
+        self._memory, schedule = self._supervisor.share(
             layout, self._last_round, plan.options, cores_to_fill, a_core_each, plan.truncated_keys
         )
         slots = Slots(self._memory)
@@ -430,9 +430,9 @@ class HTSCollector(StockAttributes, BaseCollector):  # type: ignore[misc]  # tor
             slots.stage(slot, generic)
         record = recorder(self._memory, layout.num_workers)
         self._learner = LearnerSide(
-            self._crew, schedule, slots, self._weights, seed, record, self._first_env
+            self._supervisor, schedule, slots, self._weights, seed, record, self._first_env
         )
-        self._invariant_sizes = self._crew.start_actors(
+        self._invariant_sizes = self._supervisor.start_actors(
             ActorJob(
                 policy=policy,
                 layout=layout,
@@ -443,7 +443,7 @@ class HTSCollector(StockAttributes, BaseCollector):  # type: ignore[misc]  # tor
                 exploration_type=self.exploration_type,
                 device=policy_device,
                 num_threads=actor_threads,
-                owner=self._crew.owner,
+                owner=self._supervisor.owner,
                 cores=cores_to_fill,
                 a_core_each=a_core_each,
             )
@@ -492,7 +492,7 @@ class HTSCollector(StockAttributes, BaseCollector):  # type: ignore[misc]  # tor
         except PolicyError:
             if description.observations is not None:
                 raise
-            description = self._crew.observe(description)
+            description = self._supervisor.observe(description)
             policy.fit(description)
         return description
 
@@ -503,7 +503,7 @@ class HTSCollector(StockAttributes, BaseCollector):  # type: ignore[misc]  # tor
         except PolicyError:
             if description.observations is not None:
                 raise
-            description = self._crew.observe(description)
+            description = self._supervisor.observe(description)
             return planner.plan(description)
 
     # The iterator: the learner's side of the schedule.
@@ -652,18 +652,18 @@ class HTSCollector(StockAttributes, BaseCollector):  # type: ignore[misc]  # tor
                 takes the system some milliseconds for each actor.
         """
         learner = self._learner
-        now = time.monotonic() if self._crew.closed_at is None else self._crew.closed_at
+        now = time.monotonic() if self._supervisor.closed_at is None else self._supervisor.closed_at
         return summarise(
             self._memory,
-            self._crew.num_executors,
-            {} if self._crew.is_closed() else self.worker_pids(),
+            self._supervisor.num_executors,
+            {} if self._supervisor.is_closed() else self.worker_pids(),
             of_memory=memory,
             frames=self._frames,
             frames_loaded=self._frames_loaded,
             rounds=self._iter + 1,
             elapsed_s=now - learner.began if learner.began else 0.0,
             learner_waiting_s=learner.waited_s,
-            restarts=self._crew.restarts.by_kind,
+            restarts=self._supervisor.restarts.by_kind,
             invariant_sizes=self._invariant_sizes,
         )
 
@@ -695,13 +695,13 @@ class HTSCollector(StockAttributes, BaseCollector):  # type: ignore[misc]  # tor
                 "nothing was recorded: make the collector with timeline_events=100_000, so many "
                 "events of each worker, to have a timeline of them"
             )
-        found = read_timeline(self._memory, self._crew.num_executors)
+        found = read_timeline(self._memory, self._supervisor.num_executors)
         found.write(file, num_rounds)
         return found
 
     def worker_pids(self) -> dict[str, int]:
         """Process ids by name, such as ``"executor 0"`` and ``"actor 0"``."""
-        return {worker.name: worker.pid for worker in self._crew.workers}
+        return {worker.name: worker.pid for worker in self._supervisor.workers}
 
     def state_dict(self) -> OrderedDict[str, Any]:
         """All that the coming batches depend on: `load_state_dict` goes on from it bit for bit.
@@ -781,7 +781,7 @@ class HTSCollector(StockAttributes, BaseCollector):  # type: ignore[misc]  # tor
             close_env: accepted for compatibility. Environments are always closed.
             raise_on_error: accepted for compatibility. Failures have been raised by the iterator.
         """
-        self._crew.shutdown(timeout)
+        self._supervisor.shutdown(timeout)
 
     def start(self) -> None:
         """Not offered: rounds are handed to the learner, not collected into a replay buffer.
