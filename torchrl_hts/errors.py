@@ -13,8 +13,9 @@ HTSError
 from __future__ import annotations
 
 import signal
+from dataclasses import dataclass
 from enum import Enum
-from typing import Any
+from typing import Any, Literal
 
 __all__ = [
     "CannotSaveError",
@@ -25,6 +26,7 @@ __all__ = [
     "ProtocolError",
     "ResourceError",
     "WorkerError",
+    "WorkerId",
     "WorldError",
     "failure_of",
 ]
@@ -90,6 +92,28 @@ def failure_of(error: BaseException) -> Failure:
     return Failure.RAISED
 
 
+@dataclass(frozen=True)
+class WorkerId:
+    """Which worker it is; as text what it goes by in messages.
+
+    Attributes:
+        kind: what it does.
+        index: its number among the workers of its kind; None where there is only one.
+
+    Example:
+        >>> print(WorkerId("executor", 3), WorkerId("evaluator"), sep=", ")
+        executor 3, evaluator
+    """
+
+    kind: Literal[
+        "executor", "actor", "evaluator", "trial of an environment", "trial of the policy"
+    ]
+    index: int | None = None
+
+    def __str__(self) -> str:
+        return self.kind if self.index is None else f"{self.kind} {self.index}"
+
+
 def _shortened(text: str, most: int = 20_000) -> str:
     """A text without its middle if it is long; an exception may say anything."""
     if len(text) <= most:
@@ -103,7 +127,7 @@ class WorkerError(HTSError, RuntimeError):
 
     Args:
         message: what happened, for people.
-        worker: the worker's name, such as ``"executor 3"``.
+        worker: which worker it was.
         env_indices: the environments that the worker was concerned with.
         remote_traceback: the traceback as the worker wrote it, or ``""`` if it was killed.
         failure: how it failed.
@@ -112,19 +136,20 @@ class WorkerError(HTSError, RuntimeError):
         exit_signal: the signal that ended it, or None.
         stderr: the last lines that it wrote to stderr.
 
-    Every argument but the message is an attribute of the same name (``round_`` is ``round``).
+    Every argument but the message is an attribute of the same name (``round_`` is ``round``). The
+    worker is one as text, such as ``"executor 3"``, and as ``worker_id``.
 
     Example:
-        >>> error = WorkerError("it left", worker="executor 3", failure=Failure.EXITED)
-        >>> error.worker_kind, error.worker_index, error.failure.value
-        ('executor', 3, 'exited')
+        >>> error = WorkerError("it left", worker=WorkerId("executor", 3), failure=Failure.EXITED)
+        >>> error.worker, error.worker_index, error.failure.value
+        ('executor 3', 3, 'exited')
     """
 
     def __init__(
         self,
         message: str,
         *,
-        worker: str,
+        worker: WorkerId,
         env_indices: tuple[int, ...] = (),
         remote_traceback: str = "",
         failure: Failure = Failure.RAISED,
@@ -133,7 +158,7 @@ class WorkerError(HTSError, RuntimeError):
         exit_signal: signal.Signals | None = None,
         stderr: str = "",
     ) -> None:
-        self.worker = worker
+        self.worker_id = worker
         self.env_indices = env_indices
         self.remote_traceback = remote_traceback
         self.failure = failure
@@ -153,12 +178,16 @@ class WorkerError(HTSError, RuntimeError):
         return Exception.__new__, (type(self), *self.args), self.__dict__
 
     @property
+    def worker(self) -> str:
+        """The worker's name, such as ``"executor 3"``."""
+        return str(self.worker_id)
+
+    @property
     def worker_kind(self) -> str:
         """``"executor"``, ``"actor"`` or ``"evaluator"``."""
-        return self.worker.partition(" ")[0]
+        return self.worker_id.kind
 
     @property
     def worker_index(self) -> int | None:
         """Its number among the workers of its kind; None of an evaluator."""
-        index = self.worker.partition(" ")[2]
-        return int(index) if index else None
+        return self.worker_id.index

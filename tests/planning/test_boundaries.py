@@ -26,10 +26,8 @@ from torchrl_hts._processes.limits import (
     check_descriptors,
     check_storage,
 )
-from torchrl_hts._rounds.schedule import Phase, Schedule
-from torchrl_hts._rounds.shared_memory import Counter, Field, Layout, SharedMemory
-from torchrl_hts._supervision.progress import ProgressWatch, at_work
-from torchrl_hts.errors import InvalidValueError
+from torchrl_hts._rounds.shared_memory import Field, Layout, SharedMemory
+from torchrl_hts.errors import InvalidValueError, WorkerId
 
 BYTES = gym.spaces.Box(0, 255, (2,), np.uint8)
 FLOATS = gym.spaces.Box(-1, 1, (2,), np.float32)
@@ -162,13 +160,15 @@ class TestLimits:
         """It says so, and goes on: it isn't the end of the workers that it has."""
         server = WorkerServer(("worker_targets",))
         try:
-            server.spawn("worker", "worker_targets:serve", ()).hang_up()
+            server.spawn(WorkerId("executor", 0), "worker_targets:serve", ()).hang_up()
             limits = resource.prlimit(server.pid, resource.RLIMIT_NOFILE)
             resource.prlimit(server.pid, resource.RLIMIT_NOFILE, (4, limits[1]))
-            with pytest.raises(ResourceError, match=r"worker could not be started: .*ulimit -n"):
-                server.spawn("worker", "worker_targets:serve", ())
+            with pytest.raises(
+                ResourceError, match=r"executor 0 could not be started: .*ulimit -n"
+            ):
+                server.spawn(WorkerId("executor", 0), "worker_targets:serve", ())
             resource.prlimit(server.pid, resource.RLIMIT_NOFILE, limits)
-            worker = server.spawn("worker", "worker_targets:serve", ())
+            worker = server.spawn(WorkerId("executor", 0), "worker_targets:serve", ())
             worker.hang_up()
             assert worker.exit_status(20) == 0
         finally:
@@ -201,71 +201,6 @@ class TestPickling:
         assert found is not None
         assert found[0] == "f.args[0]['deep'][1][0]"
         assert find_unpicklable(functools.partial(print, 1), "f") is None
-
-
-class TestProgress:
-    """Who owes something, by the words alone."""
-
-    def test_at_work(self) -> None:
-        schedule = Schedule(3, 1, 0)
-        counters = np.zeros((4, len(Counter)), np.int64)  # 2 executors, 2 actors
-        owner = (0, 0, 1)
-        assert set(at_work(schedule, counters, owner)) == {"executor 0", "executor 1"}
-        for env in range(3):
-            schedule.offer(env)
-        idle = at_work(schedule, counters, owner)
-        assert set(idle) == {"actor 0", "actor 1"}
-        counters[3, Counter.EVENTS] += 1  # progress of one is progress of those that wait
-        later = at_work(schedule, counters, owner)
-        assert all(later[name] != idle[name] for name in idle)
-
-        schedule.take([0])
-        counters[3, Counter.AT] = 1  # an actor has something in hand, and maybe hangs
-        schedule.take([2])
-        schedule.answer([2])
-        working = at_work(schedule, counters, owner)
-        assert set(working) == {"executor 1", "actor 1"}, "an idle actor is not to blame"
-        counters[3, Counter.EVENTS] += 1
-        after = at_work(schedule, counters, owner)
-        assert after["actor 1"] != working["actor 1"]
-        assert after["executor 1"] == working["executor 1"]
-        schedule.answer([0])
-        counters[3, Counter.AT] = 0
-        assert set(at_work(schedule, counters, owner)) == {
-            f"{kind} {i}" for i in (0, 1) for kind in ("actor", "executor")
-        }
-
-    def test_an_actor_owes_nothing_that_may_not_have_been_announced(self) -> None:
-        schedule = Schedule(2, 5, 1, phase=[int(Phase.READY), int(Phase.ANSWERED)])
-        counters = np.zeros((2, len(Counter)), np.int64)
-        counters[0, Counter.AT] = 2  # in the midst of a step of environment 1
-        assert set(at_work(schedule, counters, (0, 0))) == {"executor 0"}
-        schedule.phase[1] = Phase.READY
-        counters[0, Counter.AT] = 0
-        assert set(at_work(schedule, counters, (0, 0))) == {"actor 0"}
-
-    def test_nobody_owes_anything_in_a_round_that_is_not_open(self) -> None:
-        schedule = Schedule(1, 1, 0)
-        schedule.offer(0)
-        schedule.take([0])
-        schedule.answer([0])
-        schedule.finish_step(0)
-        assert schedule.phase[0] == Phase.IDLE
-        assert at_work(schedule, np.zeros((2, len(Counter)), np.int64), (0,)) == {}
-
-    def test_a_kind_without_a_time_out_may_take_any_time(self) -> None:
-        watch = ProgressWatch({"actor": 1.0})
-        for now in (0.0, 100.0):
-            assert watch.overdue({"executor 0": 1}, now) is None
-        assert watch.interval_s == 1 / 8
-        assert ProgressWatch({}).interval_s is None
-
-    def test_what_was_settled_counts_anew(self) -> None:
-        watch = ProgressWatch({"actor": 1.0})
-        watch.overdue({"actor 0": 1}, 0.0)
-        watch.overdue({}, 0.5)
-        assert watch.overdue({"actor 0": 1}, 1.5) is None
-        assert watch.overdue({"actor 0": 1}, 2.5) == "actor 0"
 
 
 @pytest.mark.parametrize(

@@ -37,7 +37,7 @@ from torchrl_hts._processes.server_pool import (
     release_servers,
 )
 from torchrl_hts._processes.shutdown_once import undivided
-from torchrl_hts.errors import Failure, ResourceError
+from torchrl_hts.errors import Failure, ResourceError, WorkerId
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -50,7 +50,7 @@ def server() -> Iterator[WorkerServer]:
 
 
 def spawn(server: WorkerServer, fds: tuple[int, ...] = ()) -> WorkerProcess:
-    return server.spawn("worker", "worker_targets:serve", fds)
+    return server.spawn(WorkerId("executor", 0), "worker_targets:serve", fds)
 
 
 def ask(worker: WorkerProcess, order: str, argument: Any = None) -> Any:
@@ -103,7 +103,7 @@ class TestServer:
 
     @pytest.mark.parametrize("target", ["nowhere:serve", "worker_targets:nothing"])
     def test_a_target_that_is_not_there(self, server: WorkerServer, target: str) -> None:
-        worker = server.spawn("worker", target, ())
+        worker = server.spawn(WorkerId("executor", 0), target, ())
         _, (_, text), _ = receive_object(worker.control)
         assert "Error: " in text
         assert worker.exit_status(20) == 1
@@ -301,8 +301,10 @@ class TestTheEnd:
             "from torchrl_hts._processes.messages import send_object\n"
             "from torchrl_hts._processes.server_pool import TORCH_FREE\n"
             "from torchrl_hts._processes.fork_server import WorkerServer\n"
+            "from torchrl_hts.errors import WorkerId\n"
             "server = WorkerServer(TORCH_FREE)\n"
-            "workers = [server.spawn('w', 'worker_targets:serve', ()) for _ in range(2)]\n"
+            "who = WorkerId('executor', 0)\n"
+            "workers = [server.spawn(who, 'worker_targets:serve', ()) for _ in range(2)]\n"
             "send_object(workers[0].control, ('hang', None))\n"
             "fork = os.fork()\n"
             "if fork == 0:\n"

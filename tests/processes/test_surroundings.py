@@ -38,7 +38,7 @@ from torchrl_hts._processes.server_pool import (
     release_servers,
 )
 from torchrl_hts._processes.surroundings import Surroundings, _set_limit
-from torchrl_hts.errors import WorkerError
+from torchrl_hts.errors import WorkerError, WorkerId
 
 pytestmark = pytest.mark.usefixtures("collectors_end")
 
@@ -213,7 +213,7 @@ def test_a_variable_that_was_there_when_the_server_started(monkeypatch: pytest.M
 
 def asked(server: WorkerServer) -> dict[str, Any]:
     inheritance = pickled((Surroundings.here(),))
-    worker = server.spawn("worker", "worker_targets:serve", (), inheritance)
+    worker = server.spawn(WorkerId("executor", 0), "worker_targets:serve", (), inheritance)
     send_object(worker.control, ("call", surroundings))
     found: dict[str, Any] = receive_object(worker.control)
     worker.hang_up()

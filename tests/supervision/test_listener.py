@@ -13,6 +13,7 @@ from torchrl_hts._processes.fork_server import WorkerProcess, WorkerServer
 from torchrl_hts._rounds.exchange import Inbox
 from torchrl_hts._supervision.failures import Site
 from torchrl_hts._supervision.listener import Listener
+from torchrl_hts.errors import WorkerId
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -35,10 +36,10 @@ def test_a_worker_that_has_the_descriptors_of_one_before_it(server: WorkerServer
     """Two die at once: the second is dismissed again when the first has been replaced."""
     places, inbox = Places(), Inbox.create()
     listener = Listener(inbox.read_fd, {}, places.site)
-    lost = server.spawn("executor 1", "worker_targets:serve", ())
+    lost = server.spawn(WorkerId("executor", 1), "worker_targets:serve", ())
     listener.add(lost)
     listener.dismiss(lost)
-    new = server.spawn("executor 2", "worker_targets:serve", ())
+    new = server.spawn(WorkerId("executor", 2), "worker_targets:serve", ())
     assert set(new.fds) & set(lost.fds), "the system gives the lowest numbers that are free"
     listener.add(new)
     listener.dismiss(lost)

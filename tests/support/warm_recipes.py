@@ -24,6 +24,7 @@ from script_paths import RECIPES
 from torchrl_hts._processes.fork_server import WorkerProcess, WorkerServer
 from torchrl_hts._processes.messages import receive_object, send_object
 from torchrl_hts._processes.server_pool import WITH_TORCH
+from torchrl_hts.errors import WorkerId
 
 RUN = subprocess.Popen
 
@@ -43,7 +44,8 @@ class WarmRecipe:
     def start(self, flags: Sequence[str], output: Path) -> WorkerProcess:
         """Start a run; what it prints goes into a file."""
         with output.open("w") as file:
-            process = self.server.spawn(self.recipe, "warm_recipes:serve", [file.fileno()])
+            who = WorkerId("executor", 0)  # for what is said if it can't be started
+            process = self.server.spawn(who, "warm_recipes:serve", [file.fileno()])
         send_object(process.control, (f"{self.recipe}.py", list(flags)))
         return process
 

@@ -54,7 +54,7 @@ from torchrl_hts._processes.surroundings import Surroundings
 from torchrl_hts._rounds.shared_memory import Key, Layout, SharedMemory
 from torchrl_hts._rounds.slots import Slots, bind_parameters
 from torchrl_hts._supervision.failures import Site, died, failed
-from torchrl_hts.errors import WorkerError
+from torchrl_hts.errors import WorkerError, WorkerId
 
 __all__ = ["Evaluation", "PlayerJob", "PlayerPlan", "PlayerProcess", "env_seed", "run_player"]
 
@@ -170,7 +170,7 @@ class PlayerProcess:
         try:
             server = acquire_server(WITH_TORCH, self._user)
             target = "torchrl_hts._evaluation.player:run_player"
-            self.worker = server.spawn("evaluator", target, [memory_fd], inheritance)
+            self.worker = server.spawn(WorkerId("evaluator"), target, [memory_fd], inheritance)
             self._poll = select.poll()
             for fd in self.worker.fds:
                 self._poll.register(fd, select.POLLIN)

@@ -17,6 +17,7 @@ from torchrl_hts._processes.fork_server import WorkerProcess
 from torchrl_hts._processes.limits import check_descriptors, most_executors
 from torchrl_hts._processes.messages import receive_object, send_object
 from torchrl_hts._processes.server_pool import Servers
+from torchrl_hts.errors import WorkerId
 
 __all__ = ["Description", "Tryout", "choose_team"]
 
@@ -56,7 +57,7 @@ class Tryout:
         self.servers.begin(self.factories)
         for _ in range(2):
             target = "torchrl_hts._planning.probe:run_probe"
-            probe = self.servers.spawn_executor("trial of an environment", target, [])
+            probe = self.servers.spawn_executor(WorkerId("trial of an environment"), target, [])
             job = (self.factories[0], self.servers.with_torch, self.env_options)
             answer = self._ask(probe, job)
             if answer is None:
@@ -75,7 +76,7 @@ class Tryout:
         if job is None:
             return None
         target = "torchrl_hts._planning.pass_times:run_passes"
-        worker = self.servers.spawn_actor("trial of the policy", target, [])
+        worker = self.servers.spawn_actor(WorkerId("trial of the policy"), target, [])
         answer = self._ask(worker, job)
         return None if answer is None else answer[1]
 

@@ -37,7 +37,7 @@ from torchrl_hts._processes.linux import watch_end
 from torchrl_hts._processes.messages import read_message, readable, send_message
 from torchrl_hts._processes.shutdown_once import undivided
 from torchrl_hts._processes.surroundings import WORKER_ENVIRONMENT
-from torchrl_hts.errors import ResourceError
+from torchrl_hts.errors import ResourceError, WorkerId
 
 __all__ = [
     "POLITE_S",
@@ -93,14 +93,16 @@ class WorkerProcess:
     """A worker, as the main process sees it.
 
     Attributes:
-        name: for messages, such as ``"executor 3"``.
+        id: which worker it is.
         pid: its process id.
         control: two-way connection for jobs and failures; end of file means the worker is gone.
         fds: descriptors to poll: one becomes readable when there is a message or an end.
     """
 
-    def __init__(self, name: str, pid: int, control: Connection, server: WorkerServer) -> None:
-        self.name = name
+    def __init__(
+        self, worker_id: WorkerId, pid: int, control: Connection, server: WorkerServer
+    ) -> None:
+        self.id = worker_id
         self.pid = pid
         self.control = control
         self._server = server
@@ -112,6 +114,11 @@ class WorkerProcess:
         self._close_end = weakref.finalize(self, _close, self._end_fd)
         self._close_end.atexit = False
         self.fds = (control.fileno(), *(() if self._end_fd is None else (self._end_fd,)))
+
+    @property
+    def name(self) -> str:
+        """For messages, such as ``"executor 3"``."""
+        return str(self.id)
 
     @property
     def server_failure(self) -> str | None:
@@ -256,12 +263,12 @@ class WorkerServer:
             self._request({"preload": list(modules)}, [])
 
     def spawn(
-        self, name: str, target: str, fds: Sequence[int], inheritance: bytes = _NOTHING
+        self, worker_id: WorkerId, target: str, fds: Sequence[int], inheritance: bytes = _NOTHING
     ) -> WorkerProcess:
         """Fork a worker.
 
         Args:
-            name: for messages.
+            worker_id: which worker it will be.
             target: ``"module:function"``, called in the worker as ``function(control, fds)``.
             fds: file descriptors to hand to it, in this order.
             inheritance: pickled objects whose ``take_over`` is called before; see `Surroundings`.
@@ -270,7 +277,7 @@ class WorkerServer:
             ServerEndedError: if the server has ended.
             ResourceError: if the system has too few processes or file descriptors.
         """
-        ours, theirs = _socket_pair(name)
+        ours, theirs = _socket_pair(str(worker_id))
         try:
             with theirs:
                 message = self._ask({"spawn": target}, [theirs.fileno(), *fds])
@@ -279,8 +286,8 @@ class WorkerServer:
             raise
         if "refused" in message:
             ours.close()
-            raise _refused(name, message["why"], message["refused"])
-        worker = WorkerProcess(name, message["pid"], Connection(ours.detach()), self)
+            raise _refused(str(worker_id), message["why"], message["refused"])
+        worker = WorkerProcess(worker_id, message["pid"], Connection(ours.detach()), self)
         try:
             worker.control.send_bytes(inheritance)
         except ConnectionError:

@@ -15,6 +15,7 @@ from torchrl_hts._processes.messages import pickled
 from torchrl_hts._processes.registrations import Registrations
 from torchrl_hts._processes.shutdown_once import Ending, undivided
 from torchrl_hts._processes.surroundings import Surroundings
+from torchrl_hts.errors import WorkerId
 
 __all__ = [
     "TORCH_FREE",
@@ -168,13 +169,13 @@ class Servers:
         self._modules = [name for name in modules if name != "__main__"]
         self._server(self._executors).preload(self._modules)
 
-    def spawn_executor(self, name: str, target: str, fds: Sequence[int]) -> WorkerProcess:
+    def spawn_executor(self, worker_id: WorkerId, target: str, fds: Sequence[int]) -> WorkerProcess:
         """Start a worker for environments; see `WorkerServer.spawn`."""
-        return self._spawn(self._executors, name, target, fds, self._for_executors)
+        return self._spawn(self._executors, worker_id, target, fds, self._for_executors)
 
-    def spawn_actor(self, name: str, target: str, fds: Sequence[int]) -> WorkerProcess:
+    def spawn_actor(self, worker_id: WorkerId, target: str, fds: Sequence[int]) -> WorkerProcess:
         """Start a worker for the policy; see `WorkerServer.spawn`."""
-        return self._spawn(WITH_TORCH, name, target, fds, self._for_actors)
+        return self._spawn(WITH_TORCH, worker_id, target, fds, self._for_actors)
 
     def release(self) -> None:
         """Use them no more; may be called again, and by any thread."""
@@ -193,15 +194,15 @@ class Servers:
     def _spawn(
         self,
         preload: tuple[str, ...],
-        name: str,
+        worker_id: WorkerId,
         target: str,
         fds: Sequence[int],
         inheritance: bytes,
     ) -> WorkerProcess:
         try:
-            return self._server(preload).spawn(name, target, fds, inheritance)
+            return self._server(preload).spawn(worker_id, target, fds, inheritance)
         except ServerEndedError:  # just now, or because all has been shut down
-            return self._server(preload).spawn(name, target, fds, inheritance)
+            return self._server(preload).spawn(worker_id, target, fds, inheritance)
 
     def _server(self, preload: tuple[str, ...]) -> WorkerServer:
         """The one there is, or, if it has ended, a new one that imports what it had imported."""

@@ -93,7 +93,7 @@ def failed(
     if where is None:
         return WorkerError(
             f"{who} failed{site.text}; its traceback:",
-            worker=worker.name,
+            worker=worker.id,
             env_indices=site.env_indices,
             remote_traceback=traceback,
             failure=failure,
@@ -101,7 +101,7 @@ def failed(
         )
     envs, round_, step = where
     lack = " for want of memory" if failure is Failure.OUT_OF_MEMORY else ""
-    if worker.name.startswith("actor"):
+    if worker.id.kind == "actor":
         message = (
             f"the policy failed{lack} in round {round_}, for environment(s) {_listed(envs)}, "
             f"in {who}:"
@@ -111,7 +111,7 @@ def failed(
         message = f"environment {envs[0]} failed{lack} {at}, in {who}:"
     return WorkerError(
         message,
-        worker=worker.name,
+        worker=worker.id,
         env_indices=envs,
         remote_traceback=traceback,
         failure=failure,
@@ -144,11 +144,11 @@ def _without_traceback(
     worker: WorkerProcess, site: Site, failure: Failure, end: str, by: signal.Signals | None
 ) -> WorkerError:
     serving = ""
-    if worker.name.startswith("executor"):
+    if worker.id.kind == "executor":
         serving = f", which steps environment(s) {_listed(site.env_indices)},"
     return WorkerError(
         f"{worker.name} (pid {worker.pid}){serving} {end}{site.text}",
-        worker=worker.name,
+        worker=worker.id,
         env_indices=site.env_indices,
         failure=failure,
         round_=site.round,

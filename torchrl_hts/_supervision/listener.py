@@ -12,11 +12,11 @@ from torchrl_hts._processes.fork_server import WorkerProcess
 from torchrl_hts._processes.messages import receive_object, send_object
 from torchrl_hts._supervision.failures import Site, died, failed, hung
 from torchrl_hts._supervision.progress import ProgressWatch
-from torchrl_hts.errors import PolicyError
+from torchrl_hts.errors import PolicyError, WorkerId
 
 __all__ = ["Listener"]
 
-Owing = Callable[[], Mapping[str, Hashable]]
+Owing = Callable[[], Mapping[WorkerId, Hashable]]
 
 
 class Listener:
@@ -76,7 +76,7 @@ class Listener:
         if not workers:
             return []
         for worker, message in self.messages(
-            lambda: {w.name: progress() for w in workers if w.pid not in messages}
+            lambda: {w.id: progress() for w in workers if w.pid not in messages}
         ):
             messages[worker.pid] = message
             if all(worker.pid in messages for worker in workers):
@@ -129,9 +129,9 @@ class Listener:
             if self._closed:  # the descriptors may be other people's by now
                 raise RuntimeError("nobody is left to listen to")
             if interval_s is not None:
-                name = self._watch.overdue(owing(), time.monotonic())
-                for worker in {w for w in self._by_fd.values() if w.name == name}:
-                    raise hung(worker, self._site(worker), self._watch.timeout_s(worker.name) or 0)
+                late = self._watch.overdue(owing(), time.monotonic())
+                for worker in {w for w in self._by_fd.values() if w.id == late}:
+                    raise hung(worker, self._site(worker), self._watch.timeout_s(worker.id) or 0)
             if ready:
                 return [fd for fd, _ in ready]
 

@@ -13,6 +13,7 @@ import numpy.typing as npt
 
 from torchrl_hts._rounds.schedule import Phase, Schedule
 from torchrl_hts._rounds.shared_memory import Counter
+from torchrl_hts.errors import WorkerId
 
 __all__ = ["ProgressWatch", "at_work"]
 
@@ -24,16 +25,17 @@ class ProgressWatch:
         timeouts_s: seconds by kind of worker; kinds that are left out may take any time.
 
     Example:
+        >>> executor, actor = WorkerId("executor", 0), WorkerId("actor", 0)
         >>> watch = ProgressWatch({"executor": 5.0})
-        >>> watch.overdue({"executor 0": "step 7", "actor 0": "batch 3"}, now=10.0)
-        >>> watch.overdue({"executor 0": "step 8", "actor 0": "batch 3"}, now=14.0)
-        >>> watch.overdue({"executor 0": "step 8", "actor 0": "batch 3"}, now=19.0)
-        'executor 0'
+        >>> watch.overdue({executor: "step 7", actor: "batch 3"}, now=10.0)
+        >>> watch.overdue({executor: "step 8", actor: "batch 3"}, now=14.0)
+        >>> print(watch.overdue({executor: "step 8", actor: "batch 3"}, now=19.0))
+        executor 0
     """
 
     def __init__(self, timeouts_s: Mapping[str, float]) -> None:
         self.timeouts_s = dict(timeouts_s)
-        self._since: dict[str, tuple[Hashable, float]] = {}
+        self._since: dict[WorkerId, tuple[Hashable, float]] = {}
 
     @property
     def interval_s(self) -> float | None:
@@ -41,15 +43,15 @@ class ProgressWatch:
         # No longer than any system can wait.
         return min(3600.0, *self.timeouts_s.values()) / 8 if self.timeouts_s else None
 
-    def timeout_s(self, name: str) -> float | None:
+    def timeout_s(self, worker: WorkerId) -> float | None:
         """How long a worker may take; None for any time."""
-        return self.timeouts_s.get(name.partition(" ")[0])
+        return self.timeouts_s.get(worker.kind)
 
     def forget(self) -> None:
         """Start anew: what was owed until now is settled."""
         self._since.clear()
 
-    def overdue(self, owing: Mapping[str, Hashable], now: float) -> str | None:
+    def overdue(self, owing: Mapping[WorkerId, Hashable], now: float) -> WorkerId | None:
         """The first worker whose progress has not changed for its time-out, or None.
 
         Args:
@@ -58,20 +60,20 @@ class ProgressWatch:
         """
         since = self._since
         self._since = {
-            name: since[name] if name in since and since[name][0] == state else (state, now)
-            for name, state in owing.items()
+            worker: since[worker] if worker in since and since[worker][0] == state else (state, now)
+            for worker, state in owing.items()
         }
-        for name, (_, start) in self._since.items():
-            timeout_s = self.timeout_s(name)
+        for worker, (_, start) in self._since.items():
+            timeout_s = self.timeout_s(worker)
             if timeout_s is not None and now - start >= timeout_s:
-                return name
+                return worker
         return None
 
 
 def at_work(
     schedule: Schedule, counters: npt.NDArray[np.int64], owner: Sequence[int]
-) -> dict[str, Hashable]:
-    """What each worker owes while a run is on, by name, with what shows its progress.
+) -> dict[WorkerId, Hashable]:
+    """What each worker owes while a run is on, with what shows its progress.
 
     An executor owes a step where there is an action, and an observation where its round is open.
     Actors owe an action to every observation that its executor has announced for sure: in the midst
@@ -96,15 +98,15 @@ def at_work(
             phases[env] == Phase.ANSWERED or schedule.is_open(schedule.position(env)[0])
         ):
             busy.add(executor)
-    owing: dict[str, Hashable] = {
-        f"executor {index}": (int(counters[index, Counter.AT]), *own[index])
+    owing: dict[WorkerId, Hashable] = {
+        WorkerId("executor", index): (int(counters[index, Counter.AT]), *own[index])
         for index in sorted(busy)
     }
     actors = counters[len(own) :]
     in_hand = actors[:, Counter.AT].any()
     for index, row in enumerate(actors):
         if row[Counter.AT]:
-            owing[f"actor {index}"] = (int(row[Counter.AT]), int(row[Counter.EVENTS]))
+            owing[WorkerId("actor", index)] = (int(row[Counter.AT]), int(row[Counter.EVENTS]))
         elif waiting and not in_hand:
-            owing[f"actor {index}"] = (*waiting, int(actors[:, Counter.EVENTS].sum()))
+            owing[WorkerId("actor", index)] = (*waiting, int(actors[:, Counter.EVENTS].sum()))
     return owing

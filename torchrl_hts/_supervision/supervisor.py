@@ -12,7 +12,7 @@ from torchrl_hts._rounds.shared_memory import Counter
 from torchrl_hts._supervision.progress import at_work
 from torchrl_hts._supervision.restarts import Restarts
 from torchrl_hts._supervision.workers import Workers
-from torchrl_hts.errors import Failure, WorkerError
+from torchrl_hts.errors import Failure, WorkerError, WorkerId
 
 __all__ = ["Supervisor"]
 
@@ -142,9 +142,11 @@ class Supervisor(Workers):
         at; the last one that was finished is marked as truncated. What actors had in hand is
         computed again. Nobody else notices anything but the pause.
         """
-        lost = self._bring_to_rest({failure.worker: failure})
+        lost = self._bring_to_rest({failure.worker_id: failure})
         self._refill(lost)
-        broken = [env for env, owner in enumerate(self.owner) if f"executor {owner}" in lost]
+        broken = [
+            env for env, owner in enumerate(self.owner) if WorkerId("executor", owner) in lost
+        ]
         self.port.recover(broken, self.actor_inbox)
         starts: dict[int, int | bytes] = {}
         for env in broken:
@@ -153,7 +155,7 @@ class Supervisor(Workers):
             starts[env] = self._seed_of(env, round_, self.restarts.by_env[env])
         self._go(starts)
 
-    def _bring_to_rest(self, lost: dict[str, WorkerError]) -> dict[str, WorkerError]:
+    def _bring_to_rest(self, lost: dict[WorkerId, WorkerError]) -> dict[WorkerId, WorkerError]:
         """Wait until everybody has stopped or is lost; returns who is, with their failures."""
         for failure in list(lost.values()):
             self._lose(failure)
@@ -162,15 +164,15 @@ class Supervisor(Workers):
             (self.executors, self._stop_executors),
             (self.actors, self._stop_actors),
         ):
-            waiting = {worker.name for worker in team} - lost.keys()
+            waiting = {worker.id for worker in team} - lost.keys()
             stop()
             while waiting:
                 try:
                     self._wait_for_rest(waiting)
                 except WorkerError as failure:
-                    lost[failure.worker] = failure
+                    lost[failure.worker_id] = failure
                     self._lose(failure)
-                    waiting.discard(failure.worker)
+                    waiting.discard(failure.worker_id)
                     stop()  # it may have taken along what was for another actor
         return lost
 
@@ -181,13 +183,13 @@ class Supervisor(Workers):
     def _stop_actors(self) -> None:
         self.actor_inbox.post([STOP] * self.num_actors)
 
-    def _wait_for_rest(self, waiting: set[str]) -> None:
+    def _wait_for_rest(self, waiting: set[WorkerId]) -> None:
         """Return when everybody in ``waiting``, which is emptied, has said that it has stopped."""
         for worker, (kind, _, _) in self._listener.messages(
             lambda: dict.fromkeys(waiting, self._progress())
         ):
             if kind == "stopped":
-                waiting.discard(worker.name)
+                waiting.discard(worker.id)
             if not waiting:
                 return
 
@@ -203,25 +205,25 @@ class Supervisor(Workers):
                 why = f"{self.restarts.most} had been within {self.restarts.window_s:g} s"
                 failure.args = (f"{failure}\n\nIt was not replaced: {why}",)
             raise failure
-        (worker,) = (w for w in self.workers if w.name == failure.worker)
+        (worker,) = (w for w in self.workers if w.id == failure.worker_id)
         self._listener.dismiss(worker)
         self.restarts.count(failure.worker_kind, self._environments_of(worker))
         self.memory.counters[self._row(worker), Counter.AT] = 0
         warnings.warn(f"a worker is replaced: {failure}", RuntimeWarning, stacklevel=2)
 
-    def _refill(self, lost: dict[str, WorkerError]) -> None:
+    def _refill(self, lost: dict[WorkerId, WorkerError]) -> None:
         """Start a new worker for each that is lost, and bring it to where the others rest."""
         missing = list(lost)
         while missing:
-            name = missing[0]
+            worker_id = missing[0]
             try:
-                self._replace(name)
-                missing.remove(name)
+                self._replace(worker_id)
+                missing.remove(worker_id)
             except WorkerError as failure:
-                lost[failure.worker] = failure
+                lost[failure.worker_id] = failure
                 self._lose(failure)
-                if failure.worker not in missing:
-                    missing.append(failure.worker)
+                if failure.worker_id not in missing:
+                    missing.append(failure.worker_id)
 
     def _truncate(self, env: int) -> None:
         """Cut the trajectory of an environment off after its last transition.
@@ -238,5 +240,5 @@ class Supervisor(Workers):
             if not done[env, step].all():
                 truncated[env, step] = done[env, step] = True
 
-    def _owing(self) -> Mapping[str, Hashable]:
+    def _owing(self) -> Mapping[WorkerId, Hashable]:
         return at_work(self.schedule, self.memory.counters, self.owner)

@@ -27,7 +27,7 @@ from torchrl_hts._rounds.schedule import Schedule
 from torchrl_hts._rounds.shared_memory import Counter, Key, Layout, SharedMemory
 from torchrl_hts._supervision.failures import Site
 from torchrl_hts._supervision.listener import Listener
-from torchrl_hts.errors import Failure, WorkerError
+from torchrl_hts.errors import Failure, WorkerError, WorkerId
 
 __all__ = ["Workers"]
 
@@ -186,8 +186,8 @@ class Workers:
             self.actor_inbox.write_fd,
             self.learner_inbox.write_fd,
         ]
-        name, target = f"executor {index}", "torchrl_hts._executor.loop:run_executor"
-        worker = self._servers.spawn_executor(name, target, fds)
+        target = "torchrl_hts._executor.loop:run_executor"
+        worker = self._servers.spawn_executor(WorkerId("executor", index), target, fds)
         self._enlist(self.executors, index, worker)
         envs = self.environments(index)
         self._listener.made.difference_update(envs)
@@ -260,8 +260,8 @@ class Workers:
             self.actor_inbox.write_fd,
             *(inbox.write_fd for inbox in self.executor_inboxes),
         ]
-        name, target = f"actor {index}", "torchrl_hts._actor.loop:run_actor"
-        worker = self._servers.spawn_actor(name, target, fds)
+        target = "torchrl_hts._actor.loop:run_actor"
+        worker = self._servers.spawn_actor(WorkerId("actor", index), target, fds)
         self._enlist(self.actors, index, worker)
         return worker
 
@@ -276,16 +276,15 @@ class Workers:
             worker.close()
             raise RuntimeError("the collector was shut down while a worker was started")
 
-    def _replace(self, name: str) -> None:
-        kind, index = name.split()
-        (worker,) = (w for w in self.workers if w.name == name)
+    def _replace(self, worker_id: WorkerId) -> None:
+        (worker,) = (w for w in self.workers if w.id == worker_id)
         self._listener.dismiss(worker)  # one that was interrupted while it was made
-        if kind == "executor":
-            worker = self._spawn_executor(int(index))
+        if worker_id.kind == "executor":
+            worker = self._spawn_executor(self.executors.index(worker))
             self._receive_all([worker])
             self._listener.send(worker, replace(self._plan, worker=self._row(worker)))
         else:
-            worker = self._spawn_actor(int(index))
+            worker = self._spawn_actor(self.actors.index(worker))
             self._listener.send(worker, replace(self._actor_job, worker=self._row(worker)))
             self._calibrated([worker])
             self._listener.send(worker, self._actor_job.sizes)
