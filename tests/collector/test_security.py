@@ -340,7 +340,7 @@ def test_nothing_else_unpickles_what_comes_from_a_file() -> None:
         "torchrl_hts/env_state/ale.py",  # what a fork of this process says
         "torchrl_hts/_planning/batch_plan.py",  # a copy of the policy, made in the same place
         "torchrl_hts/_evaluation/evaluator.py",  # likewise
-        "torchrl_hts/_executor/loop.py",  # the factory
+        "torchrl_hts/_executor/making.py",  # the factory
         "torchrl_hts/_executor/factories.py",  # the transforms around a batched environment
         "torchrl_hts/_processes/messages.py",  # between a process and its workers
         "torchrl_hts/_planning/pass_times.py",  # the policy and inputs of it

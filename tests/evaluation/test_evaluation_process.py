@@ -238,7 +238,7 @@ def test_one_that_is_interrupted_within_a_message_is_ended(
 
     with Evaluator(PayingEnv, pays(), num_episodes=1) as evaluator:
         with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):  # noqa: PT012
-            patch.setattr(f"torchrl_hts._evaluation.player.{within}", interrupt)
+            patch.setattr(f"torchrl_hts._evaluation.player_process.{within}", interrupt)
             evaluator.submit(3)
             evaluator.wait()
         with pytest.raises(RuntimeError, match="has been shut down"):
@@ -255,7 +255,7 @@ def test_a_process_that_cannot_be_started_leaves_nothing(monkeypatch: pytest.Mon
     def refuse(*_: object) -> None:
         raise ResourceError("too few processes")
 
-    monkeypatch.setattr("torchrl_hts._evaluation.player.acquire_server", refuse)
+    monkeypatch.setattr("torchrl_hts._evaluation.player_process.acquire_server", refuse)
     with pytest.raises(ResourceError, match="too few processes"):
         Evaluator(EchoEnv, categorical())
 

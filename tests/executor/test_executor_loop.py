@@ -105,7 +105,7 @@ class World:
         actors: Any = self.announced
         learner: Any = SimpleNamespace(post=self.heard.extend)
         watcher: Any = turns or Watcher(self.inbox, self.schedule, a_core_each=False)
-        run = executor._Run(
+        run = executor.StepLoop(
             self.environments,
             ExecutorPort(self.schedule, actors, learner, range(4)),
             watcher,

@@ -29,6 +29,7 @@ import torchrl_hts._processes.server_pool
 from torchrl_hts._processes.fork_server import ServerEndedError, WorkerProcess, WorkerServer
 from torchrl_hts._processes.linux import ON_LINUX
 from torchrl_hts._processes.messages import receive_object, send_object
+from torchrl_hts._processes.raised import Raised
 from torchrl_hts._processes.server_pool import (
     TORCH_FREE,
     ServerUser,
@@ -95,17 +96,17 @@ class TestServer:
     def test_an_exception_comes_back_with_its_traceback(self, server: WorkerServer) -> None:
         worker = spawn(server)
         ask(worker, "raise", "what now?")
-        kind, (failure, text), _ = receive_object(worker.control)
-        assert (kind, failure) == ("error", Failure.RAISED)
-        assert text.startswith("Traceback")
-        assert text.endswith("ValueError: what now?\n")
+        told: Raised = receive_object(worker.control)
+        assert told.failure is Failure.RAISED
+        assert told.traceback.startswith("Traceback")
+        assert told.traceback.endswith("ValueError: what now?\n")
         assert worker.exit_status(20) == 1
 
     @pytest.mark.parametrize("target", ["nowhere:serve", "worker_targets:nothing"])
     def test_a_target_that_is_not_there(self, server: WorkerServer, target: str) -> None:
         worker = server.spawn(WorkerId("executor", 0), target, ())
-        _, (_, text), _ = receive_object(worker.control)
-        assert "Error: " in text
+        told: Raised = receive_object(worker.control)
+        assert "Error: " in told.traceback
         assert worker.exit_status(20) == 1
 
     def test_file_descriptors_arrive_in_order(self, server: WorkerServer) -> None:

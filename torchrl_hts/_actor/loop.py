@@ -6,66 +6,30 @@ Runs in a process of its own and never steps an environment.
 from __future__ import annotations
 
 import time
-import traceback
 from collections.abc import Sequence
-from dataclasses import dataclass
 from multiprocessing.connection import Connection
 
 import torch
-from torchrl.envs.utils import ExplorationType
 
 from torchrl_hts._actor.batch_inference import BatchInference
+from torchrl_hts._actor.messages import ActorJob, Calibrated, PolicyRefused, StartActor, UseSizes
 from torchrl_hts._policy.compiled import eagerly
 from torchrl_hts._policy.counter_policy import inference
-from torchrl_hts._policy.invariance import InvariantSizes
 from torchrl_hts._processes.messages import receive_object, send_object
+from torchrl_hts._processes.raised import Raised
 from torchrl_hts._rounds.event_rings import Activity, Record, recorder
 from torchrl_hts._rounds.exchange import STOP, Inbox
 from torchrl_hts._rounds.gathering import Gatherer
-from torchrl_hts._rounds.shared_memory import Counter, Key, Layout, SharedMemory
+from torchrl_hts._rounds.replies import Failed, Stopped
+from torchrl_hts._rounds.shared_memory import Counter, SharedMemory
 from torchrl_hts._rounds.watching import Watcher
-from torchrl_hts.errors import Failure, PolicyError, failure_of
+from torchrl_hts.errors import PolicyError
 
-__all__ = ["ActorJob", "run_actor"]
+__all__ = ["run_actor"]
 
 # How long to wait for more rows, at most: so many times what serving took the last time. What the
 # wait can save is less than one of these times; usually it ends long before.
 _PATIENCE = 4
-
-
-@dataclass(frozen=True)
-class ActorJob:
-    """First message to an actor.
-
-    Attributes:
-        policy: the pickled policy, its tensors on the CPU.
-        layout: the shared memory's layout.
-        last_round: the round at which the run ends; None for an endless one.
-        worker: its row of counters.
-        examples: pickled `TrialInputs` of the policy, to calibrate with.
-        outputs: keys that the policy writes and that are stored.
-        exploration_type: under which the policy runs.
-        device: where it runs.
-        num_threads: torch's intra-op threads.
-        owner: for each environment, the index of its executor.
-        cores: the number of cores to keep busy; None where other actors read the same inbox.
-        a_core_each: whether there are cores enough for all threads of executors and actors.
-        sizes: the batch sizes that agree; None if the actor is to find out.
-    """
-
-    policy: bytes
-    layout: Layout
-    last_round: int | None
-    worker: int
-    examples: bytes
-    outputs: tuple[Key, ...]
-    exploration_type: ExplorationType
-    device: str
-    num_threads: int
-    owner: tuple[int, ...]
-    cores: int | None
-    a_core_each: bool
-    sizes: InvariantSizes | None = None
 
 
 def run_actor(control: Connection, fds: list[int]) -> None:
@@ -94,32 +58,37 @@ def run_actor(control: Connection, fds: list[int]) -> None:
             # Until this is sent, nobody writes to the parameters that a policy is tried with.
             sizes = job.sizes or actor.calibrate()
             actor.use(sizes)
-            send_object(control, ("calibrated", sizes, None))
+            send_object(control, Calibrated(sizes))
         except PolicyError as error:
-            send_object(control, ("policy", str(error), None))
+            send_object(control, PolicyRefused(str(error)))
             return
-        actor.use(receive_object(control))
+        agreed: UseSizes = receive_object(control)
+        actor.use(agreed.sizes)
         watcher = Watcher(inbox, actor.schedule, a_core_each=job.a_core_each)
         source = Gatherer(watcher, job.owner, memory.counters, job.cores)
         counters = memory.counters[job.worker].data
         histogram = memory.histograms[job.worker].data
         record = recorder(memory, job.worker)
         while True:
-            actor.start(receive_object(control))
+            start: StartActor = receive_object(control)
+            actor.start(start.noise_seed)
             try:
                 _serve(actor, job.owner, source, executors, counters, histogram, record)
             except _InferenceError as error:
-                send_object(control, ("failed", error.what, error.where))
+                send_object(control, error.told)
                 return
-            send_object(control, ("stopped", None, None))
+            send_object(control, Stopped())
 
 
 class _InferenceError(Exception):
-    """The policy failed: how, with its traceback; for which environments, in which round."""
+    """The policy failed.
+
+    Attributes:
+        told: what the main process is to hear of it.
+    """
 
     def __init__(self, envs: tuple[int, ...], round_: int, error: BaseException) -> None:
-        self.what: tuple[Failure, str] = (failure_of(error), traceback.format_exc())
-        self.where = (envs, round_, None)
+        self.told = Failed(Raised.of(error), envs, round_)
 
 
 def _serve(

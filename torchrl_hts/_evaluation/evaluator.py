@@ -24,9 +24,17 @@ import gymnasium as gym
 from torch import Tensor, nn
 from torchrl.envs.utils import ExplorationType
 
-from torchrl_hts._evaluation.player import Evaluation, PlayerJob, PlayerPlan, PlayerProcess
+from torchrl_hts._evaluation.messages import (
+    Evaluation,
+    Play,
+    PlayerDescribed,
+    PlayerJob,
+    PlayerPlan,
+)
+from torchrl_hts._evaluation.player_process import PlayerProcess
 from torchrl_hts._evaluation.video import find_ffmpeg, partial_path
 from torchrl_hts._executor.gym_env import GymDescription
+from torchrl_hts._executor.messages import Observe, Observed
 from torchrl_hts._planning.arguments import (
     check_factories,
     check_integer,
@@ -162,8 +170,9 @@ class Evaluator:
         """Have the environments made, and lay out the memory that is shared."""
         _LOG.info("making %d environments to evaluate in", job.num_episodes)
         self._process.send(job)
-        description, to_warn_of = self._process.receive("while it made the environments")
-        for warning in to_warn_of:
+        described: PlayerDescribed = self._process.receive("while it made the environments")
+        description = described.description
+        for warning in described.to_warn_of:
             warnings.warn(warning, RuntimeWarning, stacklevel=3)
 
         def plan_for(description: GymDescription) -> BatchPlan:
@@ -183,9 +192,9 @@ class Evaluator:
         except PolicyError:
             if description.observations is not None:
                 raise
-            self._process.send("observe")  # the policy refuses what isn't real
-            observations = self._process.receive("while it observed an environment")
-            plan = plan_for(replace(description, observations=observations))
+            self._process.send(Observe())  # the policy refuses what isn't real
+            seen: Observed = self._process.receive("while it observed an environment")
+            plan = plan_for(replace(description, observations=seen.observations))
         parameters = tuple(field_of((n,), t, 0) for n, t in policy_tensors(self.policy))
         layout = Layout(job.num_episodes, 1, 0, 0, plan.fields, parameters)
         self._slots = Slots(SharedMemory(fd, layout))
@@ -294,7 +303,7 @@ class Evaluator:
                 finished = [each.evaluation for each in self._submitted if each.evaluation]
                 best = max([self._best, *(evaluation.max for evaluation in finished)])
                 self._playing = unfinished[0]
-                self._process.send((self._playing.step, best))
+                self._process.send(Play(self._playing.step, best))
             if not self._process.has_news(wait=wait and self._playing is not None):
                 return
             if self._playing is None:

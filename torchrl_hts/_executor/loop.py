@@ -8,41 +8,42 @@ one by one, in the same order.
 from __future__ import annotations
 
 import contextlib
-import sys
 import time
-import traceback
 from collections import deque
-from dataclasses import dataclass, replace
-from functools import partial
+from collections.abc import Mapping
 from math import ceil
 from multiprocessing.connection import Connection
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, NoReturn
 
-import gymnasium as gym
-
-from torchrl_hts._executor.generators import Generators
-from torchrl_hts._executor.gym_env import GymEnvironment, RowOptions
-from torchrl_hts._executor.old_gym import REMEDY, is_old_gym
-from torchrl_hts._executor.trial_observations import (
-    Observations,
-    gym_observations,
-    observed,
-    observed_and_restored,
+from torchrl_hts._executor.gym_env import GymEnvironment
+from torchrl_hts._executor.making import (
+    FAILURES,
+    EnvironmentFailedError,
+    make_environments,
+    observe_first,
 )
-from torchrl_hts._processes.messages import receive_object, send_object, unpickled
-from torchrl_hts._processes.registrations import explaining_what_is_missing
+from torchrl_hts._executor.messages import (
+    ExecutorJob,
+    ExecutorPlan,
+    Observe,
+    Saved,
+    StartExecutor,
+    Unsaved,
+)
+from torchrl_hts._processes.messages import receive_object, send_object
 from torchrl_hts._rounds.event_rings import Activity, Record, recorder
 from torchrl_hts._rounds.exchange import SAVE, WAKE, ExecutorPort, Inbox
 from torchrl_hts._rounds.gathering import fills_cores
+from torchrl_hts._rounds.replies import Stopped
 from torchrl_hts._rounds.schedule import Phase
-from torchrl_hts._rounds.shared_memory import Counter, Layout, SharedMemory
+from torchrl_hts._rounds.shared_memory import Counter, SharedMemory
 from torchrl_hts._rounds.watching import Watcher
-from torchrl_hts.errors import CannotSaveError, Failure, failure_of
+from torchrl_hts.errors import CannotSaveError
 
 if TYPE_CHECKING:
-    from torchrl_hts._executor.torchrl_env import TorchRLEnvironment
+    from torchrl_hts._executor.making import Environment
 
-__all__ = ["ExecutorJob", "ExecutorPlan", "run_executor"]
+__all__ = ["StepLoop", "run_executor"]
 
 # Environments that step faster than this are announced together, or one half of them after the
 # other: it is the number of wake-ups that costs. A slower one is announced at once, so that its
@@ -52,55 +53,6 @@ _FLUSH_NS = 200_000
 # Plain integers: to look a member of an enum up takes longer than to count.
 _AT, _EVENTS, _RESETS = int(Counter.AT), int(Counter.EVENTS), int(Counter.RESETS)
 
-_FAILURES = BaseException  # of an environment: some engines call sys.exit
-
-
-@dataclass(frozen=True)
-class ExecutorJob:
-    """First message to an executor.
-
-    Attributes:
-        factories: pickled environment factories, and
-        env_indices: the indices of what they make.
-        first_env: the number of environment 0 among the environments of all learners.
-        observed: whether the first environment is to be observed, if it can be put back, before
-            the others are made. ``"observing"`` says that this begins.
-        torch_allowed: False in a process that should not import torch: it answers ``"torchrl"``
-            and ends if a factory makes a TorchRL environment.
-        seed: of the collector, which what is drawn while environments are made depends on.
-        env_options: keyword arguments of `TorchRLEnvironment`.
-    """
-
-    factories: tuple[bytes, ...]
-    env_indices: tuple[int, ...]
-    first_env: int
-    observed: bool
-    torch_allowed: bool
-    seed: int
-    env_options: dict[str, Any]
-
-
-@dataclass(frozen=True)
-class ExecutorPlan:
-    """Second message: where everything lies.
-
-    Attributes:
-        layout: the shared memory's layout.
-        last_round: the round at which the run ends; None for an endless one.
-        worker: its row of counters.
-        options: how rows are written.
-        cores: the number of cores to keep busy; None where there are several actors: then nothing
-            that took long is kept back.
-        a_core_each: whether there are cores enough for all threads of executors and actors.
-    """
-
-    layout: Layout
-    last_round: int | None
-    worker: int
-    options: RowOptions
-    cores: int | None
-    a_core_each: bool
-
 
 def run_executor(control: Connection, fds: list[int]) -> None:
     """Serve environments until the control connection closes.
@@ -109,128 +61,62 @@ def run_executor(control: Connection, fds: list[int]) -> None:
         control: connection to the main process.
         fds: shared memory, own inbox (read), actors' inbox (write), learner's inbox (write).
     """
-    memory_fd, own, actors, learner = fds
     job: ExecutorJob = receive_object(control)
-    environments: dict[int, GymEnvironment | TorchRLEnvironment] = {}
-    observations: Observations | None = None
+    environments: dict[int, Environment] = {}
     try:
-        for index, factory in zip(job.env_indices, job.factories, strict=True):
-            try:
-                environments[index] = _make(factory, index, job)
-                first = environments[index]
-                if job.observed and len(environments) == 1 and isinstance(first, GymEnvironment):
-                    send_object(control, ("observing", index, None))
-                    observations, is_back = observed_and_restored(first.env)
-                    if not is_back:
-                        environments[index] = _made_anew(first, factory, job)
-            except _NeedsTorchError:
-                send_object(control, ("torchrl", index, None))
-                receive_object(control)  # the end of the connection: another process takes over
-            except _FAILURES as error:
-                what = (failure_of(error), traceback.format_exc())
-                send_object(control, ("failed", what, ((index,), None, None)))
-                return
-            send_object(control, ("made", index, None))
-        descriptions: list[Any] = [env.description for env in environments.values()]
-        descriptions[0] = replace(descriptions[0], observations=observations)
-        send_object(control, ("described", descriptions, list(sys.modules)))
-        plan: ExecutorPlan | str = receive_object(control)
-        if isinstance(plan, str):  # "observe"
-            first = environments[job.env_indices[0]]
-            observations = observed(partial(_observations, first))
-            environments[first.index] = _made_anew(first, job.factories[0], job)
-            send_object(control, ("observed", observations, None))
+        make_environments(environments, job, control)
+        plan: ExecutorPlan | Observe = receive_object(control)
+        if isinstance(plan, Observe):
+            observe_first(environments, job, control)
             plan = receive_object(control)
         assert isinstance(plan, ExecutorPlan)
-        memory = SharedMemory(memory_fd, plan.layout)
-        for environment in environments.values():
-            environment.bind(memory, plan.options)
-        inbox = Inbox(own, -1)
-        while True:
-            starts: dict[int, int | bytes] = receive_object(control)
-            port = ExecutorPort(
-                memory.schedule(plan.last_round),
-                Inbox(-1, actors),
-                Inbox(-1, learner),
-                job.env_indices,
-            )
-            counters = memory.counters[plan.worker].data
-            histogram = memory.histograms[plan.worker].data
-            record = recorder(memory, plan.worker)
-            try:
-                watcher = Watcher(inbox, port.schedule, a_core_each=plan.a_core_each)
-                run = _Run(
-                    environments, port, watcher, plan.cores, counters, histogram, record, control
-                )
-                run.start(starts)
-                run.serve()
-            except _EnvironmentError as error:
-                send_object(control, ("failed", error.what, error.where))
-                return
-            send_object(control, ("stopped", None, None))
+        _work(environments, plan, control, fds)
+    except EnvironmentFailedError as error:
+        send_object(control, error.told)
     finally:
         with contextlib.ExitStack() as closing:  # all of them, also where closing one fails
             for environment in environments.values():
                 closing.callback(environment.close)
 
 
-def _make(factory: bytes, index: int, job: ExecutorJob) -> GymEnvironment | TorchRLEnvironment:
-    # What is drawn while it is made is not to depend on its neighbours, or on other learners.
-    generators = Generators(job.seed, job.first_env + index)
-    generators.enter()
-    make = unpickled(factory)
-    with explaining_what_is_missing():
-        env = make()
-    if isinstance(env, gym.Env):
-        return GymEnvironment(env, index, generators)
-    if any(c.__module__ == "torchrl.envs.common" for c in type(env).__mro__):
-        if not job.torch_allowed:
-            raise _NeedsTorchError
-        from torchrl_hts._executor.torchrl_env import TorchRLEnvironment
-
-        return TorchRLEnvironment(env, index, generators, **job.env_options)
-    hint = f" {REMEDY}." if is_old_gym(env) else ""
-    if isinstance(env, gym.vector.VectorEnv):
-        hint = " Give one factory per environment: the collector does what a vector would."
-    raise TypeError(
-        f"create_env_fn[{index}] made a {type(env).__module__}.{type(env).__qualname__}; expected "
-        f"a gymnasium.Env or a torchrl.envs.EnvBase.{hint}"
-    )
-
-
-def _observations(environment: GymEnvironment | TorchRLEnvironment) -> Observations:
-    if isinstance(environment, GymEnvironment):
-        return gym_observations(environment.env)
-    return environment.observations()
-
-
-def _made_anew(
-    environment: GymEnvironment | TorchRLEnvironment, factory: bytes, job: ExecutorJob
-) -> GymEnvironment | TorchRLEnvironment:
-    """Another in the place of an environment that has been observed."""
-    with contextlib.suppress(Exception):
-        environment.close()
-    return _make(factory, environment.index, job)
+def _work(
+    environments: dict[int, Environment], plan: ExecutorPlan, control: Connection, fds: list[int]
+) -> NoReturn:
+    """Step from each start to the stop after it, until the control connection closes."""
+    memory_fd, own, actors, learner = fds
+    memory = SharedMemory(memory_fd, plan.layout)
+    for environment in environments.values():
+        environment.bind(memory, plan.options)
+    inbox = Inbox(own, -1)
+    while True:
+        start: StartExecutor = receive_object(control)
+        port = ExecutorPort(
+            memory.schedule(plan.last_round),
+            Inbox(-1, actors),
+            Inbox(-1, learner),
+            [*environments],
+        )
+        loop = StepLoop(
+            environments,
+            port,
+            Watcher(inbox, port.schedule, a_core_each=plan.a_core_each),
+            plan.cores,
+            memory.counters[plan.worker].data,
+            memory.histograms[plan.worker].data,
+            recorder(memory, plan.worker),
+            control,
+        )
+        loop.start(start.starts)
+        loop.serve()
+        send_object(control, Stopped())
 
 
-class _NeedsTorchError(Exception):
-    """The factory makes a TorchRL environment, and this process shall not import torch."""
-
-
-class _EnvironmentError(Exception):
-    """An environment failed: how, with its traceback; which, in which round and step."""
-
-    def __init__(self, env: int, position: tuple[int, int], error: BaseException) -> None:
-        self.what: tuple[Failure, str] = (failure_of(error), traceback.format_exc())
-        self.where = ((env,), *position)
-
-
-class _Run:
+class StepLoop:
     """What lies between a start and the next stop."""
 
     def __init__(
         self,
-        environments: dict[int, GymEnvironment | TorchRLEnvironment],
+        environments: dict[int, Environment],
         port: ExecutorPort,
         watcher: Watcher,
         cores: int | None,
@@ -257,7 +143,7 @@ class _Run:
         self.begun: deque[tuple[int, int]] = deque()
         self.last_finished = 0
 
-    def start(self, starts: dict[int, int | bytes]) -> None:
+    def start(self, starts: Mapping[int, int | bytes]) -> None:
         """Reset environments with their seeds, or put them into their saved states."""
         for env in self.background:
             seed = starts.get(env)
@@ -275,8 +161,8 @@ class _Run:
         position = self.schedule.position(env)
         try:
             self.background[env].begin_reset(seed)
-        except _FAILURES as error:
-            raise _EnvironmentError(env, position, error) from error
+        except FAILURES as error:
+            raise EnvironmentFailedError(env, *position, error) from error
         self.counters[Counter.AT] = 0
 
     def _begin(self, env: int, start: int | bytes) -> None:
@@ -288,8 +174,8 @@ class _Run:
                 self.environments[env].restore(start)
             else:
                 self.environments[env].reset(start, self.schedule.steps[env])
-        except _FAILURES as error:
-            raise _EnvironmentError(env, position, error) from error
+        except FAILURES as error:
+            raise EnvironmentFailedError(env, *position, error) from error
         self.counters[Counter.AT] = 0
         if self.record is not None:
             self.record(Activity.RESET, began, time.perf_counter_ns(), position[0], env)
@@ -372,18 +258,18 @@ class _Run:
                 reason = str(error)
                 if not isinstance(error, CannotSaveError):
                     reason = f"saving it failed with {type(error).__name__}: {error}"
-                send_object(self.control, ("unsaved", f"environment {env}: {reason}", None))
+                send_object(self.control, Unsaved(f"environment {env}: {reason}"))
                 return
             finally:
                 self.counters[_AT] = 0
-        send_object(self.control, ("saved", states, None))
+        send_object(self.control, Saved(states))
 
     def _offer(self, env: int) -> None:
         round_, t = self.schedule.position(env)
         try:
             self.environments[env].write_observation(self.schedule.slot(round_), t)
-        except _FAILURES as error:
-            raise _EnvironmentError(env, (round_, t), error) from error
+        except FAILURES as error:
+            raise EnvironmentFailedError(env, round_, t, error) from error
         self.port.offer(env)
 
     def _has_begun(self, env: int, now: int) -> bool:
@@ -392,8 +278,8 @@ class _Run:
         self.counters[_AT] = env + 1
         try:
             has_begun = self.background[env].begin_step(self.schedule.slot(round_), t)
-        except _FAILURES as error:
-            raise _EnvironmentError(env, (round_, t), error) from error
+        except FAILURES as error:
+            raise EnvironmentFailedError(env, round_, t, error) from error
         self.counters[_AT] = 0
         if has_begun:
             self.begun.append((env, now))
@@ -410,8 +296,8 @@ class _Run:
         counters[_AT] = env + 1
         try:
             ended = self.environments[env].step(schedule.slot(round_), t)
-        except _FAILURES as error:
-            raise _EnvironmentError(env, (round_, t), error) from error
+        except FAILURES as error:
+            raise EnvironmentFailedError(env, round_, t, error) from error
         self.last_finished = now = time.perf_counter_ns()
         self.histogram[(now - began).bit_length()] += 1
         if self.record is not None:  # before anybody can act on the step

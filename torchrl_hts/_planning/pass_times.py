@@ -22,7 +22,7 @@ from torchrl_hts._policy.packed_layers import PackedLayers
 from torchrl_hts._processes.messages import receive_object, send_object, unpickled
 from torchrl_hts._processes.stderr import be_silent
 
-__all__ = ["PassJob", "median_cpu_time", "run_passes", "time_passes"]
+__all__ = ["PassJob", "Timed", "median_cpu_time", "run_passes", "time_passes"]
 
 _SECONDS = 0.01  # how long passes are repeated, at least
 _AT_MOST_S = 0.25  # of each number of rows, and one pass more; dear ones need no averaging
@@ -31,7 +31,7 @@ _WARM_UP, _LEAST = 3, 5  # calls
 
 @dataclass(frozen=True)
 class PassJob:
-    """A pass to be timed.
+    """To a trial of the policy: passes to be timed. Answered by `Timed`.
 
     Attributes:
         policy: the pickled policy, its tensors on the CPU.
@@ -44,8 +44,19 @@ class PassJob:
     exploration_type: ExplorationType
 
 
+@dataclass(frozen=True)
+class Timed:
+    """From a trial of the policy, before it ends.
+
+    Attributes:
+        costs: of passes of one row and of all rows.
+    """
+
+    costs: PassCosts
+
+
 def run_passes(control: Connection, fds: Sequence[int]) -> None:
-    """Answer ``"timed"`` with the `PassCosts` of one row and of all rows of a `PassJob`.
+    """Time the passes of a `PassJob`.
 
     In a process of its own that then ends, so that nothing of it is left in the user's.
 
@@ -61,7 +72,7 @@ def run_passes(control: Connection, fds: Sequence[int]) -> None:
     policy = unpickled(job.policy)
     with eagerly():
         costs = time_passes(policy, examples, rows, _SECONDS, job.exploration_type, _AT_MOST_S)
-    send_object(control, ("timed", costs, None))
+    send_object(control, Timed(costs))
 
 
 def time_passes(

@@ -11,12 +11,12 @@ import resource
 import signal
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import inf
 from multiprocessing.connection import Connection
 from types import FrameType
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import gymnasium as gym
 import numpy as np
@@ -24,6 +24,7 @@ import numpy.typing as npt
 
 from torchrl_hts._executor.generators import Generators
 from torchrl_hts._executor.gym_env import GymDescription
+from torchrl_hts._executor.messages import NeedsTorch
 from torchrl_hts._executor.spaces import own_spaces, seed_spaces
 from torchrl_hts._executor.trial_observations import (
     MOST_PLAYED,
@@ -37,10 +38,15 @@ from torchrl_hts._processes.messages import receive_object, send_object, unpickl
 from torchrl_hts._processes.stderr import be_silent
 from torchrl_hts._rounds.shared_memory import Array, Key
 
+if TYPE_CHECKING:
+    from torchrl_hts._executor.torchrl_env import TorchRLDescription
+
 __all__ = [
     "EnvironmentTimes",
     "GymPlay",
+    "ProbeJob",
     "RandomPlay",
+    "Tried",
     "run_probe",
     "time_steps",
 ]
@@ -219,23 +225,50 @@ def _preemptions() -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_nivcsw
 
 
+@dataclass(frozen=True)
+class ProbeJob:
+    """To a trial of an environment: what to try. Answered by `Tried`, or by `NeedsTorch`.
+
+    Attributes:
+        factory: the pickled environment factory.
+        torch_allowed: whether this process may import torch.
+        env_options: keyword arguments of `TorchRLEnvironment`.
+    """
+
+    factory: bytes
+    torch_allowed: bool
+    env_options: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Tried:
+    """From a trial of an environment, before it ends.
+
+    Attributes:
+        costs: of its steps.
+        description: what it says of itself, with observations; None where it took too long.
+        modules: names of all that was imported for it.
+    """
+
+    costs: StepCosts
+    description: GymDescription | TorchRLDescription | None
+    modules: Sequence[str]
+
+
 def run_probe(control: Connection, fds: Sequence[int]) -> None:
     """Try an environment out, and tell what its steps cost.
 
-    Answers ``"tried"`` with `StepCosts` and the environment's description, with observations; or
-    ``"torchrl"`` if it takes torch, which this process then doesn't have. Raises if the
-    environment does.
+    Raises if the environment does.
 
     Args:
-        control: connection to the main process, which sends the pickled factory, whether torch may
-            be imported, and keyword arguments of `TorchRLEnvironment`.
+        control: connection to the main process, which sends a `ProbeJob`.
         fds: none.
     """
-    factory, torch_allowed, env_options = receive_object(control)
+    job: ProbeJob = receive_object(control)
     be_silent()  # the executors' environments will say it as well
     Generators(0).enter()  # so that the same is tried each time
     costs: StepCosts | None = None
-    env = unpickled(factory)()
+    env = unpickled(job.factory)()
     signal.signal(signal.SIGALRM, _give_up)
     signal.alarm(_PROBE_ENDS_S)
     used = time.process_time()
@@ -247,10 +280,10 @@ def run_probe(control: Connection, fds: Sequence[int]) -> None:
             own_spaces(env)
             seed_spaces(env, 0)
             play = GymPlay(env)
-        elif torch_allowed:
+        elif job.torch_allowed:
             from torchrl_hts._executor.torchrl_env import TorchRLEnvironment, TorchRLPlay
 
-            environment = TorchRLEnvironment(env, 0, **env_options)
+            environment = TorchRLEnvironment(env, 0, **job.env_options)
             description = environment.description
             play = TorchRLPlay(environment.env)
         if play is not None:
@@ -266,8 +299,10 @@ def run_probe(control: Connection, fds: Sequence[int]) -> None:
         signal.alarm(0)
         env.close()
     # When it is closed: this process is then ended.
-    tried = None if costs is None else (costs, description)
-    send_object(control, ("torchrl" if tried is None else "tried", tried, list(sys.modules)))
+    if costs is None:
+        send_object(control, NeedsTorch(0))
+    else:
+        send_object(control, Tried(costs, description, list(sys.modules)))
 
 
 class _TooLongError(BaseException):

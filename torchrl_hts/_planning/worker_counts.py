@@ -10,9 +10,11 @@ from multiprocessing.connection import wait
 from typing import Any
 
 from torchrl_hts._executor.gym_env import GymDescription
+from torchrl_hts._executor.messages import NeedsTorch
 from torchrl_hts._executor.torchrl_env import TorchRLDescription
 from torchrl_hts._planning.costs import PassCosts, StepCosts, TeamSize, team_for
-from torchrl_hts._planning.pass_times import PassJob
+from torchrl_hts._planning.pass_times import PassJob, Timed
+from torchrl_hts._planning.probe import ProbeJob, Tried
 from torchrl_hts._processes.fork_server import WorkerProcess
 from torchrl_hts._processes.limits import check_descriptors, most_executors
 from torchrl_hts._processes.messages import receive_object, send_object
@@ -58,15 +60,13 @@ class Tryout:
         for _ in range(2):
             target = "torchrl_hts._planning.probe:run_probe"
             probe = self.servers.spawn_executor(WorkerId("trial of an environment"), target, [])
-            job = (self.factories[0], self.servers.with_torch, self.env_options)
+            job = ProbeJob(self.factories[0], self.servers.with_torch, self.env_options)
             answer = self._ask(probe, job)
-            if answer is None:
+            if isinstance(answer, Tried):
+                self.servers.preload(answer.modules)
+                return answer.costs, answer.description
+            if not isinstance(answer, NeedsTorch):
                 return None
-            kind, found, modules = answer
-            if kind == "tried":
-                self.servers.preload(modules)
-                tried: tuple[StepCosts, Description | None] = found
-                return tried
             self.servers.with_torch = True
         return None
 
@@ -78,16 +78,16 @@ class Tryout:
         target = "torchrl_hts._planning.pass_times:run_passes"
         worker = self.servers.spawn_actor(WorkerId("trial of the policy"), target, [])
         answer = self._ask(worker, job)
-        return None if answer is None else answer[1]
+        return answer.costs if isinstance(answer, Timed) else None
 
-    def _ask(self, worker: WorkerProcess, job: object) -> tuple[str, Any, Any] | None:
-        """The answer of a worker that then ends; None if it fails, or takes too long."""
+    def _ask(self, worker: WorkerProcess, job: ProbeJob | PassJob) -> object:
+        """The answer of a worker that then ends; None if it takes too long, or goes without one."""
         try:
             send_object(worker.control, job)
             if not wait(worker.fds, self.limit_s):
                 return None
-            answer: tuple[str, Any, Any] = receive_object(worker.control)
-            return None if answer[0] == "error" else answer
+            answer: object = receive_object(worker.control)
+            return answer
         except (EOFError, ConnectionError):
             return None
         finally:

@@ -16,7 +16,6 @@ import signal
 import socket
 import sys
 import threading
-import traceback
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from multiprocessing.connection import Connection
 from types import FrameType
@@ -30,8 +29,8 @@ from torchrl_hts._processes.messages import (
     send_message,
     send_object,
 )
+from torchrl_hts._processes.raised import Raised
 from torchrl_hts._processes.stderr import WorkerOutput
-from torchrl_hts.errors import failure_of
 
 __all__ = ["serve"]
 
@@ -211,8 +210,7 @@ def _run_worker(
             code = 0  # the main process has closed its side
         except BaseException as error:
             with contextlib.suppress(OSError):
-                what = (failure_of(error), traceback.format_exc())
-                send_object(control, ("error", what, None))
+                send_object(control, Raised.of(error))
         control.close()
         sys.stdout.flush()
         sys.stderr.flush()

@@ -7,11 +7,13 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from torchrl_hts._processes.fork_server import WorkerProcess
+from torchrl_hts._processes.raised import Raised
+from torchrl_hts._rounds.replies import Failed
 from torchrl_hts._rounds.schedule import Phase, Schedule
 from torchrl_hts._rounds.shared_memory import Counter, SharedMemory
 from torchrl_hts.errors import Failure, WorkerError
 
-__all__ = ["Site", "died", "failed", "hung"]
+__all__ = ["Site", "died", "failed", "hung", "raised"]
 
 
 @dataclass(frozen=True)
@@ -75,31 +77,28 @@ class Site:
         return cls(envs, f" in round {round_}{rows}", round_)
 
 
-def failed(
-    worker: WorkerProcess,
-    failure: Failure,
-    traceback: str,
-    where: tuple[tuple[int, ...], int | None, int | None] | None,
-    site: Site,
-) -> WorkerError:
-    """A worker has sent a traceback.
+def raised(worker: WorkerProcess, told: Raised, site: Site) -> WorkerError:
+    """A worker's own code has raised.
 
     Args:
-        where: environments, round and step at which their code raised; None if it was the
-            worker's own.
-        site: where the worker was by the shared words.
+        told: what the worker says of it.
+        site: where it was by the shared words.
     """
-    who = f"{worker.name} (pid {worker.pid})"
-    if where is None:
-        return WorkerError(
-            f"{who} failed{site.text}; its traceback:",
-            worker=worker.id,
-            env_indices=site.env_indices,
-            remote_traceback=traceback,
-            failure=failure,
-            stderr=worker.stderr(),
-        )
-    envs, round_, step = where
+    return WorkerError(
+        f"{_who(worker)} failed{site.text}; its traceback:",
+        worker=worker.id,
+        env_indices=site.env_indices,
+        remote_traceback=told.traceback,
+        failure=told.failure,
+        stderr=worker.stderr(),
+    )
+
+
+def failed(worker: WorkerProcess, told: Failed) -> WorkerError:
+    """An environment or the policy has raised, in a worker that says so."""
+    who = _who(worker)
+    envs, round_, step = told.env_indices, told.round, told.step
+    failure = told.raised.failure
     lack = " for want of memory" if failure is Failure.OUT_OF_MEMORY else ""
     if worker.id.kind == "actor":
         message = (
@@ -113,7 +112,7 @@ def failed(
         message,
         worker=worker.id,
         env_indices=envs,
-        remote_traceback=traceback,
+        remote_traceback=told.raised.traceback,
         failure=failure,
         round_=round_,
         step=step,
@@ -147,7 +146,7 @@ def _without_traceback(
     if worker.id.kind == "executor":
         serving = f", which steps environment(s) {_listed(site.env_indices)},"
     return WorkerError(
-        f"{worker.name} (pid {worker.pid}){serving} {end}{site.text}",
+        f"{_who(worker)}{serving} {end}{site.text}",
         worker=worker.id,
         env_indices=site.env_indices,
         failure=failure,
@@ -156,6 +155,10 @@ def _without_traceback(
         exit_signal=by,
         stderr=worker.stderr(),
     )
+
+
+def _who(worker: WorkerProcess) -> str:
+    return f"{worker.name} (pid {worker.pid})"
 
 
 def _listed(envs: Sequence[int]) -> str:

@@ -8,9 +8,13 @@ import weakref
 from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
 from typing import Any
 
+from torchrl_hts._actor.messages import PolicyRefused
+from torchrl_hts._executor.messages import Made, Observing
 from torchrl_hts._processes.fork_server import WorkerProcess
 from torchrl_hts._processes.messages import receive_object, send_object
-from torchrl_hts._supervision.failures import Site, died, failed, hung
+from torchrl_hts._processes.raised import Raised
+from torchrl_hts._rounds.replies import Failed
+from torchrl_hts._supervision.failures import Site, died, failed, hung, raised
 from torchrl_hts._supervision.progress import ProgressWatch
 from torchrl_hts.errors import PolicyError, WorkerId
 
@@ -95,10 +99,10 @@ class Listener:
                 if fd in self._by_fd:  # it is no more, if its worker was dismissed meanwhile
                     worker = self._by_fd[fd]
                     message = self._read(worker)
-                    if message[0] == "made":
-                        self.made.add(message[1])
-                    elif message[0] == "observing":
-                        self.observing.add(message[1])
+                    if isinstance(message, Made):
+                        self.made.add(message.env)
+                    elif isinstance(message, Observing):
+                        self.observing.add(message.env)
                     else:
                         yield worker, message
 
@@ -143,13 +147,10 @@ class Listener:
             message = receive_object(worker.control)
         except (EOFError, ConnectionError) as error:
             raise died(worker, self._site(worker)) from error
-        kind, content, where = message
-        if kind == "policy":
-            raise PolicyError(content)
-        if kind == "failed":
-            failure, traceback = content
-            raise failed(worker, failure, traceback, where, self._site(worker))
-        if kind == "error":
-            failure, traceback = content
-            raise failed(worker, failure, traceback, None, self._site(worker))
+        if isinstance(message, PolicyRefused):
+            raise PolicyError(message.why)
+        if isinstance(message, Failed):
+            raise failed(worker, message)
+        if isinstance(message, Raised):
+            raise raised(worker, message, self._site(worker))
         return message

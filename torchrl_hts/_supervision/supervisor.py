@@ -6,8 +6,11 @@ import time
 import warnings
 from collections.abc import Callable, Hashable, Mapping, Sequence
 
+from torchrl_hts._actor.messages import StartActor
+from torchrl_hts._executor.messages import StartExecutor, Unsaved
 from torchrl_hts._processes.server_pool import Servers
 from torchrl_hts._rounds.exchange import SAVE, STOP
+from torchrl_hts._rounds.replies import Stopped
 from torchrl_hts._rounds.shared_memory import Counter
 from torchrl_hts._supervision.progress import at_work
 from torchrl_hts._supervision.restarts import Restarts
@@ -86,10 +89,10 @@ class Supervisor(Workers):
         self._listener.forget()
         failures: list[WorkerError] = []
         for worker in [*self.actors, *self.executors]:
-            message: object = self._noise_seed
+            message: object = StartActor(self._noise_seed)
             if worker in self.executors:
                 own = self._environments_of(worker)
-                message = {env: starts[env] for env in own if env in starts}
+                message = StartExecutor({env: starts[env] for env in own if env in starts})
             try:
                 self._listener.send(worker, message)
             except WorkerError as failure:
@@ -112,10 +115,10 @@ class Supervisor(Workers):
             except WorkerError as failure:
                 self.recover(failure)
         states: dict[int, bytes] = {}
-        for kind, content, _ in messages:
-            if kind == "unsaved":
-                return str(content)
-            states.update(content)
+        for message in messages:
+            if isinstance(message, Unsaved):
+                return message.why
+            states.update(message.states)
         return [states[env] for env in sorted(states)]
 
     def wait_full(self, round_: int) -> None:
@@ -185,10 +188,10 @@ class Supervisor(Workers):
 
     def _wait_for_rest(self, waiting: set[WorkerId]) -> None:
         """Return when everybody in ``waiting``, which is emptied, has said that it has stopped."""
-        for worker, (kind, _, _) in self._listener.messages(
+        for worker, message in self._listener.messages(
             lambda: dict.fromkeys(waiting, self._progress())
         ):
-            if kind == "stopped":
+            if isinstance(message, Stopped):
                 waiting.discard(worker.id)
             if not waiting:
                 return

@@ -12,9 +12,16 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from torchrl_hts._actor.loop import ActorJob
+from torchrl_hts._actor.messages import ActorJob, Calibrated, UseSizes
 from torchrl_hts._executor.gym_env import GymDescription, RowOptions
-from torchrl_hts._executor.loop import ExecutorJob, ExecutorPlan
+from torchrl_hts._executor.messages import (
+    Described,
+    ExecutorJob,
+    ExecutorPlan,
+    NeedsTorch,
+    Observe,
+    Observed,
+)
 from torchrl_hts._executor.torchrl_env import TorchRLDescription
 from torchrl_hts._executor.trial_observations import Observations
 from torchrl_hts._policy.invariance import InvariantSizes
@@ -132,22 +139,24 @@ class Workers:
         _LOG.info("making %d environments (executors: %d)", self.num_envs, self.num_executors)
         descriptions: list[Description] = []
         if known is None:
-            kind, descriptions, modules = self._start_first()
-            if kind == "torchrl":
+            first = self._start_first()
+            if isinstance(first, NeedsTorch):
                 self._listener.dismiss(self.executors[0])
                 self._servers.with_torch = True
-                _, descriptions, modules = self._start_first()
+                first = self._start_first()
+            assert isinstance(first, Described)
+            descriptions += first.descriptions
             if self.num_executors > 1:  # or its server would import them for nobody
-                self._servers.preload(modules)
+                self._servers.preload(first.modules)
         rest = range(1 if descriptions else 0, self.num_executors)
         others = [self._spawn_executor(index) for index in rest]
-        for kind, described, _ in self._receive_all(others):
-            if kind == "torchrl":
+        for said in self._receive_all(others):
+            if isinstance(said, NeedsTorch):
                 raise ValueError(
-                    f"environment {described} is a TorchRL environment and environment 0 a "
+                    f"environment {said.env} is a TorchRL environment and environment 0 a "
                     "gymnasium one; all environments of a collector must be of one kind"
                 )
-            descriptions += described
+            descriptions += said.descriptions
         if known is not None:
             descriptions[0] = replace(descriptions[0], observations=known)
         return descriptions
@@ -158,11 +167,12 @@ class Workers:
         Where it can't be observed either, there are none. To be called before `share`.
         """
         first = self.executors[0]
-        self._listener.send(first, "observe")
-        return replace(description, observations=self._receive_all([first])[0][1])
+        self._listener.send(first, Observe())
+        said: Observed = self._receive_all([first])[0]
+        return replace(description, observations=said.observations)
 
-    def _start_first(self) -> tuple[str, Any, Any]:
-        """Start executor 0; returns what it says of its environments, and of its modules.
+    def _start_first(self) -> Described | NeedsTorch:
+        """Start executor 0; returns what it says of its environments.
 
         It observes its first environment, if that can be put back. What ends the process at that,
         or takes too long, is for the first round to meet, and to tell where.
@@ -170,7 +180,7 @@ class Workers:
         self._listener.observing.clear()
         first = self._spawn_executor(0, observed=True)
         try:
-            said: tuple[str, Any, Any] = self._receive_all([first])[0]
+            said: Described | NeedsTorch = self._receive_all([first])[0]
         except WorkerError as error:
             if self.is_closed() or not self._listener.observing or error.failure in _TOLD:
                 raise
@@ -243,12 +253,12 @@ class Workers:
             self._spawn_actor(index)
         for actor in self.actors:
             self._listener.send(actor, replace(job, worker=self._row(actor)))
-        found: list[InvariantSizes] = [m[1] for m in self._calibrated(self.actors)]
-        sizes = found[0]
-        for other in found[1:]:
-            sizes = sizes.intersect(other)
+        first, *others = self._calibrated(self.actors)
+        sizes: InvariantSizes = first.sizes
+        for other in others:
+            sizes = sizes.intersect(other.sizes)
         for actor in self.actors:
-            self._listener.send(actor, sizes)
+            self._listener.send(actor, UseSizes(sizes))
         self._actor_job = replace(job, sizes=sizes)
         self._started = True
         return sizes
@@ -287,7 +297,8 @@ class Workers:
             worker = self._spawn_actor(self.actors.index(worker))
             self._listener.send(worker, replace(self._actor_job, worker=self._row(worker)))
             self._calibrated([worker])
-            self._listener.send(worker, self._actor_job.sizes)
+            assert self._actor_job.sizes is not None
+            self._listener.send(worker, UseSizes(self._actor_job.sizes))
 
     # Ending.
 
@@ -349,7 +360,7 @@ class Workers:
     def _receive_all(self, workers: Sequence[WorkerProcess]) -> list[Any]:
         return self._listener.receive_all(workers, self._progress)
 
-    def _calibrated(self, actors: Sequence[WorkerProcess]) -> list[Any]:
+    def _calibrated(self, actors: Sequence[WorkerProcess]) -> list[Calibrated]:
         # No time-out: what calibrates makes no progress that could be seen, and may take long.
         return self._listener.receive_all(actors, time.monotonic)
 

@@ -22,7 +22,7 @@ from torchrl.collectors import BaseCollector
 from torchrl.collectors.utils import split_trajectories
 from torchrl.envs.utils import ExplorationType
 
-from torchrl_hts._actor.loop import ActorJob
+from torchrl_hts._actor.messages import ActorJob
 from torchrl_hts._executor.factories import initialised, with_transforms
 from torchrl_hts._executor.info import check_info_keys
 from torchrl_hts._learner.learner import LearnerSide
