@@ -25,7 +25,7 @@ from torchrl_hts._policy.counter_policy import CounterPolicy, inference
 from torchrl_hts._policy.draws import CounterNoise
 from torchrl_hts._policy.invariance import InvariantSizes
 from torchrl_hts._policy.transposed_layers import is_transposed
-from torchrl_hts._supervision.supervisor import Supervisor
+from torchrl_hts._supervision.workers import Workers
 
 BOX = gym.spaces.Box(-np.inf, np.inf, (2,), np.float32)
 
@@ -53,7 +53,7 @@ def dense() -> TensorDictSequential:
 
 def inference_of(collector: HTSCollector) -> BatchInference:
     """What the collector's actors have, but for the calibration."""
-    job = collector._supervisor._actor_job
+    job = collector._workers._actor_job
     assert job is not None
     return BatchInference(
         collector._memory, job.policy, job.examples, job.outputs,
@@ -212,10 +212,10 @@ def test_transposed_layers_give_the_same_bits_whoever_runs_them(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """I6, and what they compute is the policy."""
-    start = Supervisor.start_actors
+    start = Workers.start_actors
     sizes = InvariantSizes((5,), 5, fixed_rows=True, transposed=True)
     monkeypatch.setattr(
-        Supervisor, "start_actors", lambda self, job: start(self, replace(job, sizes=sizes))
+        Workers, "start_actors", lambda self, job: start(self, replace(job, sizes=sizes))
     )
     envs = [partial(Three, partial(gym.make, "CartPole-v1"))] * 5
     batches = []

@@ -111,7 +111,7 @@ class TestTheLoop:
         wait_until(lambda: list(steps) == [2, 8])
 
         def interrupt() -> None:
-            wait_until(collector._supervisor.is_closed)
+            wait_until(collector._workers.is_closed)
             os.kill(os.getpid(), signal.SIGINT)
 
         handler = signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -187,13 +187,13 @@ class TestTheLoop:
         collector = start([ENDLESS] * 2)
         batches = iter(collector)
         next(batches)
-        supervisor, gone = collector._supervisor, weakref.ref(collector)
+        workers, gone = collector._workers, weakref.ref(collector)
         del collector, batches
         gc.collect()
         assert gone() is None
-        assert supervisor.is_closed()
-        wait_until_gone(worker.pid for worker in supervisor.workers)
-        assert {worker.exit_status(0) for worker in supervisor.workers} == {0}
+        assert workers.is_closed()
+        wait_until_gone(worker.pid for worker in workers.processes)
+        assert {worker.exit_status(0) for worker in workers.processes} == {0}
 
 
 # One interpreter imports torch and then forks: each child is a script with an end of its own.
@@ -226,7 +226,7 @@ def say(*collectors):
         for collector in collectors
         for pid in [
             *collector.worker_pids().values(),
-            *(server.pid for server in collector._supervisor._servers._current.values()),
+            *(server.pid for server in collector._workers.servers._current.values()),
         ]
     }
     print(json.dumps([name, main, sorted(pids)]), flush=True)

@@ -272,7 +272,7 @@ class TestKilled:
         wait_until(lambda: list(steps) == [2, 8])  # the other has finished rounds 0 and 1
         with held_at(gate):
             self.kill(collector, name)
-            wait_until(lambda: collector._supervisor.is_closed())
+            wait_until(lambda: collector._workers.is_closed())
         learner.join()
         assert raised[0].worker == name
         assert_others_ended_by_themselves(collector, name)

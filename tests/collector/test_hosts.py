@@ -106,7 +106,7 @@ class TestOneProgram:
         self.take(batches, 5)
         collector.shutdown()
         assert alive(child)
-        assert {worker.exit_status(0) for worker in collector._supervisor.workers} == {0}
+        assert {worker.exit_status(0) for worker in collector._workers.processes} == {0}
         os.close(end_write)
         assert os.waitpid(child, 0) == (child, 0)
         for fd in (go_read, go_write, end_read):
@@ -151,7 +151,7 @@ for preloads_torch in (False, True):
     batches = iter(collector)
     next(batches)
     pids = collector.worker_pids()
-    servers = collector._supervisor._servers._current.values()
+    servers = collector._workers.servers._current.values()
     (server,) = [server for server in servers if has_torch(server.pid) == preloads_torch]
     os.kill(server.pid, signal.SIGKILL)
     try:
@@ -263,7 +263,7 @@ def make(bell=None, **options):
     return HTSCollector([lambda: Countdown(bell), Countdown], policy, num_executors=2, **options)
 
 def pids(collector):
-    servers = collector._supervisor._servers._current.values()
+    servers = collector._workers.servers._current.values()
     return [*collector.worker_pids().values(), *(server.pid for server in servers)]
 """
 
@@ -371,7 +371,7 @@ LEFT = []
 @pytest.mark.parametrize("number", range(4))
 def test_collects(number, worker_id):
     collector = HTSCollector([EchoEnv] * 2, categorical(), frames_per_batch=8, seed=3)
-    servers = collector._supervisor._servers._current.values()
+    servers = collector._workers.servers._current.values()
     pids = [*collector.worker_pids().values(), *(server.pid for server in servers)]
     batch = next(iter(collector))
     LEFT.append(collector)  # not shut down
@@ -412,7 +412,7 @@ class Mine(EchoEnv):
 
 def work(connection):
     collector = HTSCollector([Mine] * 2, categorical(), frames_per_batch=8, seed=3)
-    servers = collector._supervisor._servers._current.values()
+    servers = collector._workers.servers._current.values()
     pids = [*collector.worker_pids().values(), *(server.pid for server in servers)]
     batch = next(iter(collector))
     connection.send([pids, batch["observation"].tolist()])  # and ends without a shutdown

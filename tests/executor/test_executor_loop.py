@@ -153,7 +153,7 @@ def test_an_executor_knows_how_many_cores_there_are(num_actors: int) -> None:
     options: dict[str, Any] = {"num_executors": 1, "num_actors": num_actors}
     with HTSCollector([EchoEnv] * 2, categorical(), frames_per_batch=4, **options) as collector:
         cores = ceil(available_cores()) if num_actors == 1 else None
-        assert collector._supervisor._plan.cores == cores
+        assert collector._workers.shared.plan.cores == cores
 
 
 def test_environments_that_sleep_are_announced_at_once(world: World) -> None:

@@ -30,7 +30,7 @@ MODULES = {
     "_planning": ("worker_counts",),
     "_processes": ("fork_server", "messages", "server_pool", "shutdown_once"),
     "_rounds": ("exchange",),
-    "_supervision": ("listener", "supervisor", "workers"),
+    "_supervision": ("channels", "listener", "supervisor", "workers"),
 }
 FILES = {str(PACKAGE / folder / f"{name}.py") for folder in MODULES for name in MODULES[folder]}
 LOOKED_AFTER = ("CALL", "JUMP_BACKWARD")

@@ -18,7 +18,7 @@ from torchrl_hts._learner.weights import WeightSource
 from torchrl_hts._rounds.event_rings import Activity, Record
 from torchrl_hts._rounds.schedule import Schedule
 from torchrl_hts._rounds.slots import Slots, policy_tensors
-from torchrl_hts._supervision.supervisor import Supervisor
+from torchrl_hts._supervision.supervisor import Seeds, Supervisor
 
 __all__ = ["LearnerSide"]
 
@@ -44,7 +44,7 @@ class LearnerSide:
     """Lends the rounds of a run in order, and opens the next with the newest parameters.
 
     Args:
-        supervisor: the workers, calibrated.
+        supervisor: of workers that are ready.
         schedule: the schedule, over shared words.
         slots: the slots, over shared memory.
         weights: the newest parameters.
@@ -107,7 +107,7 @@ class LearnerSide:
         Returns:
             The round and its slot, the learner's until the next call (I5).
         """
-        if self._supervisor.is_closed():
+        if self._supervisor.workers.is_closed():
             raise RuntimeError(_ENDED)
         with self._ending_on_failure():
             if not self._running:
@@ -137,8 +137,10 @@ class LearnerSide:
         try:
             yield
         except BaseException as error:
-            was_closed = self._supervisor.is_closed()  # by another thread, or a signal handler
-            self._supervisor.shutdown()
+            was_closed = (
+                self._supervisor.workers.is_closed()
+            )  # by another thread, or a signal handler
+            self._supervisor.workers.shutdown()
             if was_closed and isinstance(error, Exception):
                 raise RuntimeError(_ENDED) from error
             raise
@@ -163,11 +165,11 @@ class LearnerSide:
             self.began = time.monotonic()
         self._running = True
         starts: Sequence[int | bytes] = begin.environments or seeds
-        self._supervisor.run(starts, seed, self.round, lent=self.lent, ahead=ahead, seed_of=seed_of)
+        self._supervisor.run(starts, Seeds(seed, seed_of), self.round, lent=self.lent, ahead=ahead)
 
     def rest(self) -> None:
         """Bring the workers to rest; what they have collected beyond the lent batch is dropped."""
-        if self._running and not self._supervisor.is_closed():
+        if self._running and not self._supervisor.workers.is_closed():
             with self._ending_on_failure():
                 self._supervisor.stop()
         self._running = False
@@ -181,7 +183,7 @@ class LearnerSide:
         """
         if not self._running:
             return self._beginning
-        if self._supervisor.is_closed():
+        if self._supervisor.workers.is_closed():
             return _Beginning(why_lost="the collector had been shut down")
         end = self.round
         while self._schedule.is_open(end):

@@ -33,25 +33,27 @@ class Site:
     step: int | None = None
 
     @classmethod
-    def of_executor(
-        cls,
-        envs: tuple[int, ...],
-        schedule: Schedule | None,
-        memory: SharedMemory | None,
-        row: int,
-        made: Collection[int],
-    ) -> Site:
-        """Where an executor is.
+    def of_making(cls, envs: tuple[int, ...], made: Collection[int]) -> Site:
+        """Where an executor is that makes its environments.
 
         Args:
             envs: its environments.
-            schedule, memory: shared; None while environments are made.
-            row: its row of counters.
             made: the environments that have been made.
         """
-        if schedule is None or memory is None:
-            left = [env for env in envs if env not in made]
-            return cls(envs, f" while environment {left[0]} was made" if left else "")
+        left = [env for env in envs if env not in made]
+        return cls(envs, f" while environment {left[0]} was made" if left else "")
+
+    @classmethod
+    def of_executor(
+        cls, envs: tuple[int, ...], schedule: Schedule, memory: SharedMemory, row: int
+    ) -> Site:
+        """Where an executor is that has made them.
+
+        Args:
+            envs: its environments.
+            schedule, memory: shared.
+            row: its row of counters.
+        """
         env = int(memory.counters[row, Counter.AT]) - 1
         if env < 0:
             return cls(envs, " between two steps")

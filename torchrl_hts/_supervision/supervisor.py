@@ -1,85 +1,95 @@
-"""The executors and actors of one collector at work, and what is done when one of them fails."""
+"""The workers of one collector at work, and what is done when one of them fails."""
 
 from __future__ import annotations
 
 import time
 import warnings
 from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass
 
 from torchrl_hts._actor.messages import StartActor
 from torchrl_hts._executor.messages import StartExecutor, Unsaved
-from torchrl_hts._processes.server_pool import Servers
-from torchrl_hts._rounds.exchange import SAVE, STOP
+from torchrl_hts._rounds.exchange import SAVE, STOP, LearnerPort
 from torchrl_hts._rounds.replies import Stopped
-from torchrl_hts._rounds.shared_memory import Counter
+from torchrl_hts._rounds.shared_memory import Counter, Key
 from torchrl_hts._supervision.progress import at_work
 from torchrl_hts._supervision.restarts import Restarts
 from torchrl_hts._supervision.workers import Workers
 from torchrl_hts.errors import Failure, WorkerError, WorkerId
 
-__all__ = ["Supervisor"]
+__all__ = ["Seeds", "Supervisor"]
 
 _OF_A_POLICY = (Failure.RAISED, Failure.INVALID, Failure.OUT_OF_MEMORY)
 
 
-class Supervisor(Workers):
-    """Workers that are set to work and brought to rest.
+@dataclass(frozen=True)
+class Seeds:
+    """What all that is random in a run begins with.
+
+    Attributes:
+        noise: seed of the action noise.
+        of_environment: the seed of an environment that is reset after a failure, from its index,
+            the round, and how often its executor has been replaced.
+    """
+
+    noise: int
+    of_environment: Callable[[int, int, int], int]
+
+
+class Supervisor:
+    """Sets workers to work and brings them to rest, any number of times.
 
     Args:
+        workers: those of a collector, at `Stage.READY`.
         restarts: whether workers that fail are replaced.
+        truncated_keys: of the flags that tell of an episode that was cut off.
 
-    The other arguments are those of `Workers`. After `start_actors`: `run` and, any number of
-    times, `stop` and `run`. Every method but `shutdown` raises `WorkerError` if a worker fails that
-    is not replaced.
+    Every method raises `WorkerError` if a worker fails that is not replaced.
+
+    Attributes:
+        memory, schedule: shared.
+        port: the learner's side of the exchange.
     """
 
     def __init__(
         self,
-        num_envs: int,
-        num_executors: int,
-        num_actors: int,
-        servers: Servers,
-        *,
+        workers: Workers,
         restarts: Restarts | None = None,
-        timeouts_s: Mapping[str, float] | None = None,
-        storage_dir: str | None = None,
+        truncated_keys: Sequence[Key] = (),
     ) -> None:
+        self.workers = workers
         self.restarts = restarts or Restarts()
-        super().__init__(
-            num_envs,
-            num_executors,
-            num_actors,
-            servers,
-            timeouts_s=timeouts_s,
-            storage_dir=storage_dir,
-        )
+        self.memory, self.schedule = workers.shared.memory, workers.shared.schedule
+        channels = workers.channels
+        self.port = LearnerPort(self.schedule, channels.learner, channels.executors, workers.owner)
+        self._channels = channels
+        self._listener = workers.listener
+        self._seeds: Seeds | None = None
+        self._truncated_keys = truncated_keys
 
     # Running.
 
     def run(
         self,
         starts: Sequence[int | bytes],
-        noise_seed: int,
+        seeds: Seeds,
         first_round: int,
         *,
         lent: bool,
         ahead: int,
-        seed_of: Callable[[int, int, int], int],
     ) -> None:
         """Reset every environment, or put it into a saved state, and set everybody to work.
 
         Args:
             starts: a seed or a state (see `save`) per environment.
-            noise_seed: seed of the action noise.
+            seeds: of this run.
             first_round: the round that is to be lent next.
             lent: whether the learner still holds the batch of the round before.
             ahead: rounds from the first one on that are in their slots already.
-            seed_of: the seed of an environment that is reset after a failure, from its index, the
-                round, and how often its executor has been replaced.
         """
-        self._noise_seed, self._seed_of = noise_seed, seed_of
+        self._seeds = seeds
         self.schedule.restart(first_round, lent=lent, ahead=ahead)
-        for inbox in (self.actor_inbox, self.learner_inbox, *self.executor_inboxes):
+        for inbox in self._channels.inboxes:
             inbox.take_ready()
         self.port.restart(ahead)
         self._go(dict(enumerate(starts)))
@@ -88,10 +98,10 @@ class Supervisor(Workers):
         """Let everybody work; environments that are in ``starts`` begin anew."""
         self._listener.forget()
         failures: list[WorkerError] = []
-        for worker in [*self.actors, *self.executors]:
-            message: object = StartActor(self._noise_seed)
-            if worker in self.executors:
-                own = self._environments_of(worker)
+        for worker in [*self.workers.actors, *self.workers.executors]:
+            message: object = StartActor(self.seeds.noise)
+            if worker.id.kind == "executor":
+                own = self.workers.environments(worker.id)
                 message = StartExecutor({env: starts[env] for env in own if env in starts})
             try:
                 self._listener.send(worker, message)
@@ -100,6 +110,13 @@ class Supervisor(Workers):
         if failures:
             self.recover(failures[0])
 
+    @property
+    def seeds(self) -> Seeds:
+        """Those of the run that is on, or was last."""
+        if self._seeds is None:
+            raise RuntimeError("nobody has been set to work: call run() first")
+        return self._seeds
+
     def stop(self) -> None:
         """Bring everybody to rest: executors after the step they are at, then the actors."""
         self._refill(self._bring_to_rest({}))
@@ -107,10 +124,10 @@ class Supervisor(Workers):
     def save(self) -> list[bytes] | str:
         """The state of each environment, all of them parked; or why they can't be saved."""
         while True:
-            for inbox in self.executor_inboxes:
+            for inbox in self._channels.executors:
                 inbox.post([SAVE])
             try:
-                messages = self._receive_all(self.executors)
+                messages = self.workers.receive_all(self.workers.executors)
                 break
             except WorkerError as failure:
                 self.recover(failure)
@@ -147,15 +164,13 @@ class Supervisor(Workers):
         """
         lost = self._bring_to_rest({failure.worker_id: failure})
         self._refill(lost)
-        broken = [
-            env for env, owner in enumerate(self.owner) if WorkerId("executor", owner) in lost
-        ]
-        self.port.recover(broken, self.actor_inbox)
+        broken = sorted(env for worker_id in lost for env in self.workers.environments(worker_id))
+        self.port.recover(broken, self._channels.actors)
         starts: dict[int, int | bytes] = {}
         for env in broken:
             self._truncate(env)
             round_, _ = self.schedule.position(env)
-            starts[env] = self._seed_of(env, round_, self.restarts.by_env[env])
+            starts[env] = self.seeds.of_environment(env, round_, self.restarts.by_env[env])
         self._go(starts)
 
     def _bring_to_rest(self, lost: dict[WorkerId, WorkerError]) -> dict[WorkerId, WorkerError]:
@@ -163,11 +178,11 @@ class Supervisor(Workers):
         for failure in list(lost.values()):
             self._lose(failure)
         # Executors first: then what is ready for the actors is all that there will be.
-        for team, stop in (
-            (self.executors, self._stop_executors),
-            (self.actors, self._stop_actors),
+        for processes, stop in (
+            (self.workers.executors, self._stop_executors),
+            (self.workers.actors, self._stop_actors),
         ):
-            waiting = {worker.id for worker in team} - lost.keys()
+            waiting = {worker.id for worker in processes} - lost.keys()
             stop()
             while waiting:
                 try:
@@ -180,16 +195,16 @@ class Supervisor(Workers):
         return lost
 
     def _stop_executors(self) -> None:
-        for inbox in self.executor_inboxes:
+        for inbox in self._channels.executors:
             inbox.post([STOP])
 
     def _stop_actors(self) -> None:
-        self.actor_inbox.post([STOP] * self.num_actors)
+        self._channels.actors.post([STOP] * self.workers.num_actors)
 
     def _wait_for_rest(self, waiting: set[WorkerId]) -> None:
         """Return when everybody in ``waiting``, which is emptied, has said that it has stopped."""
         for worker, message in self._listener.messages(
-            lambda: dict.fromkeys(waiting, self._progress())
+            lambda: dict.fromkeys(waiting, self.workers.progress())
         ):
             if isinstance(message, Stopped):
                 waiting.discard(worker.id)
@@ -198,7 +213,7 @@ class Supervisor(Workers):
 
     def _lose(self, failure: WorkerError) -> None:
         """Give a failed worker up; raises its failure if it is not to be replaced."""
-        if self.is_closed():  # by another thread, which ends the workers
+        if self.workers.is_closed():  # by another thread, which ends the workers
             raise failure
         # A policy that raises does so again: what it computes depends on its rows alone (I6).
         if failure.worker_kind == "actor" and failure.failure in _OF_A_POLICY:
@@ -208,10 +223,10 @@ class Supervisor(Workers):
                 why = f"{self.restarts.most} had been within {self.restarts.window_s:g} s"
                 failure.args = (f"{failure}\n\nIt was not replaced: {why}",)
             raise failure
-        (worker,) = (w for w in self.workers if w.id == failure.worker_id)
+        worker = self.workers.process(failure.worker_id)
         self._listener.dismiss(worker)
-        self.restarts.count(failure.worker_kind, self._environments_of(worker))
-        self.memory.counters[self._row(worker), Counter.AT] = 0
+        self.restarts.count(failure.worker_kind, self.workers.environments(worker.id))
+        self.memory.counters[self.workers.row(worker), Counter.AT] = 0
         warnings.warn(f"a worker is replaced: {failure}", RuntimeWarning, stacklevel=2)
 
     def _refill(self, lost: dict[WorkerId, WorkerError]) -> None:
@@ -220,7 +235,7 @@ class Supervisor(Workers):
         while missing:
             worker_id = missing[0]
             try:
-                self._replace(worker_id)
+                self.workers.replace(worker_id)
                 missing.remove(worker_id)
             except WorkerError as failure:
                 lost[failure.worker_id] = failure
@@ -244,4 +259,4 @@ class Supervisor(Workers):
                 truncated[env, step] = done[env, step] = True
 
     def _owing(self) -> Mapping[WorkerId, Hashable]:
-        return at_work(self.schedule, self.memory.counters, self.owner)
+        return at_work(self.schedule, self.memory.counters, self.workers.owner)

@@ -8,61 +8,95 @@ import os
 import time
 import warnings
 from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from enum import Enum
 from functools import partial
 from typing import Any
 
 from torchrl_hts._actor.messages import ActorJob, Calibrated, UseSizes
-from torchrl_hts._executor.gym_env import GymDescription, RowOptions
-from torchrl_hts._executor.messages import (
-    Described,
-    ExecutorJob,
-    ExecutorPlan,
-    NeedsTorch,
-    Observe,
-    Observed,
-)
-from torchrl_hts._executor.torchrl_env import TorchRLDescription
-from torchrl_hts._executor.trial_observations import Observations
+from torchrl_hts._executor.gym_env import RowOptions
+from torchrl_hts._executor.messages import ExecutorJob, ExecutorPlan
 from torchrl_hts._policy.invariance import InvariantSizes
 from torchrl_hts._processes.fork_server import POLITE_S, WorkerProcess
 from torchrl_hts._processes.limits import check_descriptors, check_storage
 from torchrl_hts._processes.server_pool import Servers
 from torchrl_hts._processes.shutdown_once import Ending
-from torchrl_hts._rounds.exchange import STOP, Inbox, LearnerPort
+from torchrl_hts._rounds.exchange import STOP
 from torchrl_hts._rounds.schedule import Schedule
-from torchrl_hts._rounds.shared_memory import Counter, Key, Layout, SharedMemory
+from torchrl_hts._rounds.shared_memory import Counter, Layout, SharedMemory
+from torchrl_hts._supervision.channels import Channels
 from torchrl_hts._supervision.failures import Site
 from torchrl_hts._supervision.listener import Listener
-from torchrl_hts.errors import Failure, WorkerError, WorkerId
+from torchrl_hts.errors import WorkerId
 
-__all__ = ["Workers"]
+__all__ = ["EnvironmentSource", "Shared", "Stage", "Workers"]
 
 _LOG = logging.getLogger(__name__)  # what is done at the start, where it may take seconds
 
-Description = GymDescription | TorchRLDescription
 
-_TOLD = (Failure.RAISED, Failure.INVALID, Failure.OUT_OF_MEMORY)  # by an exception
+class Stage(Enum):
+    """How far the workers of a collector have come."""
+
+    MAKING = "making"  # executors make environments, or none has been started yet
+    SHARED = "shared"  # the memory is laid out and mapped; actors calibrate
+    READY = "ready"  # actors have agreed on batch sizes: a `Supervisor` sets everybody to work
+    CLOSED = "closed"  # a shutdown was asked for: workers end or have ended, nobody is started
+
+
+@dataclass(frozen=True)
+class EnvironmentSource:
+    """What environments are made of.
+
+    Attributes:
+        factories: a pickled environment factory per environment.
+        options: keyword arguments of `TorchRLEnvironment`.
+        seed: which what is drawn while they are made depends on.
+        first_env: the number of environment 0 among the environments of all learners.
+    """
+
+    factories: Sequence[bytes]
+    options: dict[str, Any]
+    seed: int
+    first_env: int = 0
+
+
+@dataclass(frozen=True)
+class Shared:
+    """What there is from `Stage.SHARED` on.
+
+    Attributes:
+        memory: the shared memory.
+        schedule: the schedule, over shared words.
+        plan: what executors are told of it.
+    """
+
+    memory: SharedMemory
+    schedule: Schedule
+    plan: ExecutorPlan
 
 
 class Workers:
-    """Worker processes, their inboxes, and the memory that they share.
+    """Worker processes, in the places of which others may come.
 
     Args:
-        num_envs: number of environments.
-        num_executors: processes that they are spread over, in blocks of neighbours.
+        source: what their environments are made of.
+        num_executors: processes that the environments are spread over, in blocks of neighbours.
         num_actors: processes that run the policy.
         servers: that the processes come from; they are released with the last of them.
         timeouts_s: how long a worker may make no progress, by kind; see `ProgressWatch`.
         storage_dir: a directory for the slots; None for memory.
 
-    After the constructor, which starts no process: `start_executors`, `share`, `start_actors`.
-    Every method but `shutdown` raises `WorkerError` if a worker fails.
+    After the constructor, which starts no process: `making.make_environments`, `share`,
+    `start_actors`. Every method but `shutdown` raises `WorkerError` if a worker fails.
+
+    Attributes:
+        owner: for each environment, the index of its executor.
+        executors, actors: the processes that there are, by index.
     """
 
     def __init__(
         self,
-        num_envs: int,
+        source: EnvironmentSource,
         num_executors: int,
         num_actors: int,
         servers: Servers,
@@ -70,147 +104,90 @@ class Workers:
         timeouts_s: Mapping[str, float] | None = None,
         storage_dir: str | None = None,
     ) -> None:
-        self.num_envs = num_envs
+        self.source = source
         self.num_executors, self.num_actors = num_executors, num_actors
         check_descriptors(num_executors, num_actors)
+        num_envs = len(source.factories)
         self.owner = tuple(env * num_executors // num_envs for env in range(num_envs))
         self.executors: list[WorkerProcess] = []
         self.actors: list[WorkerProcess] = []
-        self._shared = False
-        self._started = False
-        self._servers = servers
+        self.servers = servers
+        self._reached = Stage.MAKING
+        self._shared: Shared | None = None
+        self._actor_job: ActorJob | None = None
+        self._closed_at: float | None = None  # by the monotonic clock
         self._ending = Ending()
-        self.closed_at: float | None = None  # by the monotonic clock
         self._owner_pid = os.getpid()
         self._storage_dir = storage_dir
-        self.executor_inboxes: list[Inbox] = []
-        with contextlib.ExitStack() as opened:
-            self.memory_fd = SharedMemory.create_fd(storage_dir)
-            opened.callback(os.close, self.memory_fd)
-            self.actor_inbox = Inbox.create()
-            opened.callback(self.actor_inbox.close)
-            self.learner_inbox = Inbox.create()
-            opened.callback(self.learner_inbox.close)
-            for _ in range(num_executors):
-                self.executor_inboxes.append(Inbox.create())
-                opened.callback(self.executor_inboxes[-1].close)
-            opened.pop_all()
-        self._listener = Listener(self.learner_inbox.read_fd, timeouts_s or {}, self._site)
-
-    def is_closed(self) -> bool:
-        """Whether the workers have been shut down."""
-        return self.closed_at is not None
+        self.channels = Channels(num_executors, storage_dir)
+        self.listener = Listener(self.channels.learner.read_fd, timeouts_s or {}, self._site)
 
     @property
-    def workers(self) -> list[WorkerProcess]:
+    def stage(self) -> Stage:
+        """How far they have come."""
+        return self._reached if self._closed_at is None else Stage.CLOSED
+
+    def is_closed(self) -> bool:
+        """Whether a shutdown was asked for, by whomever."""
+        return self.stage is Stage.CLOSED
+
+    def clock_s(self) -> float:
+        """Seconds of the monotonic clock, which stands still here from the shutdown on."""
+        return time.monotonic() if self._closed_at is None else self._closed_at
+
+    @property
+    def shared(self) -> Shared:
+        """What there is from `Stage.SHARED` on."""
+        if self._shared is None:
+            raise RuntimeError("the memory has not been laid out: call share() first")
+        return self._shared
+
+    @property
+    def processes(self) -> list[WorkerProcess]:
         """Executors, then actors."""
         return [*self.executors, *self.actors]
 
-    def environments(self, executor: int) -> tuple[int, ...]:
-        """The environments of an executor."""
-        return tuple(env for env, owner in enumerate(self.owner) if owner == executor)
+    def process(self, worker_id: WorkerId) -> WorkerProcess:
+        """The one that has this place now."""
+        (worker,) = (worker for worker in self.processes if worker.id == worker_id)
+        return worker
+
+    def row(self, worker: WorkerProcess) -> int:
+        """Its row of counters."""
+        return self.processes.index(worker)
+
+    def environments(self, worker_id: WorkerId) -> tuple[int, ...]:
+        """The environments of an executor; none of an actor."""
+        if worker_id.kind != "executor":
+            return ()
+        return tuple(env for env, owner in enumerate(self.owner) if owner == worker_id.index)
 
     # Starting.
 
-    def start_executors(
-        self,
-        factories: Sequence[bytes],
-        env_options: dict[str, Any],
-        seed: int,
-        known: Observations | None = None,
-        first_env: int = 0,
-    ) -> list[Description]:
-        """Make all environments; returns what each says of itself.
-
-        The first says what it has observed. Where that isn't known yet, the first executor goes
-        ahead, and tells that, whether the environments need torch, and which modules the others
-        should share.
+    def spawn_executor(self, index: int, *, observed: bool = False) -> WorkerProcess:
+        """Start an executor, in the place of the one that was there, and let it make its envs.
 
         Args:
-            factories: a pickled environment factory per environment.
-            env_options: keyword arguments of `TorchRLEnvironment`.
-            seed: which what is drawn while they are made depends on.
-            known: what environment 0 has observed where it was tried out.
-            first_env: the number of environment 0 among the environments of all learners.
+            index: which it is.
+            observed: see `ExecutorJob`.
         """
-        self._servers.begin(factories)
-        self._seed, self._first_env = seed, first_env
-        self._factories, self._env_options = factories, env_options
-        _LOG.info("making %d environments (executors: %d)", self.num_envs, self.num_executors)
-        descriptions: list[Description] = []
-        if known is None:
-            first = self._start_first()
-            if isinstance(first, NeedsTorch):
-                self._listener.dismiss(self.executors[0])
-                self._servers.with_torch = True
-                first = self._start_first()
-            assert isinstance(first, Described)
-            descriptions += first.descriptions
-            if self.num_executors > 1:  # or its server would import them for nobody
-                self._servers.preload(first.modules)
-        rest = range(1 if descriptions else 0, self.num_executors)
-        others = [self._spawn_executor(index) for index in rest]
-        for said in self._receive_all(others):
-            if isinstance(said, NeedsTorch):
-                raise ValueError(
-                    f"environment {said.env} is a TorchRL environment and environment 0 a "
-                    "gymnasium one; all environments of a collector must be of one kind"
-                )
-            descriptions += said.descriptions
-        if known is not None:
-            descriptions[0] = replace(descriptions[0], observations=known)
-        return descriptions
-
-    def observe(self, description: Description) -> Description:
-        """Environment 0's description with observations, after which it has been made anew.
-
-        Where it can't be observed either, there are none. To be called before `share`.
-        """
-        first = self.executors[0]
-        self._listener.send(first, Observe())
-        said: Observed = self._receive_all([first])[0]
-        return replace(description, observations=said.observations)
-
-    def _start_first(self) -> Described | NeedsTorch:
-        """Start executor 0; returns what it says of its environments.
-
-        It observes its first environment, if that can be put back. What ends the process at that,
-        or takes too long, is for the first round to meet, and to tell where.
-        """
-        self._listener.observing.clear()
-        first = self._spawn_executor(0, observed=True)
-        try:
-            said: Described | NeedsTorch = self._receive_all([first])[0]
-        except WorkerError as error:
-            if self.is_closed() or not self._listener.observing or error.failure in _TOLD:
-                raise
-            self._listener.dismiss(first)
-            said = self._receive_all([self._spawn_executor(0)])[0]
-        return said
-
-    def _spawn_executor(self, index: int, *, observed: bool = False) -> WorkerProcess:
-        """Start an executor, in the place of the one that was there, and let it make its envs."""
-        fds = [
-            self.memory_fd,
-            self.executor_inboxes[index].read_fd,
-            self.actor_inbox.write_fd,
-            self.learner_inbox.write_fd,
-        ]
+        worker_id = WorkerId("executor", index)
         target = "torchrl_hts._executor.loop:run_executor"
-        worker = self._servers.spawn_executor(WorkerId("executor", index), target, fds)
+        fds = self.channels.fds_of_executor(index)
+        worker = self.servers.spawn_executor(worker_id, target, fds)
         self._enlist(self.executors, index, worker)
-        envs = self.environments(index)
-        self._listener.made.difference_update(envs)
+        envs = self.environments(worker_id)
+        self.listener.made.difference_update(envs)
         job = ExecutorJob(
-            factories=tuple(self._factories[env] for env in envs),
+            factories=tuple(self.source.factories[env] for env in envs),
             env_indices=envs,
-            first_env=self._first_env,
+            first_env=self.source.first_env,
             observed=observed,
-            torch_allowed=self._servers.with_torch,
-            seed=self._seed,
-            env_options=self._env_options,
+            torch_allowed=self.servers.with_torch,
+            seed=self.source.seed,
+            env_options=self.source.options,
         )
-        self._listener.send(worker, job)
+        self.listener.send(worker, job)
         return worker
 
     def share(
@@ -220,26 +197,20 @@ class Workers:
         options: RowOptions,
         cores: int | None,
         a_core_each: bool,
-        truncated_keys: tuple[Key, ...] = (),
-    ) -> tuple[SharedMemory, Schedule]:
+    ) -> Shared:
         """Allocate the shared memory and let the executors map it.
 
         Args:
             layout, last_round, options, cores, a_core_each: see `ExecutorPlan`.
-            truncated_keys: of the flags that tell of an episode that was cut off.
         """
-        self._truncated_keys = truncated_keys
         check_storage(layout.num_bytes, self._storage_dir)
-        self.memory = SharedMemory(self.memory_fd, layout)
-        self.schedule = self.memory.schedule(last_round)
-        self._shared = True
-        self.port = LearnerPort(
-            self.schedule, self.learner_inbox, self.executor_inboxes, self.owner
-        )
-        self._plan = ExecutorPlan(layout, last_round, 0, options, cores, a_core_each)
-        for index, executor in enumerate(self.executors):
-            self._listener.send(executor, replace(self._plan, worker=index))
-        return self.memory, self.schedule
+        memory = SharedMemory(self.channels.memory_fd, layout)
+        plan = ExecutorPlan(layout, last_round, 0, options, cores, a_core_each)
+        self._shared = Shared(memory, memory.schedule(last_round), plan)
+        self._reached = Stage.SHARED
+        for executor in self.executors:
+            self._tell_plan(executor)
+        return self._shared
 
     def start_actors(self, job: ActorJob) -> InvariantSizes:
         """Start the actors and let them calibrate; returns the batch sizes that all agree on.
@@ -252,62 +223,71 @@ class Workers:
         for index in range(self.num_actors):
             self._spawn_actor(index)
         for actor in self.actors:
-            self._listener.send(actor, replace(job, worker=self._row(actor)))
+            self.listener.send(actor, replace(job, worker=self.row(actor)))
         first, *others = self._calibrated(self.actors)
-        sizes: InvariantSizes = first.sizes
+        sizes = first.sizes
         for other in others:
             sizes = sizes.intersect(other.sizes)
         for actor in self.actors:
-            self._listener.send(actor, UseSizes(sizes))
+            self.listener.send(actor, UseSizes(sizes))
         self._actor_job = replace(job, sizes=sizes)
-        self._started = True
+        self._reached = Stage.READY
         return sizes
 
+    def replace(self, worker_id: WorkerId) -> None:
+        """Start another in the place of a worker that has failed, to where the others rest."""
+        lost = self.process(worker_id)
+        self.listener.dismiss(lost)  # one that was interrupted while it was made
+        if worker_id.kind == "executor":
+            executor = self.spawn_executor(self.executors.index(lost))
+            self.receive_all([executor])
+            self._tell_plan(executor)
+        else:
+            job = self._actor_job
+            if job is None or job.sizes is None:
+                raise RuntimeError("actors are replaced when all are calibrated, not before")
+            actor = self._spawn_actor(self.actors.index(lost))
+            self.listener.send(actor, replace(job, worker=self.row(actor)))
+            self._calibrated([actor])
+            self.listener.send(actor, UseSizes(job.sizes))
+
+    def receive_all(self, workers: Sequence[WorkerProcess]) -> list[Any]:
+        """A message from each of some workers, in their order."""
+        return self.listener.receive_all(workers, self.progress)
+
     def _spawn_actor(self, index: int) -> WorkerProcess:
-        fds = [
-            self.memory_fd,
-            self.actor_inbox.read_fd,
-            self.actor_inbox.write_fd,
-            *(inbox.write_fd for inbox in self.executor_inboxes),
-        ]
         target = "torchrl_hts._actor.loop:run_actor"
-        worker = self._servers.spawn_actor(WorkerId("actor", index), target, fds)
+        fds = self.channels.fds_of_actor()
+        worker = self.servers.spawn_actor(WorkerId("actor", index), target, fds)
         self._enlist(self.actors, index, worker)
         return worker
 
-    def _enlist(self, team: list[WorkerProcess], index: int, worker: WorkerProcess) -> None:
+    def _enlist(self, places: list[WorkerProcess], index: int, worker: WorkerProcess) -> None:
         """Give a new worker its place, unless everybody has been shut down meanwhile."""
         if not self.is_closed():
-            team[index : index + 1] = [worker]
-            self._listener.add(worker)
+            places[index : index + 1] = [worker]
+            self.listener.add(worker)
         if self.is_closed():  # by a shutdown that saw it in its place, or that did not
             worker.hang_up()
             worker.kill()
             worker.close()
             raise RuntimeError("the collector was shut down while a worker was started")
 
-    def _replace(self, worker_id: WorkerId) -> None:
-        (worker,) = (w for w in self.workers if w.id == worker_id)
-        self._listener.dismiss(worker)  # one that was interrupted while it was made
-        if worker_id.kind == "executor":
-            worker = self._spawn_executor(self.executors.index(worker))
-            self._receive_all([worker])
-            self._listener.send(worker, replace(self._plan, worker=self._row(worker)))
-        else:
-            worker = self._spawn_actor(self.actors.index(worker))
-            self._listener.send(worker, replace(self._actor_job, worker=self._row(worker)))
-            self._calibrated([worker])
-            assert self._actor_job.sizes is not None
-            self._listener.send(worker, UseSizes(self._actor_job.sizes))
+    def _tell_plan(self, executor: WorkerProcess) -> None:
+        self.listener.send(executor, replace(self.shared.plan, worker=self.row(executor)))
+
+    def _calibrated(self, actors: Sequence[WorkerProcess]) -> list[Calibrated]:
+        # No time-out: what calibrates makes no progress that could be seen, and may take long.
+        return self.listener.receive_all(actors, time.monotonic)
 
     # Ending.
 
     def shutdown(self, timeout_s: float | None = None) -> None:
         """End every worker: politely, and by force after the time-out; see `Ending`."""
         timeout_s = POLITE_S if timeout_s is None else timeout_s
-        if self.closed_at is None:
-            self.closed_at = time.monotonic()
-            self._listener.close()
+        if self._closed_at is None:
+            self._closed_at = time.monotonic()
+            self.listener.close()
         if os.getpid() == self._owner_pid:  # not in a fork of the user's process
             self._ending(partial(self._end, timeout_s))
 
@@ -318,20 +298,20 @@ class Workers:
             self._end_by_force(timeout_s)
 
     def _end_politely(self, timeout_s: float) -> None:
-        for inbox in self.executor_inboxes:
+        for inbox in self.channels.executors:
             with contextlib.suppress(OSError):  # each on its own: one executor may be gone
                 inbox.post([STOP])
         with contextlib.suppress(OSError):
-            self.actor_inbox.post([STOP] * self.num_actors)
-        for worker in self.workers:
+            self.channels.actors.post([STOP] * self.num_actors)
+        for worker in self.processes:
             worker.hang_up()
         deadline = time.monotonic() + timeout_s
         late = [
             worker.name
-            for worker in self.workers
+            for worker in self.processes
             if worker.exit_status(max(0.0, deadline - time.monotonic())) is None
         ]
-        if late and timeout_s and self._started:  # before, imports take their time
+        if late and timeout_s and self._reached is Stage.READY:  # before, imports take their time
             warnings.warn(
                 f"{', '.join(late)} had not ended {timeout_s:g} s after the shutdown, and will "
                 "be killed: if it is the environments' close() that takes so long, give "
@@ -341,52 +321,32 @@ class Workers:
             )
 
     def _end_by_force(self, timeout_s: float) -> None:
-        for worker in self.workers:
+        for worker in self.processes:
             worker.hang_up()
             worker.kill()
         deadline = time.monotonic() + max(1.0, timeout_s)
-        for worker in self.workers:
+        for worker in self.processes:
             worker.exit_status(max(0.0, deadline - time.monotonic()))
             worker.close()
-        self._servers.release()
-        for inbox in (*self.executor_inboxes, self.actor_inbox, self.learner_inbox):
-            inbox.close()
-        memory_fd, self.memory_fd = self.memory_fd, -1
-        if memory_fd >= 0:
-            os.close(memory_fd)
+        self.servers.release()
+        self.channels.close()
 
-    # Who and where.
+    # How far, and where.
 
-    def _receive_all(self, workers: Sequence[WorkerProcess]) -> list[Any]:
-        return self._listener.receive_all(workers, self._progress)
-
-    def _calibrated(self, actors: Sequence[WorkerProcess]) -> list[Calibrated]:
-        # No time-out: what calibrates makes no progress that could be seen, and may take long.
-        return self._listener.receive_all(actors, time.monotonic)
-
-    def _progress(self) -> Hashable:
+    def progress(self) -> Hashable:
         """What changes as long as anybody gets on."""
-        if not self._shared:
-            return len(self._listener.made)
-        return self.memory.steps.tobytes(), self.memory.counters[:, Counter.AT].tobytes()
-
-    def _row(self, worker: WorkerProcess) -> int:
-        """Its row of counters."""
-        return self.workers.index(worker)
-
-    def _environments_of(self, worker: WorkerProcess) -> tuple[int, ...]:
-        if worker in self.executors:
-            return self.environments(self.executors.index(worker))
-        return ()
+        if self._shared is None:
+            return len(self.listener.made)
+        memory = self._shared.memory
+        return memory.steps.tobytes(), memory.counters[:, Counter.AT].tobytes()
 
     def _site(self, worker: WorkerProcess) -> Site:
-        if worker in self.executors:
-            return Site.of_executor(
-                self._environments_of(worker),
-                self.schedule if self._shared else None,
-                self.memory if self._shared else None,
-                self._row(worker),
-                self._listener.made,
-            )
-        started = self._actor_job.sizes is not None
-        return Site.of_actor(self.schedule, self.memory, self._row(worker), started=started)
+        if worker.id.kind == "executor":
+            envs = self.environments(worker.id)
+            if self._shared is None:
+                return Site.of_making(envs, self.listener.made)
+            memory, schedule = self._shared.memory, self._shared.schedule
+            return Site.of_executor(envs, schedule, memory, self.row(worker))
+        memory, schedule = self.shared.memory, self.shared.schedule
+        ready = self._reached is Stage.READY
+        return Site.of_actor(schedule, memory, self.row(worker), started=ready)

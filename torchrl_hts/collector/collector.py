@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import pickle
-import time
 import warnings
 import weakref
 from collections import OrderedDict
@@ -49,7 +48,7 @@ from torchrl_hts._planning.arguments import (
 from torchrl_hts._planning.batch_plan import BatchPlan, Planner
 from torchrl_hts._planning.pickling import pickle_factories, pickle_policy
 from torchrl_hts._planning.policy_forms import Fitted, transforms_of
-from torchrl_hts._planning.worker_counts import Description, Tryout, choose_team
+from torchrl_hts._planning.worker_counts import Tryout, choose_team
 from torchrl_hts._processes.limits import available_cores
 from torchrl_hts._processes.server_pool import Servers
 from torchrl_hts._reports.statistics import Statistics, summarise
@@ -58,8 +57,10 @@ from torchrl_hts._rounds.event_rings import recorder
 from torchrl_hts._rounds.exchange import MAX_ENVS
 from torchrl_hts._rounds.shared_memory import Layout
 from torchrl_hts._rounds.slots import Slots, field_of, policy_tensors
+from torchrl_hts._supervision.making import Description, make_environments, observe_first
 from torchrl_hts._supervision.restarts import Restarts
 from torchrl_hts._supervision.supervisor import Supervisor
+from torchrl_hts._supervision.workers import EnvironmentSource, Workers
 from torchrl_hts._world.digest import digest
 from torchrl_hts._world.world import World
 from torchrl_hts.collector.stock_arguments import take_stock_arguments
@@ -265,7 +266,9 @@ class HTSCollector(StockAttributes, BaseCollector):  # type: ignore[misc]  # tor
         self._first_env = 0 if world is None else world.rank * num_own
         self.lag = check_lag(lag, num_own)
         actor_threads = check_integer("actor_threads", actor_threads, most=MAX_THREADS)
-        restarts = Restarts(*check_restarts(on_executor_failure, max_restarts, restart_window_s))
+        self._restarts = Restarts(
+            *check_restarts(on_executor_failure, max_restarts, restart_window_s)
+        )
         timeouts_s = check_timeouts(timeout_s)
         timeline_events = check_integer("timeline_events", timeline_events, least=0)
         if num_executors is not None:
@@ -327,27 +330,21 @@ class HTSCollector(StockAttributes, BaseCollector):  # type: ignore[misc]  # tor
             )
             team, tried = choose_team(tryout, num_executors, num_actors, actor_threads, ceil(cores))
             self.num_executors, self.num_actors = team.executors, team.actors
-            self._supervisor = Supervisor(
-                num_own,
+            self._workers = Workers(
+                EnvironmentSource(tryout.factories, tryout.env_options, seed, self._first_env),
                 team.executors,
                 team.actors,
                 servers,
-                restarts=restarts,
                 timeouts_s=timeouts_s,
                 storage_dir=directory,
             )
-            self._finalizer = weakref.finalize(self, self._supervisor.shutdown)
+            self._finalizer = weakref.finalize(self, self._workers.shutdown)
         except BaseException:
             servers.release()
             raise
         try:
-            descriptions = self._supervisor.start_executors(
-                tryout.factories,
-                tryout.env_options,
-                seed,
-                None if tried is None else tried.observations,
-                self._first_env,
-            )
+            known = None if tried is None else tried.observations
+            descriptions = make_environments(self._workers, known)
             self._start_actors(
                 descriptions,
                 policy_bytes,
@@ -399,7 +396,7 @@ class HTSCollector(StockAttributes, BaseCollector):  # type: ignore[misc]  # tor
             planner = make_planner(policy)
         plan = self._plan(planner, description)
         asked_for = {"set_truncated=True": set_truncated}
-        asked_for["on_executor_failure='restart'"] = self._supervisor.restarts.enabled
+        asked_for["on_executor_failure='restart'"] = self._restarts.enabled
         for argument, asked in asked_for.items():
             if asked and not plan.truncated_keys:
                 raise ValueError(
@@ -421,18 +418,15 @@ class HTSCollector(StockAttributes, BaseCollector):  # type: ignore[misc]  # tor
         )
         a_core_each = self.num_executors + self.num_actors * actor_threads <= cores
         cores_to_fill = ceil(cores) if self.num_actors == 1 else None
-        self._memory, schedule = self._supervisor.share(
-            layout, self._last_round, plan.options, cores_to_fill, a_core_each, plan.truncated_keys
+        shared = self._workers.share(
+            layout, self._last_round, plan.options, cores_to_fill, a_core_each
         )
+        self._memory = shared.memory
         slots = Slots(self._memory)
         generic = self._weights.generic()  # to calibrate with
         for slot in range(self.lag + 1):
             slots.stage(slot, generic)
-        record = recorder(self._memory, layout.num_workers)
-        self._learner = LearnerSide(
-            self._supervisor, schedule, slots, self._weights, seed, record, self._first_env
-        )
-        self._invariant_sizes = self._supervisor.start_actors(
+        self._invariant_sizes = self._workers.start_actors(
             ActorJob(
                 policy=policy,
                 layout=layout,
@@ -443,10 +437,15 @@ class HTSCollector(StockAttributes, BaseCollector):  # type: ignore[misc]  # tor
                 exploration_type=self.exploration_type,
                 device=policy_device,
                 num_threads=actor_threads,
-                owner=self._supervisor.owner,
+                owner=self._workers.owner,
                 cores=cores_to_fill,
                 a_core_each=a_core_each,
             )
+        )
+        self._supervisor = Supervisor(self._workers, self._restarts, plan.truncated_keys)
+        record = recorder(self._memory, layout.num_workers)
+        self._learner = LearnerSide(
+            self._supervisor, shared.schedule, slots, self._weights, seed, record, self._first_env
         )
 
     @property
@@ -492,7 +491,7 @@ class HTSCollector(StockAttributes, BaseCollector):  # type: ignore[misc]  # tor
         except PolicyError:
             if description.observations is not None:
                 raise
-            description = self._supervisor.observe(description)
+            description = observe_first(self._workers, description)
             policy.fit(description)
         return description
 
@@ -503,7 +502,7 @@ class HTSCollector(StockAttributes, BaseCollector):  # type: ignore[misc]  # tor
         except PolicyError:
             if description.observations is not None:
                 raise
-            description = self._supervisor.observe(description)
+            description = observe_first(self._workers, description)
             return planner.plan(description)
 
     # The iterator: the learner's side of the schedule.
@@ -652,18 +651,17 @@ class HTSCollector(StockAttributes, BaseCollector):  # type: ignore[misc]  # tor
                 takes the system some milliseconds for each actor.
         """
         learner = self._learner
-        now = time.monotonic() if self._supervisor.closed_at is None else self._supervisor.closed_at
         return summarise(
             self._memory,
-            self._supervisor.num_executors,
-            {} if self._supervisor.is_closed() else self.worker_pids(),
+            self._workers.num_executors,
+            {} if self._workers.is_closed() else self.worker_pids(),
             of_memory=memory,
             frames=self._frames,
             frames_loaded=self._frames_loaded,
             rounds=self._iter + 1,
-            elapsed_s=now - learner.began if learner.began else 0.0,
+            elapsed_s=self._workers.clock_s() - learner.began if learner.began else 0.0,
             learner_waiting_s=learner.waited_s,
-            restarts=self._supervisor.restarts.by_kind,
+            restarts=self._restarts.by_kind,
             invariant_sizes=self._invariant_sizes,
         )
 
@@ -695,13 +693,13 @@ class HTSCollector(StockAttributes, BaseCollector):  # type: ignore[misc]  # tor
                 "nothing was recorded: make the collector with timeline_events=100_000, so many "
                 "events of each worker, to have a timeline of them"
             )
-        found = read_timeline(self._memory, self._supervisor.num_executors)
+        found = read_timeline(self._memory, self._workers.num_executors)
         found.write(file, num_rounds)
         return found
 
     def worker_pids(self) -> dict[str, int]:
         """Process ids by name, such as ``"executor 0"`` and ``"actor 0"``."""
-        return {worker.name: worker.pid for worker in self._supervisor.workers}
+        return {worker.name: worker.pid for worker in self._workers.processes}
 
     def state_dict(self) -> OrderedDict[str, Any]:
         """All that the coming batches depend on: `load_state_dict` goes on from it bit for bit.
@@ -781,7 +779,7 @@ class HTSCollector(StockAttributes, BaseCollector):  # type: ignore[misc]  # tor
             close_env: accepted for compatibility. Environments are always closed.
             raise_on_error: accepted for compatibility. Failures have been raised by the iterator.
         """
-        self._supervisor.shutdown(timeout)
+        self._workers.shutdown(timeout)
 
     def start(self) -> None:
         """Not offered: rounds are handed to the learner, not collected into a replay buffer.

@@ -85,7 +85,7 @@ class StockAttributes:
     @property
     def closed(self) -> bool:
         """Whether the workers have been shut down."""
-        return bool(self._supervisor.is_closed())
+        return bool(self._workers.is_closed())
 
     @property
     def n_env(self) -> int:
