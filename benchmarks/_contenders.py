@@ -225,7 +225,7 @@ def add_barrier(collector: HTSCollector) -> HTSCollector:
 
     def wait() -> None:
         if learner.lent:  # the next round opens when this returns
-            supervisor.wait_full(learner.round)
+            supervisor.wait_for_round(learner.round)
 
     collector.pre_collect_hook = wait
     return collector

@@ -16,9 +16,9 @@ from torchrl_hts import HTSCollector
 from torchrl_hts._executor import loop as executor
 from torchrl_hts._processes.limits import available_cores
 from torchrl_hts._rounds.exchange import STOP, ExecutorPort, Inbox
+from torchrl_hts._rounds.inbox_reader import InboxReader
 from torchrl_hts._rounds.schedule import Phase, Schedule
 from torchrl_hts._rounds.shared_memory import Counter
-from torchrl_hts._rounds.watching import Watcher
 
 
 class Announced:
@@ -49,7 +49,7 @@ class Environment:
 
 
 class Turns:
-    """In place of a watcher: the actions of each turn, how long they are waited for, and a clock.
+    """In place of a reader: the actions of each turn, how long they are waited for, and a clock.
 
     Args:
         turns: for each, microseconds of waiting and the environments whose actions come.
@@ -66,7 +66,7 @@ class Turns:
         self.looking_ns = 0
         self.now_ns = 0
 
-    def take(self) -> list[int]:
+    def read(self) -> list[int]:
         if not self.turns:
             return [STOP]
         waited_us, envs = self.turns.pop(0)
@@ -104,11 +104,11 @@ class World:
         """Step each environment once, or in turns; returns what was announced, each message."""
         actors: Any = self.announced
         learner: Any = SimpleNamespace(post=self.heard.extend)
-        watcher: Any = turns or Watcher(self.inbox, self.schedule, a_core_each=False)
+        reader: Any = turns or InboxReader(self.inbox, self.schedule, a_core_each=False)
         run = executor.StepLoop(
             self.environments,
             ExecutorPort(self.schedule, actors, learner, range(4)),
-            watcher,
+            reader,
             cores,
             self.counters.data,
             np.zeros(64, np.int64).data,
@@ -202,10 +202,10 @@ def test_half_are_announced_first_where_everybody_has_a_core_and_passes_are_shor
     world: World,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    watcher = Turns([(1000, first), (waited_us, ALL)], step_us=10, a_core_each=a_core_each)
-    monkeypatch.setattr(executor, "time", watcher.clock())
+    reader = Turns([(1000, first), (waited_us, ALL)], step_us=10, a_core_each=a_core_each)
+    monkeypatch.setattr(executor, "time", reader.clock())
     monkeypatch.setattr(executor, "_FLUSH_NS", 1_000_000)  # no step takes long
     for environment in world.environments.values():
-        environment.during_step = watcher.pass_time
+        environment.during_step = reader.pass_time
     world.learn(learning)
-    assert world.serve(2, watcher) == expected
+    assert world.serve(2, reader) == expected

@@ -17,12 +17,12 @@ from torchrl_hts._rounds.schedule import Schedule
 
 
 def test_words_arrive_in_order_and_all_at_once() -> None:
-    """One take returns all that was posted, in order, codes included."""
+    """One read returns all that was posted, in order, codes included."""
     with inboxes(1) as (inbox,):
         inbox.post([3, 1])
         inbox.post([2, WAKE])
         inbox.post(iter([MAX_ENVS - 1, 0, STOP]))
-        assert inbox.take().tolist() == [3, 1, 2, WAKE, MAX_ENVS - 1, 0, STOP]
+        assert inbox.read().tolist() == [3, 1, 2, WAKE, MAX_ENVS - 1, 0, STOP]
 
 
 def test_codes_are_no_environments() -> None:
@@ -30,34 +30,34 @@ def test_codes_are_no_environments() -> None:
     assert MAX_ENVS <= STOP < WAKE < 1 << 16
 
 
-def test_take_ready_never_waits() -> None:
+def test_read_ready_never_waits() -> None:
     """It returns nothing from an empty inbox, and all that there is from another."""
     with inboxes(1) as (inbox,):
-        assert inbox.take_ready() == array("H")
+        assert inbox.read_ready() == array("H")
         inbox.post([5])
         inbox.post([6, 7])
-        assert inbox.take_ready().tolist() == [5, 6, 7]
-        assert inbox.take_ready() == array("H")
+        assert inbox.read_ready().tolist() == [5, 6, 7]
+        assert inbox.read_ready() == array("H")
 
 
-def test_take_ready_ends_when_every_writer_is_gone() -> None:
+def test_read_ready_ends_when_every_writer_is_gone() -> None:
     """A pipe without a writer always looks readable; what was posted before isn't lost."""
     reader = Inbox.create()
     reader.post([4])
     os.close(reader.write_fd)
     reader.write_fd = -1
-    assert reader.take_ready().tolist() == [4]
-    assert reader.take_ready() == array("H")
+    assert reader.read_ready().tolist() == [4]
+    assert reader.read_ready() == array("H")
     reader.close()
 
 
-def test_take_wakes_up_when_something_is_posted() -> None:
+def test_read_wakes_up_when_something_is_posted() -> None:
     """A reader may be asleep already, or not yet: it gets the words either way."""
     with inboxes(2) as (there, back):
-        echo = threading.Thread(target=lambda: back.post(there.take()), daemon=True)
+        echo = threading.Thread(target=lambda: back.post(there.read()), daemon=True)
         echo.start()
         there.post([9, 8])
-        assert back.take().tolist() == [9, 8]
+        assert back.read().tolist() == [9, 8]
         echo.join(10)
         assert not echo.is_alive()
 
@@ -70,7 +70,7 @@ def test_several_readers_share_an_inbox() -> None:
 
         def read(mine: list[array[int]]) -> None:
             while True:
-                words = inbox.take()
+                words = inbox.read()
                 stops = words.count(STOP)
                 mine.append(array("H", [word for word in words if word != STOP]))
                 if stops:
@@ -136,7 +136,7 @@ class Ports:
     def step(self, env: int) -> bool:
         """One transition of an environment that may go on; returns whether it still may."""
         port = self.executors[self.owner[env]]
-        port.offer(env)
+        port.pass_on(env)
         self.schedule.take([env])
         self.schedule.answer([env])
         return port.finish_step(env)
@@ -152,14 +152,14 @@ def test_flush_tells_the_actors_once() -> None:
     with inboxes(3) as made:
         ports = Ports(Schedule(3, 2, 1), (0, 0, 0), made)
         (executor,) = ports.executors
-        executor.offer(2)
-        executor.offer(0)
-        assert ports.actors.take_ready() == array("H")
+        executor.pass_on(2)
+        executor.pass_on(0)
+        assert ports.actors.read_ready() == array("H")
         executor.flush()
         executor.flush()
-        assert ports.actors.take_ready().tolist() == [2, 0]
+        assert ports.actors.read_ready().tolist() == [2, 0]
         executor.flush()
-        assert ports.actors.take_ready() == array("H")
+        assert ports.actors.read_ready() == array("H")
 
 
 def test_the_learner_hears_of_rounds_not_of_steps() -> None:
@@ -169,22 +169,22 @@ def test_the_learner_hears_of_rounds_not_of_steps() -> None:
         assert [ports.step(0) for _ in range(3)] == [True] * 3
         ports.step(1)
         ports.flush()
-        ports.learner.take_ready()
-        assert not ports.learner.is_full(0)
+        ports.learner.hear()
+        assert not ports.learner.has_heard_all(0)
         ports.step(1)
         ports.flush()
-        assert not ports.learner.is_full(0)  # not taken in yet
-        ports.learner.take_ready()
-        assert ports.learner.is_full(0)
-        assert not ports.learner.is_full(1)
-        assert ports.learner.lend() == 0
+        assert not ports.learner.has_heard_all(0)  # not taken in yet
+        ports.learner.hear()
+        assert ports.learner.has_heard_all(0)
+        assert not ports.learner.has_heard_all(1)
+        assert ports.learner.schedule.lend() == 0
 
 
 def test_the_learner_hears_of_a_round_when_the_last_environment_has_finished_it() -> None:
     """I4: at once, since it may wait for that; before the last, at a flush or when one parks."""
     with inboxes(3) as made:
         ports = Ports(Schedule(2, 1, 2), (0, 0), made)
-        heard = ports.learner_inbox.take_ready
+        heard = ports.learner_inbox.read_ready
         assert ports.step(0)
         assert heard() == array("H")
         assert ports.step(1)
@@ -208,12 +208,12 @@ def test_only_executors_with_parked_environments_are_woken() -> None:
             assert ports.step(env)
         assert [ports.step(env) for env in (0, 1, 3)] == [False] * 3
         assert [port.parked for port in ports.executors] == [{0, 1}, set(), {3}]
-        ports.learner.take_ready()
-        ports.learner.lend()
-        ports.learner.release()
-        woken = [inbox.take_ready().tolist() for inbox in ports.executor_inboxes]
+        ports.learner.hear()
+        ports.learner.schedule.lend()
+        ports.learner.open_next_round()
+        woken = [inbox.read_ready().tolist() for inbox in ports.executor_inboxes]
         assert woken == [[WAKE], [], [WAKE]]
-        assert [ports.executors[0].start(env) for env in (0, 1)] == [True, True]
+        assert [ports.executors[0].go_on_or_park(env) for env in (0, 1)] == [True, True]
         assert ports.executors[0].parked == set()
 
 
@@ -222,11 +222,11 @@ def test_nobody_is_woken_for_a_round_that_never_opens() -> None:
     with inboxes(3) as made:
         ports = Ports(Schedule(1, 1, 0, last_round=1), (0,), made)
         assert not ports.step(0)
-        ports.learner.take_ready()
-        ports.learner.lend()
-        ports.learner.release()
-        assert ports.executor_inboxes[0].take_ready() == array("H")
-        assert not ports.executors[0].start(0)
+        ports.learner.hear()
+        ports.learner.schedule.lend()
+        ports.learner.open_next_round()
+        assert ports.executor_inboxes[0].read_ready() == array("H")
+        assert not ports.executors[0].go_on_or_park(0)
 
 
 @pytest.mark.parametrize("lag", range(3))
@@ -237,13 +237,13 @@ def test_restart_with_a_batch_lent(lag: int) -> None:
     with inboxes(3) as made:
         ports = Ports(schedule, (0, 0), made)
         (executor,) = ports.executors
-        assert [executor.start(env) for env in (0, 1)] == [lag > 0] * 2
-        ports.learner.release()
-        assert ports.executor_inboxes[0].take_ready().tolist() == ([] if lag else [WAKE])
-        assert executor.start(0)
+        assert [executor.go_on_or_park(env) for env in (0, 1)] == [lag > 0] * 2
+        ports.learner.open_next_round()
+        assert ports.executor_inboxes[0].read_ready().tolist() == ([] if lag else [WAKE])
+        assert executor.go_on_or_park(0)
         ports.step(0)
-        ports.learner.take_ready()
-        assert not ports.learner.is_full(3)
+        ports.learner.hear()
+        assert not ports.learner.has_heard_all(3)
 
 
 def test_restart_with_full_rounds_ahead() -> None:
@@ -252,12 +252,12 @@ def test_restart_with_full_rounds_ahead() -> None:
     schedule.restart(3, ahead=2)
     with inboxes(3) as made:
         ports = Ports(schedule, (0, 0), made)
-        ports.learner.restart(ahead=2)
-        assert [ports.learner.is_full(round_) for round_ in (3, 4, 5)] == [True, True, False]
+        ports.learner.count_anew(ahead=2)
+        assert [ports.learner.has_heard_all(round_) for round_ in (3, 4, 5)] == [True, True, False]
         (executor,) = ports.executors
-        assert [executor.start(env) for env in (0, 1)] == [True] * 2
+        assert [executor.go_on_or_park(env) for env in (0, 1)] == [True] * 2
         for env in (0, 1):
             assert not ports.step(env)
-        ports.learner.lend()
-        ports.learner.release()
-        assert ports.executor_inboxes[0].take_ready().tolist() == [WAKE]
+        ports.learner.schedule.lend()
+        ports.learner.open_next_round()
+        assert ports.executor_inboxes[0].read_ready().tolist() == [WAKE]

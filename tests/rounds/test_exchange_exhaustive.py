@@ -43,16 +43,16 @@ def executor_program(
             return goes_on
 
         for env in starts:
-            if port.start(env):
-                port.offer(env)
+            if port.go_on_or_park(env):
+                port.pass_on(env)
         for env in finishes:
             if step(env):
-                port.offer(env)
+                port.pass_on(env)
         port.flush()
         serve_executor(
             port,
             machine.inbox(f"executor {index}"),
-            port.offer,
+            port.pass_on,
             step,
             lambda: machine.note("is woken" if port.parked else "is woken for nothing"),
         )
@@ -66,7 +66,7 @@ def actor_program(owner: Sequence[int]) -> Program:
     def program(machine: Machine) -> None:
         schedule = machine.schedule()
         while True:
-            for env in machine.inbox("actors").take():
+            for env in machine.inbox("actors").read():
                 schedule.take([env])
                 schedule.answer([env])
                 machine.inbox(f"executor {owner[env]}").post([env])
@@ -88,14 +88,14 @@ def learner_program(
         executors = [machine.inbox(f"executor {index}") for index in range(max(owner) + 1)]
         port = port_type(schedule, machine.inbox("learner"), executors, owner)
         if lent:
-            port.release()
+            port.open_next_round()
         for _ in range(updates):
             round_ = schedule.lent
-            while not port.is_full(round_):
+            while not port.has_heard_all(round_):
                 machine.sleep("learner")
-                port.take_ready()
-            port.lend()
-            port.release()
+                port.hear()
+            port.schedule.lend()
+            port.open_next_round()
 
     return program
 
@@ -212,7 +212,7 @@ class LooksFirst(ExecutorPort):
     def finish_step(self, env: int) -> bool:
         if not self.schedule.finish_step(env):
             return True
-        goes_on = self.start(env)
+        goes_on = self.go_on_or_park(env)
         self.learner.post([env])
         return goes_on
 
@@ -220,11 +220,11 @@ class LooksFirst(ExecutorPort):
 class TakesFirst(LearnerPort):
     """Takes what is in its inbox before it opens the round, and not after."""
 
-    def release(self) -> None:
-        super().take_ready()
-        super().release()
+    def open_next_round(self) -> None:
+        super().hear()
+        super().open_next_round()
 
-    def take_ready(self) -> None:
+    def hear(self) -> None:
         pass
 
 
@@ -233,7 +233,7 @@ class SaysBeforeItIsDone(ExecutorPort):
 
     def finish_step(self, env: int) -> bool:
         self.learner.post([env])
-        return not self.schedule.finish_step(env) or self.start(env)
+        return not self.schedule.finish_step(env) or self.go_on_or_park(env)
 
 
 @pytest.mark.parametrize(
@@ -309,7 +309,7 @@ class ListInbox(Inbox):
     def post(self, words: Iterable[int]) -> None:
         self.words += words
 
-    def take_ready(self) -> array[int]:
+    def read_ready(self) -> array[int]:
         taken, self.words = array("H", self.words), []
         return taken
 
@@ -337,9 +337,9 @@ def test_a_failure_at_any_operation_is_recovered_from(victim: str, lag: int, len
             pipes = {name: ListInbox(said) for name, said in end.pipes.items()}
             executors = [pipes["executor 0"], pipes["executor 1"]]
             port = LearnerPort(schedule, pipes["learner"], executors, owner)
-            port.recover([0] if victim == "executor" else [], pipes["actors"])
+            port.restore_messages([0] if victim == "executor" else [], pipes["actors"])
             for round_ in range(last_round):
-                assert port.is_full(round_) == schedule.is_full(round_)
+                assert port.has_heard_all(round_) == schedule.is_full(round_)
             # What the learner has counted, told anew to the one of the second exploration.
             counted = [
                 env for env in (0, 1) for _ in range(schedule.position(env)[0] - schedule.lent)

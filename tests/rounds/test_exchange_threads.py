@@ -68,7 +68,7 @@ class Run:
             slot = schedule.slot(round_)
             assert slot != self.lent_slot, "I5: written while lent"
             self.slots[slot][env][t] = -1  # the observation
-            port.offer(env)
+            port.pass_on(env)
 
         def step(env: int) -> bool:
             round_, t = schedule.position(env)
@@ -77,7 +77,7 @@ class Run:
             return port.finish_step(env)
 
         for env in envs:
-            if port.start(env):
+            if port.go_on_or_park(env):
                 offer(env)
         port.flush()
         serve_executor(port, self.executor_inboxes[index], offer, step)
@@ -86,7 +86,7 @@ class Run:
         """Answers with the version of the slot's parameters."""
         schedule = self.schedule()
         while True:
-            words = self.actors.take()
+            words = self.actors.read()
             stops = words.count(STOP)
             if stops:
                 if stops > 1:
@@ -109,14 +109,14 @@ class Run:
         poll = select.poll()
         poll.register(self.learner_inbox.read_fd, select.POLLIN)
         for round_ in range(self.rounds):
-            port.take_ready()
-            while not port.is_full(round_):
+            port.hear()
+            while not port.has_heard_all(round_):
                 poll.poll(100)  # to look after the failures in between
-                port.take_ready()
+                port.hear()
                 if not self.failures.empty():
                     raise self.failures.get()
                 assert time.monotonic() < deadline, f"all asleep in round {round_}: {self.words}"
-            assert port.lend() == round_
+            assert port.schedule.lend() == round_
             slot = port.schedule.slot(round_)
             self.lent_slot = slot
             batch = [list(row) for row in self.slots[slot]]
@@ -125,7 +125,7 @@ class Run:
             self.slots[slot] = [[-1] * alpha for _ in range(n)]
             self.parameters[slot] = round_ + lag + 1
             self.lent_slot = None
-            port.release()
+            port.open_next_round()
 
     def run(self, timeout_s: float) -> None:
         """Everybody at once; raises the first failure of any."""

@@ -11,9 +11,9 @@ import pytest
 
 from torchrl_hts._rounds.exchange import STOP, Inbox
 from torchrl_hts._rounds.gathering import Gatherer
+from torchrl_hts._rounds.inbox_reader import InboxReader
 from torchrl_hts._rounds.schedule import Phase, Schedule
 from torchrl_hts._rounds.shared_memory import Counter
-from torchrl_hts._rounds.watching import Watcher
 
 OWNER = (0, 0, 1, 1)  # two executors of two environments
 LONG = 10**12  # more patience than any test has
@@ -31,8 +31,8 @@ class World:
         self.counters[:2, Counter.CPU_NS] = 600
 
     def gatherer(self, cores: int | None) -> Gatherer:
-        watcher = Watcher(self.inbox, self.schedule, a_core_each=False)
-        return Gatherer(watcher, OWNER, self.counters, cores)
+        reader = InboxReader(self.inbox, self.schedule, a_core_each=False)
+        return Gatherer(reader, OWNER, self.counters, cores)
 
     def answered(self, *envs: int) -> None:
         """These have an action to step with; all others wait to be served."""
@@ -109,7 +109,7 @@ def test_what_comes_while_it_waits_is_taken_together(world: World) -> None:
 
     gatherer.every_core_is_busy = look  # type: ignore[method-assign]
     thread = threading.Thread(
-        target=lambda: taken.append(gatherer.take(LONG).tolist()), daemon=True
+        target=lambda: taken.append(gatherer.gather(LONG).tolist()), daemon=True
     )
     thread.start()
     for _ in range(3):  # it has looked several times, and is still there
@@ -119,7 +119,7 @@ def test_what_comes_while_it_waits_is_taken_together(world: World) -> None:
     world.phase[3] = Phase.READY  # executor 1 has run dry
     world.inbox.post([3])
     thread.join(10)
-    assert sorted(taken[0] + gatherer.inbox.take_ready().tolist()) == [1, 2, 3]
+    assert sorted(taken[0] + gatherer.inbox.read_ready().tolist()) == [1, 2, 3]
     assert taken[0][:2] == [1, 2]
 
 
@@ -139,7 +139,7 @@ def test_it_looks_again_where_nothing_is_announced(world: World) -> None:
     gatherer.every_core_is_busy = look  # type: ignore[method-assign]
     taken: list[list[int]] = []
     thread = threading.Thread(
-        target=lambda: taken.append(gatherer.take(LONG).tolist()), daemon=True
+        target=lambda: taken.append(gatherer.gather(LONG).tolist()), daemon=True
     )
     thread.start()
     assert looked.wait(10)
@@ -155,14 +155,14 @@ def test_patience_ends(world: World, patience_ns: int) -> None:
     world.learn()
     world.inbox.post([1])
     gatherer = world.gatherer(cores=2)
-    assert gatherer.take(patience_ns).tolist() == [1]
+    assert gatherer.gather(patience_ns).tolist() == [1]
     assert gatherer.every_core_is_busy()
 
 
 def test_a_stop_ends_the_wait(world: World) -> None:
     world.answered(0, 3)
     world.inbox.post([1, STOP])
-    assert world.gatherer(cores=2).take(LONG).tolist() == [1, STOP]
+    assert world.gatherer(cores=2).gather(LONG).tolist() == [1, STOP]
 
 
 def test_the_end_of_the_inbox_ends_the_wait(world: World) -> None:
@@ -173,4 +173,4 @@ def test_the_end_of_the_inbox_ends_the_wait(world: World) -> None:
     world.inbox.write_fd = -1
     writer.close()
     with pytest.raises(EOFError, match="nobody is left"):
-        gatherer.take(LONG)
+        gatherer.gather(LONG)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-from processes import open_descriptors
+from processes import COLLECTORS_OWN, open_descriptors
 
 from torchrl_hts._processes.server_pool import Servers
 from torchrl_hts._supervision.supervisor import Supervisor
@@ -35,12 +35,12 @@ def test_what_comes_later_is_not_there_yet(workers: Workers) -> None:
 
 
 def test_after_a_shutdown_nothing_is_open_and_time_stands_still() -> None:
-    before = open_descriptors()
+    before = open_descriptors(*COLLECTORS_OWN)
     workers = Workers(EnvironmentSource((b"",), {}, seed=0), 1, 1, Servers())
-    assert len(open_descriptors() - before) > 0
+    assert len(open_descriptors(*COLLECTORS_OWN) - before) > 0
     workers.shutdown()
     workers.shutdown()
     assert workers.stage is Stage.CLOSED
     assert workers.is_closed()
     assert workers.clock_s() == workers.clock_s()
-    assert open_descriptors() == before
+    assert open_descriptors(*COLLECTORS_OWN) == before

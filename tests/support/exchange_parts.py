@@ -28,13 +28,13 @@ def serve_executor(
 ) -> None:
     """An executor's loop until STOP; ``offer`` and ``step`` end with the port's own."""
     while True:
-        for word in inbox.take():
+        for word in inbox.read():
             if word == STOP:
                 return
             if word == WAKE:
                 woken()
                 for env in sorted(port.parked):
-                    if port.start(env):
+                    if port.go_on_or_park(env):
                         offer(env)
             elif step(word):
                 offer(word)

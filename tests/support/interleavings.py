@@ -132,17 +132,17 @@ class SharedInbox(Inbox):
         machine, new = self._machine, [int(word) for word in words]
         machine.operate(lambda: machine.pipes[self._name].extend(new))
 
-    def take(self) -> array[int]:
-        return array("H", self._machine.operate(self._take, pipe=self._name))
+    def read(self) -> array[int]:
+        return array("H", self._machine.operate(self._read, pipe=self._name))
 
-    def take_ready(self) -> array[int]:
-        """Look, take and look again: the same steps as the real one's."""
+    def read_ready(self) -> array[int]:
+        """Look, read and look again: the same steps as the real one's."""
         machine, words = self._machine, array("H")
         while machine.operate(lambda: bool(machine.pipes[self._name])):
-            words.extend(self.take())
+            words.extend(self.read())
         return words
 
-    def _take(self) -> tuple[int, ...]:
+    def _read(self) -> tuple[int, ...]:
         words = tuple(self._machine.pipes[self._name])
         self._machine.pipes[self._name].clear()
         return words

@@ -20,9 +20,9 @@ from torchrl_hts._processes.raised import Raised
 from torchrl_hts._rounds.event_rings import Activity, Record, recorder
 from torchrl_hts._rounds.exchange import STOP, Inbox
 from torchrl_hts._rounds.gathering import Gatherer
+from torchrl_hts._rounds.inbox_reader import InboxReader
 from torchrl_hts._rounds.replies import Failed, Stopped
 from torchrl_hts._rounds.shared_memory import Counter, SharedMemory
-from torchrl_hts._rounds.watching import Watcher
 from torchrl_hts.errors import PolicyError
 
 __all__ = ["run_actor"]
@@ -64,8 +64,8 @@ def run_actor(control: Connection, fds: list[int]) -> None:
             return
         agreed: UseSizes = receive_object(control)
         actor.use(agreed.sizes)
-        watcher = Watcher(inbox, actor.schedule, a_core_each=job.a_core_each)
-        source = Gatherer(watcher, job.owner, memory.counters, job.cores)
+        reader = InboxReader(inbox, actor.schedule, a_core_each=job.a_core_each)
+        source = Gatherer(reader, job.owner, memory.counters, job.cores)
         counters = memory.counters[job.worker].data
         histogram = memory.histograms[job.worker].data
         record = recorder(memory, job.worker)
@@ -105,10 +105,10 @@ def _serve(
     schedule = actor.schedule
     steps, interval = schedule.steps, schedule.sync_interval
     served_ns = 0
-    used_before = time.process_time_ns() - source.watcher.looking_ns - counters[Counter.CPU_NS]
+    used_before = time.process_time_ns() - source.reader.looking_ns - counters[Counter.CPU_NS]
     while True:
         asleep = clock()
-        words = source.take(_PATIENCE * served_ns)
+        words = source.gather(_PATIENCE * served_ns)
         awake = before = clock()
         counters[Counter.WAITING_NS] += awake - asleep
         counters[Counter.GATHERING_NS] += source.waited_ns
@@ -147,5 +147,5 @@ def _serve(
             counters[Counter.AT] = 0
         served_ns = clock() - awake
         counters[Counter.BUSY_NS] += served_ns
-        used = time.process_time_ns() - source.watcher.looking_ns
+        used = time.process_time_ns() - source.reader.looking_ns
         counters[Counter.CPU_NS] = used - used_before

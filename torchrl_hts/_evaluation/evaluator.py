@@ -299,7 +299,7 @@ class Evaluator:
             self._process.check()
             unfinished = [each for each in self._submitted if each.evaluation is None]
             if self._playing is None and unfinished:
-                self._slots.stage(0, unfinished[0].parameters)
+                self._slots.write_parameters(0, unfinished[0].parameters)
                 finished = [each.evaluation for each in self._submitted if each.evaluation]
                 best = max([self._best, *(evaluation.max for evaluation in finished)])
                 self._playing = unfinished[0]

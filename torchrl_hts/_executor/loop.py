@@ -34,10 +34,10 @@ from torchrl_hts._processes.messages import receive_object, send_object
 from torchrl_hts._rounds.event_rings import Activity, Record, recorder
 from torchrl_hts._rounds.exchange import SAVE, WAKE, ExecutorPort, Inbox
 from torchrl_hts._rounds.gathering import fills_cores
+from torchrl_hts._rounds.inbox_reader import InboxReader
 from torchrl_hts._rounds.replies import Stopped
 from torchrl_hts._rounds.schedule import Phase
 from torchrl_hts._rounds.shared_memory import Counter, SharedMemory
-from torchrl_hts._rounds.watching import Watcher
 from torchrl_hts.errors import CannotSaveError
 
 if TYPE_CHECKING:
@@ -99,7 +99,7 @@ def _work(
         loop = StepLoop(
             environments,
             port,
-            Watcher(inbox, port.schedule, a_core_each=plan.a_core_each),
+            InboxReader(inbox, port.schedule, a_core_each=plan.a_core_each),
             plan.cores,
             memory.counters[plan.worker].data,
             memory.histograms[plan.worker].data,
@@ -118,7 +118,7 @@ class StepLoop:
         self,
         environments: dict[int, Environment],
         port: ExecutorPort,
-        watcher: Watcher,
+        reader: InboxReader,
         cores: int | None,
         counters: memoryview[int],
         histogram: memoryview[int],
@@ -128,7 +128,7 @@ class StepLoop:
         self.environments = environments
         self.port = port
         self.schedule = port.schedule
-        self.watcher = watcher
+        self.reader = reader
         self.cores = cores
         self.counters = counters
         self.histogram = histogram
@@ -152,8 +152,8 @@ class StepLoop:
         for env in self.environments:
             if env in starts:
                 self._begin(env, starts[env])
-            if self.schedule.phase[env] == Phase.IDLE and self.port.start(env):
-                self._offer(env)
+            if self.schedule.phase[env] == Phase.IDLE and self.port.go_on_or_park(env):
+                self._write_observation(env)
             self.port.flush()
 
     def _begin_reset(self, env: int, seed: int) -> None:
@@ -190,7 +190,7 @@ class StepLoop:
         while not stop:
             all_parked = len(self.port.parked) == len(self.environments)
             asleep = clock()
-            words = self.watcher.inbox.take_ready() if self.begun else self.watcher.take()
+            words = self.reader.inbox.read_ready() if self.begun else self.reader.read()
             awake = flushed = before = clock()
             waiting = Counter.ROUND_WAITING_NS if all_parked else Counter.WAITING_NS
             counters[waiting] += awake - asleep
@@ -208,14 +208,14 @@ class StepLoop:
                     self._step(word, before)
                     before = clock()
                     if (
-                        before - flushed > _FLUSH_NS or self.port.num_offered >= enough
+                        before - flushed > _FLUSH_NS or self.port.num_unannounced >= enough
                     ) and not fills_cores(self.schedule, counters, self.cores):
                         self.port.flush()
                         flushed = before
                 elif word == WAKE:
                     for env in sorted(self.port.parked):
-                        if self.port.start(env):
-                            self._offer(env)
+                        if self.port.go_on_or_park(env):
+                            self._write_observation(env)
                 elif word == SAVE:
                     self._save()
                 else:
@@ -230,11 +230,11 @@ class StepLoop:
             turn_ns = clock() - awake
             all_ns = turn_ns / max(1, len(words)) * len(self.environments)
             counters[Counter.BUSY_NS] += turn_ns
-            used = time.process_time_ns() - self.watcher.looking_ns
+            used = time.process_time_ns() - self.reader.looking_ns
             counters[Counter.CPU_NS] = used - used_before
 
     def _enough(self, *, waited_ns: int, all_ns: float) -> int:
-        """How many offers are announced although there are more environments to step.
+        """How many observations are announced although there are more environments to step.
 
         Where everybody has a core, half of them: then one half is stepped while the policy runs for
         the other. But all together if actions take longer to come than all steps: then two passes
@@ -244,7 +244,7 @@ class StepLoop:
             waited_ns: how long the last actions were waited for.
             all_ns: what it takes to step all environments.
         """
-        halves = self.watcher.a_core_each and waited_ns < all_ns
+        halves = self.reader.a_core_each and waited_ns < all_ns
         return ceil(len(self.environments) / 2) if halves else len(self.environments)
 
     def _save(self) -> None:
@@ -264,13 +264,13 @@ class StepLoop:
                 self.counters[_AT] = 0
         send_object(self.control, Saved(states))
 
-    def _offer(self, env: int) -> None:
+    def _write_observation(self, env: int) -> None:
         round_, t = self.schedule.position(env)
         try:
             self.environments[env].write_observation(self.schedule.slot(round_), t)
         except FAILURES as error:
             raise EnvironmentFailedError(env, round_, t, error) from error
-        self.port.offer(env)
+        self.port.pass_on(env)
 
     def _has_begun(self, env: int, now: int) -> bool:
         """Begin a step in the background, if the environment can."""
@@ -286,7 +286,7 @@ class StepLoop:
         return has_begun
 
     def _finish_oldest(self) -> None:
-        """Wait for the step that began first, and offer what came of it."""
+        """Wait for the step that began first, and write what came of it down."""
         env, began = self.begun.popleft()
         self._step(env, max(began, self.last_finished))
 
@@ -307,4 +307,4 @@ class StepLoop:
         if ended:
             counters[_RESETS] += 1
         if self.port.finish_step(env):
-            self._offer(env)
+            self._write_observation(env)

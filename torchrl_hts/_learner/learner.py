@@ -94,12 +94,12 @@ class LearnerSide:
         return self.round - self.lent + self._schedule.lag
 
     def stage(self, weights: nn.Module | TensorDictBase | Mapping[str, Any] | None) -> None:
-        """Fix the parameters of the next round that opens; see `WeightSource.stage`.
+        """Fix the parameters of the next round that opens; see `WeightSource.fix`.
 
         The policy's own go straight to the slot that is lent: it is closed, and theirs to be (I2).
         """
         slot = self._schedule.slot(self.round - 1)
-        self._weights.stage(weights, self._slots.parameters[slot] if self.lent else None)
+        self._weights.fix(weights, self._slots.parameters[slot] if self.lent else None)
 
     def next_round(self) -> tuple[int, TensorDict]:
         """Say that the update with the lent batch is done, and wait for the next round.
@@ -114,19 +114,21 @@ class LearnerSide:
                 self._run()
             if self.lent:
                 # I2, I3: this slot is closed; its parameters become theta_{j+lag+1}.
-                self._slots.stage(self._schedule.slot(self.round - 1), self._weights.take())
+                self._slots.write_parameters(
+                    self._schedule.slot(self.round - 1), self._weights.for_next_round()
+                )
                 self.lent = False
                 if self._record is not None:  # before anybody can act on it
                     now = time.perf_counter_ns()
                     self._record(Activity.LEARN, self._lent_at, now, self.round - 1)
-                self._supervisor.release()
+                self._supervisor.open_round()
             asleep = time.perf_counter_ns()
-            self._supervisor.wait_full(self.round)
+            self._supervisor.wait_for_round(self.round)
             self._lent_at = time.perf_counter_ns()
             self.waited_s += (self._lent_at - asleep) / 1e9
             if self._record is not None:
                 self._record(Activity.BATCH_WAIT, asleep, self._lent_at, self.round)
-            round_ = self._supervisor.port.lend()
+            round_ = self._schedule.lend()
         self.lent = True
         self.round = round_ + 1
         return round_, self._slots.batches[self._schedule.slot(round_)]
@@ -148,9 +150,11 @@ class LearnerSide:
     def _run(self) -> None:
         """Set the workers to work, from the beginning that was loaded or with new episodes."""
         if self._ring is not None:
-            newest = self._weights.take()
+            newest = self._weights.for_next_round()
             for round_ in range(self.round, self.round + self._schedule.num_slots):
-                self._slots.stage(self._schedule.slot(round_), self._ring.get(round_, newest))
+                self._slots.write_parameters(
+                    self._schedule.slot(round_), self._ring.get(round_, newest)
+                )
             self._ring = None
         begin, self._beginning = self._beginning, _Beginning()
         ahead = len(begin.batches)
@@ -189,7 +193,7 @@ class LearnerSide:
         while self._schedule.is_open(end):
             end += 1
         with self._ending_on_failure():
-            self._supervisor.wait_full(end - 1)
+            self._supervisor.wait_for_round(end - 1)
             saved = self._supervisor.save()
         slots = [self._slots.fields[self._schedule.slot(r)] for r in range(self.round, end)]
         batches = tuple(pack(slot) for slot in slots)

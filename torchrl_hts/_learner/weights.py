@@ -16,9 +16,9 @@ __all__ = ["WeightSource"]
 
 
 class WeightSource:
-    """The newest parameters and buffers of a policy, as the user wants them staged.
+    """The newest parameters and buffers of a policy, as the user wants them.
 
-    By default they are the live values of the policy when a round opens. `stage` fixes them
+    By default they are the live values of the policy when a round opens. `fix` fixes them
     earlier, or replaces them by others, as ``update_policy_weights_`` asks.
 
     Args:
@@ -82,7 +82,7 @@ class WeightSource:
         """Whether what is staged isn't the policy's own values."""
         return self._keep
 
-    def take(self) -> list[Tensor]:
+    def for_next_round(self) -> list[Tensor]:
         """The values for the round that opens now."""
         values = self.live() if self._staged is None else self._staged
         if not self._keep:
@@ -90,7 +90,7 @@ class WeightSource:
         return values
 
     @torch.no_grad()
-    def stage(
+    def fix(
         self,
         weights: nn.Module | TensorDictBase | Mapping[str, Any] | None,
         room: list[Tensor] | None = None,

@@ -115,7 +115,7 @@ def executors_for(costs: StepCosts, num_envs: int, cores: int, inference_s: floa
     environment. If they compute, one per core, but for the share of the cores that inference takes
     when it keeps up: an executor too many takes turns with actors and learner on their cores.
     Fewer if steps take microseconds: one that keeps up with an actor's batches is enough, and
-    where everybody has a core nobody needs to sleep (see ``_rounds/watching.py``), so a core is
+    where everybody has a core nobody needs to sleep (see ``_rounds/inbox_reader.py``), so a core is
     left to the actor.
 
     Args:

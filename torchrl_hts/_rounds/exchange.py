@@ -21,8 +21,9 @@ last environment has finished that: so it hears of many in one message.
 
 A worker that fails may take words along that it has read, and leave others unsaid. Therefore after
 a failure everybody comes to rest, the inboxes are emptied, and the words that belong into them are
-found again from the schedule (`LearnerPort.recover`). For that the learner's process keeps every
-inbox open at both ends, which also spares others an error when they write to one that has failed.
+found again from the schedule (`LearnerPort.restore_messages`). For that the learner's process keeps
+every inbox open at both ends, which also spares others an error when they write to one that has
+failed.
 """
 
 from __future__ import annotations
@@ -85,10 +86,10 @@ class Inbox:
         os.write(self.write_fd, data)
 
     def is_ready(self, timeout_ms: int = 0) -> bool:
-        """Whether there is something to take, or will be within the time-out."""
+        """Whether there is something to read, or will be within the time-out."""
         return bool(self._poll.poll(timeout_ms))
 
-    def take(self, look_ns: int = 0) -> array[int]:
+    def read(self, look_ns: int = 0) -> array[int]:
         """Sleep until there is something, and return all that there is, in order of arrival.
 
         Args:
@@ -107,12 +108,12 @@ class Inbox:
             raise EOFError("nobody is left to write to this inbox")
         return array("H", words)
 
-    def take_ready(self) -> array[int]:
+    def read_ready(self) -> array[int]:
         """Return what there is, without waiting."""
         words: array[int] = array("H")
         with contextlib.suppress(EOFError):
             while self.is_ready():
-                words.extend(self.take())
+                words.extend(self.read())
         return words
 
     def close(self) -> None:
@@ -124,7 +125,7 @@ class Inbox:
 
 
 class ExecutorPort:
-    """An executor's side: offers its environments, and parks those whose round isn't open.
+    """An executor's side: passes its environments on, and parks those whose round isn't open.
 
     Args:
         schedule: the schedule, over shared words.
@@ -140,15 +141,15 @@ class ExecutorPort:
         self.actors = actors
         self.learner = learner
         self.parked: set[int] = set()
-        self._offered: list[int] = []
+        self._to_announce: list[int] = []
         self._finished: list[int] = []
         self.envs = envs
         self._behind: dict[int, int] = {}  # how many have not finished a round that others have
 
-    def start(self, env: int) -> bool:
+    def go_on_or_park(self, env: int) -> bool:
         """Whether ``env``, which is between two steps, may go on; it is parked if not.
 
-        Returns True if the caller is to write its observation and then call `offer`.
+        Returns True if the caller is to write its observation and then call `pass_on`.
         """
         if self.schedule.is_open(self.schedule.position(env)[0]):  # I4
             self.parked.discard(env)
@@ -156,13 +157,13 @@ class ExecutorPort:
         self.parked.add(env)
         return False
 
-    def offer(self, env: int) -> None:
+    def pass_on(self, env: int) -> None:
         """The observation of ``env`` is written; actors hear of it at the next `flush`."""
         self.schedule.offer(env)
-        self._offered.append(env)
+        self._to_announce.append(env)
 
     def finish_step(self, env: int) -> bool:
-        """The transition of ``env`` is written; returns whether `start` lets it go on.
+        """The transition of ``env`` is written; returns whether it may go on; it is parked if not.
 
         The learner hears of a finished round at once if no other of the environments is behind, or
         if ``env`` can't go on, and at the next `flush` otherwise: it has to wait for others anyway.
@@ -174,7 +175,7 @@ class ExecutorPort:
         if not self._is_last(round_ - 1) and self.schedule.is_open(round_):
             return True
         self._tell_learner()  # before looking again
-        return self.start(env)
+        return self.go_on_or_park(env)
 
     def _is_last(self, round_: int) -> bool:
         """Whether the environment that has finished a round now is the last to do so."""
@@ -188,18 +189,18 @@ class ExecutorPort:
         return not behind
 
     @property
-    def num_offered(self) -> int:
-        """How many environments were offered since the last `flush`."""
-        return len(self._offered)
+    def num_unannounced(self) -> int:
+        """How many environments were passed on since the last `flush`."""
+        return len(self._to_announce)
 
     def flush(self) -> None:
-        """Tell the actors of everything offered since the last time, in one message.
+        """Tell the actors of everything passed on since the last time, in one message.
 
         And the learner of the rounds of which it has not heard yet.
         """
-        if self._offered:
-            self.actors.post(self._offered)
-            self._offered.clear()
+        if self._to_announce:
+            self.actors.post(self._to_announce)
+            self._to_announce.clear()
         self._tell_learner()
 
     def _tell_learner(self) -> None:
@@ -230,13 +231,13 @@ class LearnerPort:
         self.inbox = inbox
         self.executors = executors
         self.owner = owner
-        self.restart()
+        self.count_anew()
 
-    def restart(self, ahead: int = 0) -> None:
+    def count_anew(self, ahead: int = 0) -> None:
         """Start counting as the schedule was restarted; everybody else is at rest."""
         self._finished_rounds = [self.schedule.lent + ahead] * len(self.owner)
 
-    def recover(self, lost: Iterable[int], actors: Inbox) -> None:
+    def restore_messages(self, lost: Iterable[int], actors: Inbox) -> None:
         """Make good what failed workers held, or had not said any more.
 
         They have ended, and everybody else is at rest. So nobody writes to any inbox, and what
@@ -247,7 +248,7 @@ class LearnerPort:
             actors: the actors' common inbox.
         """
         for inbox in (self.inbox, actors, *self.executors):
-            inbox.take_ready()
+            inbox.read_ready()
         schedule = self.schedule
         schedule.recover(lost)
         for env, executor in enumerate(self.owner):
@@ -257,23 +258,19 @@ class LearnerPort:
             elif schedule.phase[env] == Phase.ANSWERED:
                 self.executors[executor].post([env])
 
-    def take_ready(self) -> None:
+    def hear(self) -> None:
         """Take in what the executors have said, without waiting."""
-        for env in self.inbox.take_ready():
+        for env in self.inbox.read_ready():
             self._finished_rounds[env] += 1
 
-    def is_full(self, round_: int) -> bool:
+    def has_heard_all(self, round_: int) -> bool:
         """Whether every executor has said that its environments have finished the round."""
         return min(self._finished_rounds) > round_
 
-    def lend(self) -> int:
-        """Hand the next round to the learner (see `Schedule.lend`)."""
-        return self.schedule.lend()
-
-    def release(self) -> None:
+    def open_next_round(self) -> None:
         """The update of the lent round is done and its slot holds the new parameters."""
         opened = self.schedule.release() + self.schedule.num_slots
-        self.take_ready()  # after opening
+        self.hear()  # after opening
         if not self.schedule.is_open(opened):
             return  # the last round is open already
         # Only an environment that has finished all that was open before can be parked.

@@ -21,9 +21,9 @@ import numpy as np
 import numpy.typing as npt
 
 from torchrl_hts._rounds.exchange import STOP
+from torchrl_hts._rounds.inbox_reader import InboxReader
 from torchrl_hts._rounds.schedule import Phase, Schedule
 from torchrl_hts._rounds.shared_memory import Counter
-from torchrl_hts._rounds.watching import Watcher
 
 __all__ = ["Gatherer", "fills_cores"]
 
@@ -38,7 +38,7 @@ _LOOK_AGAIN_MS = 2
 def fills_cores(schedule: Schedule, counters: memoryview[int], cores: int | None) -> bool:
     """Whether an executor that is stepping fills all cores, with the learner if that learns.
 
-    Then a lone actor would wait for more than what is offered now.
+    Then a lone actor would wait for more than what is passed on now.
 
     Args:
         schedule: the schedule, over shared words.
@@ -59,26 +59,26 @@ class Gatherer:
     """The actors' inbox, as an actor reads it.
 
     Args:
-        watcher: takes from the actors' inbox.
+        reader: reads the actors' inbox.
         owner: for each environment, the index of its executor.
         counters: the counters, ``[workers, counters]``, the executors' rows first.
         cores: the number of cores that the collector may use. None if there are other actors: to
             wait for more in an inbox that others read too would be to wait for what they took.
 
     Attributes:
-        waited_ns: how long the last `take` waited for more than it had.
+        waited_ns: how long the last `gather` waited for more than it had.
     """
 
     def __init__(
         self,
-        watcher: Watcher,
+        reader: InboxReader,
         owner: tuple[int, ...],
         counters: npt.NDArray[np.int64],
         cores: int | None,
     ) -> None:
-        self.watcher = watcher
-        self.inbox = watcher.inbox
-        self.schedule = watcher.schedule
+        self.reader = reader
+        self.inbox = reader.inbox
+        self.schedule = reader.schedule
         self.counters = counters
         self.waited_ns = 0
         self._num_executors = max(owner) + 1
@@ -87,7 +87,7 @@ class Gatherer:
         # Not to be reached where the learner and all executors don't fill so many cores.
         self._cores = cores if cores is not None and cores <= self._num_executors + 1 else None
 
-    def take(self, patience_ns: int) -> array[int]:
+    def gather(self, patience_ns: int) -> array[int]:
         """Sleep until there is something; then wait for more while every core is busy.
 
         Args:
@@ -96,7 +96,7 @@ class Gatherer:
         Raises:
             EOFError: if every writer is gone.
         """
-        words = self.watcher.take()
+        words = self.reader.read()
         self.waited_ns = 0
         if not self.every_core_is_busy():
             return words
@@ -107,7 +107,7 @@ class Gatherer:
             if left_ms <= 0:
                 break
             if self.inbox.is_ready(min(_LOOK_AGAIN_MS, ceil(left_ms))):
-                words.extend(self.inbox.take())
+                words.extend(self.inbox.read())
             if not self.every_core_is_busy():
                 break
         self.waited_ns = time.perf_counter_ns() - began

@@ -66,7 +66,7 @@ class Slots:
             )
 
     @torch.no_grad()
-    def stage(self, slot: int, values: Sequence[Tensor]) -> None:
+    def write_parameters(self, slot: int, values: Sequence[Tensor]) -> None:
         """Copy parameters into a slot, whose round must not be open (I2)."""
         own = self.parameters[slot]
         if own and values is not own:  # a learner that stages early writes to the slot itself

@@ -90,8 +90,8 @@ class Supervisor:
         self._seeds = seeds
         self.schedule.restart(first_round, lent=lent, ahead=ahead)
         for inbox in self._channels.inboxes:
-            inbox.take_ready()
-        self.port.restart(ahead)
+            inbox.read_ready()
+        self.port.count_anew(ahead)
         self._go(dict(enumerate(starts)))
 
     def _go(self, starts: Mapping[int, int | bytes]) -> None:
@@ -108,7 +108,7 @@ class Supervisor:
             except WorkerError as failure:
                 failures.append(failure)
         if failures:
-            self.recover(failures[0])
+            self._replace_failed(failures[0])
 
     @property
     def seeds(self) -> Seeds:
@@ -130,7 +130,7 @@ class Supervisor:
                 messages = self.workers.receive_all(self.workers.executors)
                 break
             except WorkerError as failure:
-                self.recover(failure)
+                self._replace_failed(failure)
         states: dict[int, bytes] = {}
         for message in messages:
             if isinstance(message, Unsaved):
@@ -138,24 +138,24 @@ class Supervisor:
             states.update(message.states)
         return [states[env] for env in sorted(states)]
 
-    def wait_full(self, round_: int) -> None:
+    def wait_for_round(self, round_: int) -> None:
         """Sleep until a round is full, or a worker has failed that is not replaced."""
         self._listener.forget()
-        self.port.take_ready()
-        while not self.port.is_full(round_):
+        self.port.hear()
+        while not self.port.has_heard_all(round_):
             try:
                 self._listener.wait(self._owing)
             except WorkerError as failure:
-                self.recover(failure)
-            self.port.take_ready()
+                self._replace_failed(failure)
+            self.port.hear()
 
-    def release(self) -> None:
+    def open_round(self) -> None:
         """Open the next round: its slot holds the new parameters."""
-        self.port.release()
+        self.port.open_next_round()
 
     # Going on after a failure.
 
-    def recover(self, failure: WorkerError) -> None:
+    def _replace_failed(self, failure: WorkerError) -> None:
         """Replace a worker that has failed, and those that fail meanwhile; or raise the failure.
 
         The environments of a failed executor begin new episodes at the transition that they were
@@ -165,7 +165,7 @@ class Supervisor:
         lost = self._bring_to_rest({failure.worker_id: failure})
         self._refill(lost)
         broken = sorted(env for worker_id in lost for env in self.workers.environments(worker_id))
-        self.port.recover(broken, self._channels.actors)
+        self.port.restore_messages(broken, self._channels.actors)
         starts: dict[int, int | bytes] = {}
         for env in broken:
             self._truncate(env)

@@ -425,7 +425,7 @@ class HTSCollector(StockAttributes, BaseCollector):  # type: ignore[misc]  # tor
         slots = Slots(self._memory)
         generic = self._weights.generic()  # to calibrate with
         for slot in range(self.lag + 1):
-            slots.stage(slot, generic)
+            slots.write_parameters(slot, generic)
         self._invariant_sizes = self._workers.start_actors(
             ActorJob(
                 policy=policy,

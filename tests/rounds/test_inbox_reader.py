@@ -9,16 +9,16 @@ from types import SimpleNamespace
 
 import pytest
 
-from torchrl_hts._rounds import exchange, watching
+from torchrl_hts._rounds import exchange, inbox_reader
 from torchrl_hts._rounds.exchange import Inbox
+from torchrl_hts._rounds.inbox_reader import InboxReader
 from torchrl_hts._rounds.schedule import Schedule
-from torchrl_hts._rounds.watching import Watcher
 
 US = 1_000
 
 
 class Waits:
-    """An inbox in which each take waits as long as it is told to; notes how long it may look."""
+    """An inbox in which each read waits as long as it is told to; notes how long it may look."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now_ns = self.cpu_ns = 0
@@ -27,12 +27,12 @@ class Waits:
         clock = SimpleNamespace(
             perf_counter_ns=lambda: self.now_ns, process_time_ns=lambda: self.cpu_ns
         )
-        monkeypatch.setattr(watching, "time", clock)
+        monkeypatch.setattr(inbox_reader, "time", clock)
 
     def is_ready(self) -> bool:
         return self.ready
 
-    def take(self, look_ns: int = 0) -> array[int]:
+    def read(self, look_ns: int = 0) -> array[int]:
         self.now_ns += self.next_ns
         self.cpu_ns += self.used_ns
         self.look_ns = look_ns
@@ -44,17 +44,17 @@ def waits(monkeypatch: pytest.MonkeyPatch) -> Waits:
     return Waits(monkeypatch)
 
 
-def looks(waits: Waits, watcher: Watcher, after_us: int) -> bool:
-    """Whether a watcher looks before it sleeps, after a wait of so many microseconds."""
+def looks(waits: Waits, reader: InboxReader, after_us: int) -> bool:
+    """Whether a reader looks before it sleeps, after a wait of so many microseconds."""
     waits.next_ns = after_us * US
-    watcher.take()
-    watcher.take()
+    reader.read()
+    reader.read()
     return waits.look_ns > 0
 
 
-def watcher_of(waits: Waits, *, a_core_each: bool = True, learning: bool = False) -> Watcher:
+def reader_of(waits: Waits, *, a_core_each: bool = True, learning: bool = False) -> InboxReader:
     schedule = Schedule(2, 5, 1, learner=[3 + learning, 3])
-    return Watcher(waits, schedule, a_core_each=a_core_each)  # type: ignore[arg-type]
+    return InboxReader(waits, schedule, a_core_each=a_core_each)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("a_core_each", [False, True])
@@ -62,27 +62,27 @@ def watcher_of(waits: Waits, *, a_core_each: bool = True, learning: bool = False
 def test_it_looks_where_nobody_else_needs_the_core(
     waits: Waits, a_core_each: bool, learning: bool
 ) -> None:
-    watcher = watcher_of(waits, a_core_each=a_core_each, learning=learning)
-    assert looks(waits, watcher, after_us=50) == (a_core_each and not learning)
+    reader = reader_of(waits, a_core_each=a_core_each, learning=learning)
+    assert looks(waits, reader, after_us=50) == (a_core_each and not learning)
 
 
 def test_it_stops_as_soon_as_the_learner_needs_the_core(waits: Waits) -> None:
-    watcher = watcher_of(waits)
-    assert looks(waits, watcher, after_us=50)
-    watcher.schedule.learner[0] += 1
-    assert not looks(waits, watcher, after_us=50)
+    reader = reader_of(waits)
+    assert looks(waits, reader, after_us=50)
+    reader.schedule.learner[0] += 1
+    assert not looks(waits, reader, after_us=50)
 
 
 def test_it_sleeps_at_once_where_waits_are_long(waits: Waits) -> None:
     """Nobody spins beside an environment of milliseconds, nor where nothing happens at all."""
-    watcher = watcher_of(waits)
-    assert looks(waits, watcher, after_us=50)
-    assert not looks(waits, watcher, after_us=1_000)
-    assert looks(waits, watcher, after_us=50)
+    reader = reader_of(waits)
+    assert looks(waits, reader, after_us=50)
+    assert not looks(waits, reader, after_us=1_000)
+    assert looks(waits, reader, after_us=50)
 
 
 def test_the_first_wait_is_asleep(waits: Waits) -> None:
-    watcher_of(waits).take()
+    reader_of(waits).read()
     assert waits.look_ns == 0
 
 
@@ -125,26 +125,26 @@ def noted(inbox: Inbox, monkeypatch: pytest.MonkeyPatch) -> Looks:
 
 def test_looking_ends_with_what_is_there(inbox: Inbox, noted: Looks) -> None:
     inbox.post([1, 2])
-    assert inbox.take(FOREVER).tolist() == [1, 2]
+    assert inbox.read(FOREVER).tolist() == [1, 2]
     assert noted.count == 1
 
 
 def test_looking_ends_with_what_comes(inbox: Inbox, noted: Looks) -> None:
     noted.at[5] = lambda: inbox.post([3])
-    assert inbox.take(FOREVER).tolist() == [3]
+    assert inbox.read(FOREVER).tolist() == [3]
     assert noted.count == 5
 
 
 def test_after_looking_it_sleeps(inbox: Inbox, noted: Looks) -> None:
     """What comes only then is found all the same."""
     noted.before_sleep = lambda: inbox.post([4])
-    assert inbox.take(1).tolist() == [4]
+    assert inbox.read(1).tolist() == [4]
     assert noted.count >= 1
 
 
 def test_who_is_not_to_look_doesnt(inbox: Inbox, noted: Looks) -> None:
     inbox.post([1])
-    inbox.take()
+    inbox.read()
     assert noted.count == 0
 
 
@@ -155,25 +155,25 @@ def test_looking_ends_with_the_last_writer(inbox: Inbox, noted: Looks) -> None:
 
     noted.at[3] = leave
     with pytest.raises(EOFError, match="nobody is left"):
-        inbox.take(FOREVER)
+        inbox.read(FOREVER)
     assert noted.count == 3
 
 
 def test_looking_is_no_work(waits: Waits) -> None:
     """Its processor time is counted apart."""
     waits.used_ns = 7
-    watcher = watcher_of(waits)
+    reader = reader_of(waits)
     for _ in range(3):
-        watcher.take()
-    assert watcher.looking_ns == 3 * 7
+        reader.read()
+    assert reader.looking_ns == 3 * 7
 
 
 def test_what_is_there_already_is_taken_at_once(waits: Waits) -> None:
     """There was no wait, so the next one is expected to be short as well."""
-    watcher = watcher_of(waits)
+    reader = reader_of(waits)
     waits.ready, waits.used_ns = True, 7
-    watcher.take()
-    assert (waits.look_ns, watcher.looking_ns) == (0, 0)
+    reader.read()
+    assert (waits.look_ns, reader.looking_ns) == (0, 0)
     waits.ready = False
-    watcher.take()
+    reader.read()
     assert waits.look_ns > 0

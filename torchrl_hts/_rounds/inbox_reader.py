@@ -15,13 +15,13 @@ from array import array
 from torchrl_hts._rounds.exchange import Inbox
 from torchrl_hts._rounds.schedule import Schedule
 
-__all__ = ["Watcher"]
+__all__ = ["InboxReader"]
 
 _LOOK_NS = 200_000
 _SHORT_NS = 2 * _LOOK_NS  # a wait after which the next one is expected to be short as well
 
 
-class Watcher:
+class InboxReader:
     """An inbox, as its owner reads it.
 
     Args:
@@ -41,15 +41,15 @@ class Watcher:
         self.a_core_each = a_core_each
         self._waits_are_short = False
 
-    def take(self) -> array[int]:
-        """See `Inbox.take`."""
+    def read(self) -> array[int]:
+        """See `Inbox.read`."""
         if not self.a_core_each:
-            return self.inbox.take()
+            return self.inbox.read()
         if self.inbox.is_ready():
             self._waits_are_short = True
-            return self.inbox.take()
+            return self.inbox.read()
         began, used = time.perf_counter_ns(), time.process_time_ns()
-        words = self.inbox.take(_LOOK_NS if self.may_look() else 0)
+        words = self.inbox.read(_LOOK_NS if self.may_look() else 0)
         self.looking_ns += time.process_time_ns() - used
         self._waits_are_short = time.perf_counter_ns() - began < _SHORT_NS
         return words
