@@ -39,7 +39,7 @@ each_case = pytest.mark.parametrize("case", CASES.values(), ids=CASES.keys())
 def test_prepare_finds_how_a_policy_draws(case: Case) -> None:
     policy, td, words = prepared(case)
     assert (policy.width, policy.row_by_row) == (case.width, case.row_by_row)
-    assert (policy._steps is not None) == case.short_cut
+    assert (policy._steps is not None) == case.in_steps
     out = policy(td.copy(), words)
     missing = [key for key in policy.policy.out_keys if key not in out.keys(True)]
     assert not missing

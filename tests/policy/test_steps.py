@@ -48,7 +48,7 @@ def assert_rounded_otherwise(short: TensorDictBase, whole: TensorDictBase) -> No
         torch.testing.assert_close(short[key], value, rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize("name", [name for name, case in CASES.items() if case.short_cut])
+@pytest.mark.parametrize("name", [name for name, case in CASES.items() if case.in_steps])
 @pytest.mark.parametrize("kind", [RANDOM, ExplorationType.DETERMINISTIC])
 def test_the_short_cut_keeps_every_bit(name: str, kind: ExplorationType) -> None:
     policy = CounterPolicy(CASES[name].make(), kind)

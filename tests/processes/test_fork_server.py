@@ -37,7 +37,7 @@ from torchrl_hts._processes.server_pool import (
     keep_servers,
     release_servers,
 )
-from torchrl_hts._processes.shutdown_once import undivided
+from torchrl_hts._processes.shutdown_once import endings_wait
 from torchrl_hts.errors import Failure, ResourceError, WorkerId
 
 pytestmark = pytest.mark.timeout(120)
@@ -406,7 +406,7 @@ class TestPool:
         release_servers(user)
         pool = torchrl_hts._processes.server_pool._pool
 
-        @undivided
+        @endings_wait
         def acquire() -> None:
             with pool._lock:
                 keeping.close()

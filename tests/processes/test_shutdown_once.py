@@ -23,7 +23,7 @@ from processes import COLLECTORS_OWN, alive, open_descriptors, processes_below, 
 import torchrl_hts._processes.server_pool
 from torchrl_hts import HTSCollector
 from torchrl_hts._processes.server_pool import WITH_TORCH, ServerPool, ServerUser
-from torchrl_hts._processes.shutdown_once import Ending, undivided
+from torchrl_hts._processes.shutdown_once import Ending, endings_wait
 
 PACKAGE = Path(torchrl_hts.__file__).parent
 MODULES = {
@@ -195,16 +195,16 @@ def test_at_any_point_of_a_replacement(
 
 
 class TestEnding:
-    def test_within_what_is_undivided_it_comes_after_the_outermost(self) -> None:
+    def test_where_endings_wait_it_comes_after_the_outermost(self) -> None:
         done: list[str] = []
         ending = Ending()
 
-        @undivided
+        @endings_wait
         def inner() -> None:
             ending(lambda: done.append("ended"))
             done.append("inner")
 
-        @undivided
+        @endings_wait
         def outer() -> None:
             inner()
             done.append("outer")
@@ -248,15 +248,15 @@ class TestEnding:
         def fail() -> None:
             raise KeyError
 
-        @undivided
+        @endings_wait
         def within() -> None:
             Ending()(fail)
             Ending()(lambda: done.append(2))
 
-        for function in (within, undivided(list)):
+        for function in (within, endings_wait(list)):
             with pytest.raises(KeyError):
                 function()
-        undivided(list)()
+        endings_wait(list)()
         assert done == [2]
 
     def test_one_that_was_put_off_is_not_lost_before_it_is_begun(self) -> None:
@@ -265,7 +265,7 @@ class TestEnding:
             done: list[str] = []
             ending = Ending()
 
-            @undivided
+            @endings_wait
             def within(done: list[str] = done, ending: Ending = ending) -> None:
                 ending(lambda: done.append("ended"))
                 done.append("put off")
@@ -273,7 +273,7 @@ class TestEnding:
             point = Points(at, throw)
             with contextlib.suppress(KeyboardInterrupt), point.counted():
                 within()
-            undivided(list)()
+            endings_wait(list)()
             assert not done or (done[0] == "put off" and "ended" in done), at
             if not point.struck:
                 break

@@ -172,7 +172,7 @@ class Case:
     make: Callable[[], TensorDictModuleBase]
     width: int
     row_by_row: bool = False
-    short_cut: bool = True
+    in_steps: bool = True
 
 
 CASES = {
@@ -189,13 +189,13 @@ CASES = {
     "own generator": Case(
         lambda: make_actor(D.Categorical, ["logits"], make_net(4), generator=3), 1
     ),
-    "composite": Case(lambda: _composite(False), 3, short_cut=False),
-    "composite, with another": Case(lambda: _composite(True), 1, short_cut=False),
-    "recurrent": Case(_recurrent, 1, short_cut=False),
-    "beta": Case(lambda: make_actor(D.Beta, _BETA, _Positive()), 1, short_cut=False),
-    "noisy": Case(_noisy, 1, row_by_row=True, short_cut=False),
-    "noisy, own generator": Case(lambda: _noisy(generator=3), 1, row_by_row=True, short_cut=False),
-    "epsilon-greedy": Case(_exploring, 1, row_by_row=True, short_cut=False),
+    "composite": Case(lambda: _composite(False), 3, in_steps=False),
+    "composite, with another": Case(lambda: _composite(True), 1, in_steps=False),
+    "recurrent": Case(_recurrent, 1, in_steps=False),
+    "beta": Case(lambda: make_actor(D.Beta, _BETA, _Positive()), 1, in_steps=False),
+    "noisy": Case(_noisy, 1, row_by_row=True, in_steps=False),
+    "noisy, own generator": Case(lambda: _noisy(generator=3), 1, row_by_row=True, in_steps=False),
+    "epsilon-greedy": Case(_exploring, 1, row_by_row=True, in_steps=False),
 }
 
 

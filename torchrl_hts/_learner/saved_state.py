@@ -194,14 +194,14 @@ def _check_collected(state: Mapping[str, Any], layout: Layout) -> None:
         )
     transitions = layout.num_envs * layout.sync_interval
     expected = {"/".join(field.key): field.num_bytes * transitions for field in layout.fields}
-    for index, packed in enumerate(collected):
+    for index, compressed in enumerate(collected):
         where = f"['collected'][{index}]"
-        if not isinstance(packed, Mapping):
-            raise TypeError(f"state_dict{where} must be a mapping, got {type(packed).__name__}")
+        if not isinstance(compressed, Mapping):
+            raise TypeError(f"state_dict{where} must be a mapping, got {type(compressed).__name__}")
         sizes = {}
-        for name, value in packed.items():
+        for name, value in compressed.items():
             _check_bytes(value, f"{where}[{name!r}]")
-            sizes[name] = _unpacked_size(value, expected.get(name, 0), f"{where}[{name!r}]")
+            sizes[name] = _decompressed_size(value, expected.get(name, 0), f"{where}[{name!r}]")
         if sizes != expected:
             wrong = sorted({str(name) for name, _ in sizes.items() ^ expected.items()})
             raise ValueError(
@@ -210,14 +210,14 @@ def _check_collected(state: Mapping[str, Any], layout: Layout) -> None:
             )
 
 
-def _unpacked_size(packed: Tensor, expected: int, where: str) -> int:
+def _decompressed_size(compressed: Tensor, expected: int, where: str) -> int:
     """Never unpacks much more than is expected."""
-    unpacker = zlib.decompressobj()
+    decompressor = zlib.decompressobj()
     try:
-        size = len(unpacker.decompress(bytes(packed.cpu().numpy().data), expected + 1))
+        size = len(decompressor.decompress(bytes(compressed.cpu().numpy().data), expected + 1))
     except zlib.error as error:
         raise ValueError(f"state_dict{where} is damaged: {error}") from error
-    if size == expected and not unpacker.eof:
+    if size == expected and not decompressor.eof:
         raise ValueError(f"state_dict{where} is damaged: its end is missing")
     return size
 

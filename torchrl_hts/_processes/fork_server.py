@@ -35,7 +35,7 @@ from typing import Any
 
 from torchrl_hts._processes.linux import watch_end
 from torchrl_hts._processes.messages import read_message, readable, send_message
-from torchrl_hts._processes.shutdown_once import undivided
+from torchrl_hts._processes.shutdown_once import endings_wait
 from torchrl_hts._processes.surroundings import WORKER_ENVIRONMENT
 from torchrl_hts.errors import ResourceError, WorkerId
 
@@ -125,7 +125,7 @@ class WorkerProcess:
         """Why the server has ended, which ends the worker too; None as far as is known."""
         return self._server.failure
 
-    @undivided
+    @endings_wait
     def has_ended(self) -> bool:
         """Whether the worker is known to have ended; does not wait."""
         with self._lock:
@@ -137,7 +137,7 @@ class WorkerProcess:
         """Exit code, or minus the signal that killed it; None if it runs on after the time."""
         return self._server.exit_status(self.pid, timeout_s)
 
-    @undivided
+    @endings_wait
     def hang_up(self) -> None:
         """Close the connection; the worker sees its end even if a fork holds a copy of ours."""
         with self._lock:
@@ -149,7 +149,7 @@ class WorkerProcess:
                     connection.shutdown(socket.SHUT_RDWR)
                 self.control.close()
 
-    @undivided
+    @endings_wait
     def close(self) -> None:
         """Close the descriptors that `hang_up` leaves; may be called again."""
         with self._lock:
@@ -249,7 +249,7 @@ class WorkerServer:
         """Process id of the server itself."""
         return self._process.pid
 
-    @undivided
+    @endings_wait
     def has_ended(self) -> bool:
         """Whether the server has ended; does not wait."""
         return self._process.poll() is not None
@@ -336,7 +336,7 @@ class WorkerServer:
             self._request({"close": True}, [])
         self._await_end(timeout_s)
 
-    @undivided
+    @endings_wait
     def _await_end(self, timeout_s: float) -> None:
         self._socket.close()
         try:
@@ -369,7 +369,7 @@ class WorkerServer:
             os.fstat(fd)  # closed by another thread: then nothing is sent
         self._send(request, fds)
 
-    @undivided
+    @endings_wait
     def _send(self, request: dict[str, Any], fds: Sequence[int]) -> None:
         try:
             send_message(self._socket, request, fds)
@@ -384,7 +384,7 @@ class WorkerServer:
                 return False
         return self._take_in()
 
-    @undivided
+    @endings_wait
     def _take_in(self) -> bool:
         try:
             if not readable(self._socket.fileno(), 0):

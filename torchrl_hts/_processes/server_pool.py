@@ -13,7 +13,7 @@ from weakref import WeakSet
 from torchrl_hts._processes.fork_server import ServerEndedError, WorkerProcess, WorkerServer
 from torchrl_hts._processes.messages import pickled
 from torchrl_hts._processes.registrations import Registrations
-from torchrl_hts._processes.shutdown_once import Ending, undivided
+from torchrl_hts._processes.shutdown_once import Ending, endings_wait
 from torchrl_hts._processes.surroundings import Surroundings
 from torchrl_hts.errors import WorkerId
 
@@ -64,7 +64,7 @@ class ServerPool:
         self._users: dict[WorkerServer, WeakSet[ServerUser]] = {}
         self._pid = os.getpid()
 
-    @undivided
+    @endings_wait
     def acquire(self, preload: tuple[str, ...], user: ServerUser) -> WorkerServer:
         """The server that has imported these modules; a new one if there is none that lives."""
         with self._lock:
@@ -82,7 +82,7 @@ class ServerPool:
             server.close()
             self._forget(server)
 
-    @undivided
+    @endings_wait
     def _leave(self, user: ServerUser) -> WorkerServer | None:
         """Leave what others use; returns one that nobody else does, if there is one."""
         with self._lock:
@@ -98,7 +98,7 @@ class ServerPool:
                 return server
         return None
 
-    @undivided
+    @endings_wait
     def _forget(self, server: WorkerServer) -> None:
         with self._lock:
             self._users.pop(server, None)
@@ -182,7 +182,7 @@ class Servers:
         self._refuse()
         release_servers(self._user)
 
-    @undivided
+    @endings_wait
     def _refuse(self) -> None:
         with self._lock:
             self._released = True
@@ -214,7 +214,7 @@ class Servers:
             new.preload(self._modules)
         return new
 
-    @undivided
+    @endings_wait
     def _acquire(self, preload: tuple[str, ...]) -> WorkerServer:
         with self._lock:
             if self._released:

@@ -13,7 +13,7 @@ import threading
 from collections.abc import Callable
 from typing import ParamSpec, TypeVar
 
-__all__ = ["Ending", "undivided"]
+__all__ = ["Ending", "endings_wait"]
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -29,7 +29,7 @@ class _Thread(threading.local):
 _thread = _Thread()
 
 
-def undivided(function: Callable[P, T]) -> Callable[P, T]:
+def endings_wait(function: Callable[P, T]) -> Callable[P, T]:
     """Let no `Ending` of this thread come in the middle of a function; exceptions still may."""
 
     # Not a context manager: an exception can come between its beginning and the body.
