@@ -26,7 +26,7 @@ from worker_targets import faults_of_a_block, modules, timer_slack_ns
 
 import torchrl_hts._processes.fork_server
 import torchrl_hts._processes.server_pool
-from torchrl_hts._processes.fork_server import ServerEndedError, WorkerProcess, WorkerServer
+from torchrl_hts._processes.fork_server import ServerEndedError, WorkerServer
 from torchrl_hts._processes.linux import ON_LINUX
 from torchrl_hts._processes.messages import receive_object, send_object
 from torchrl_hts._processes.raised import Raised
@@ -38,6 +38,7 @@ from torchrl_hts._processes.server_pool import (
     release_servers,
 )
 from torchrl_hts._processes.shutdown_once import endings_wait
+from torchrl_hts._processes.worker_process import WorkerProcess
 from torchrl_hts.errors import Failure, ResourceError, WorkerId
 
 pytestmark = pytest.mark.timeout(120)

@@ -28,7 +28,7 @@ from torchrl_hts._processes.shutdown_once import Ending, endings_wait
 PACKAGE = Path(torchrl_hts.__file__).parent
 MODULES = {
     "_planning": ("worker_counts",),
-    "_processes": ("fork_server", "messages", "server_pool", "shutdown_once"),
+    "_processes": ("fork_server", "messages", "server_pool", "shutdown_once", "worker_process"),
     "_rounds": ("exchange",),
     "_supervision": ("channels", "listener", "supervisor", "workers"),
 }

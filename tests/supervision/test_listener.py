@@ -9,7 +9,8 @@ from collections.abc import Iterator
 import pytest
 
 from torchrl_hts import WorkerError
-from torchrl_hts._processes.fork_server import WorkerProcess, WorkerServer
+from torchrl_hts._processes.fork_server import WorkerServer
+from torchrl_hts._processes.worker_process import WorkerProcess
 from torchrl_hts._rounds.exchange import Inbox
 from torchrl_hts._supervision.failures import Site
 from torchrl_hts._supervision.listener import Listener

@@ -21,9 +21,10 @@ from typing import Any, NoReturn
 from processes import SHARED_SERVERS
 from script_paths import RECIPES
 
-from torchrl_hts._processes.fork_server import WorkerProcess, WorkerServer
+from torchrl_hts._processes.fork_server import WorkerServer
 from torchrl_hts._processes.messages import receive_object, send_object
 from torchrl_hts._processes.server_pool import WITH_TORCH
+from torchrl_hts._processes.worker_process import WorkerProcess
 from torchrl_hts.errors import WorkerId
 
 RUN = subprocess.Popen

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 from torchrl_hts._evaluation.messages import PlayerRefused
-from torchrl_hts._processes.fork_server import POLITE_S
 from torchrl_hts._processes.messages import pickled, receive_object, send_object
 from torchrl_hts._processes.raised import Raised
 from torchrl_hts._processes.registrations import Registrations
@@ -21,6 +20,7 @@ from torchrl_hts._processes.server_pool import (
 )
 from torchrl_hts._processes.shutdown_once import Ending
 from torchrl_hts._processes.surroundings import Surroundings
+from torchrl_hts._processes.worker_process import POLITE_S
 from torchrl_hts._supervision.failures import Site, died, raised
 from torchrl_hts.errors import WorkerError, WorkerId
 

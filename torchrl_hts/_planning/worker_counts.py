@@ -15,10 +15,10 @@ from torchrl_hts._executor.torchrl_env import TorchRLDescription
 from torchrl_hts._planning.costs import PassCosts, StepCosts, TeamSize, team_for
 from torchrl_hts._planning.pass_times import PassJob, Timed
 from torchrl_hts._planning.probe import ProbeJob, Tried
-from torchrl_hts._processes.fork_server import WorkerProcess
 from torchrl_hts._processes.limits import check_descriptors, most_executors
 from torchrl_hts._processes.messages import receive_object, send_object
 from torchrl_hts._processes.server_pool import Servers
+from torchrl_hts._processes.worker_process import WorkerProcess
 from torchrl_hts.errors import WorkerId
 
 __all__ = ["Description", "Tryout", "choose_team"]

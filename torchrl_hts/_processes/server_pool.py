@@ -10,11 +10,12 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from weakref import WeakSet
 
-from torchrl_hts._processes.fork_server import ServerEndedError, WorkerProcess, WorkerServer
+from torchrl_hts._processes.fork_server import ServerEndedError, WorkerServer
 from torchrl_hts._processes.messages import pickled
 from torchrl_hts._processes.registrations import Registrations
 from torchrl_hts._processes.shutdown_once import Ending, endings_wait
 from torchrl_hts._processes.surroundings import Surroundings
+from torchrl_hts._processes.worker_process import WorkerProcess
 from torchrl_hts.errors import WorkerId
 
 __all__ = [

@@ -6,8 +6,8 @@ import signal
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
-from torchrl_hts._processes.fork_server import WorkerProcess
 from torchrl_hts._processes.raised import Raised
+from torchrl_hts._processes.worker_process import WorkerProcess
 from torchrl_hts._rounds.replies import Failed
 from torchrl_hts._rounds.schedule import Phase, Schedule
 from torchrl_hts._rounds.shared_memory import Counter, SharedMemory

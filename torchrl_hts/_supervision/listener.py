@@ -10,9 +10,9 @@ from typing import Any
 
 from torchrl_hts._actor.messages import PolicyRefused
 from torchrl_hts._executor.messages import Made, Observing
-from torchrl_hts._processes.fork_server import WorkerProcess
 from torchrl_hts._processes.messages import receive_object, send_object
 from torchrl_hts._processes.raised import Raised
+from torchrl_hts._processes.worker_process import WorkerProcess
 from torchrl_hts._rounds.replies import Failed
 from torchrl_hts._supervision.failures import Site, died, failed, hung, raised
 from torchrl_hts._supervision.progress import ProgressWatch

@@ -17,10 +17,10 @@ from torchrl_hts._actor.messages import ActorJob, Calibrated, UseSizes
 from torchrl_hts._executor.gym_env import RowOptions
 from torchrl_hts._executor.messages import ExecutorJob, ExecutorPlan
 from torchrl_hts._policy.invariance import InvariantSizes
-from torchrl_hts._processes.fork_server import POLITE_S, WorkerProcess
 from torchrl_hts._processes.limits import check_descriptors, check_storage
 from torchrl_hts._processes.server_pool import Servers
 from torchrl_hts._processes.shutdown_once import Ending
+from torchrl_hts._processes.worker_process import POLITE_S, WorkerProcess
 from torchrl_hts._rounds.exchange import STOP
 from torchrl_hts._rounds.schedule import Schedule
 from torchrl_hts._rounds.shared_memory import Counter, Layout, SharedMemory
