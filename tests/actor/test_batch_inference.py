@@ -20,6 +20,7 @@ from torchrl.envs.utils import ExplorationType
 from torchrl.modules import ProbabilisticActor, ValueOperator
 
 from torchrl_hts import HTSCollector, WorkerError
+from torchrl_hts._actor import calibration
 from torchrl_hts._actor.batch_inference import BatchInference
 from torchrl_hts._policy.counter_policy import CounterPolicy, inference
 from torchrl_hts._policy.draws import CounterNoise
@@ -127,7 +128,7 @@ def test_before_the_calibration_padded_rows_have_proper_noise() -> None:
         next(iter(collector))
         with inference(ExplorationType.RANDOM):
             actor = inference_of(collector)
-            written: Any = actor._run(actor.policies[0], size=3)["action"]
+            written: Any = actor.run(actor.policies[0], size=3)["action"]
     assert written.isfinite().all()
 
 
@@ -198,13 +199,13 @@ def test_linear_layers_are_transposed_where_batches_would_be_cut_otherwise(
         next(iter(collector))
         actor, successor = inference_of(collector), inference_of(collector)
         measure = {False: PLAIN, True: replace(found, transposed=True)}
-        monkeypatch.setattr(BatchInference, "_measure", lambda self: measure[transposes(self)])
-        assert actor.calibrate() == chosen
+        monkeypatch.setattr(calibration, "measure", lambda actor: measure[transposes(actor)])
+        assert calibration.calibrate(actor) == chosen
         assert transposes(actor) == chosen.transposed
         for each in (actor, successor):
             each.use(chosen)
-            assert transposes(each) == each.transposed == chosen.transposed
-        first, second = (each._run(each.policies[1], 5)["hidden"] for each in (actor, successor))
+            assert transposes(each) == each.policies.transposed == chosen.transposed
+        first, second = (each.run(each.policies[1], 5)["hidden"] for each in (actor, successor))
         assert torch.equal(first, second)
 
 

@@ -12,6 +12,7 @@ from multiprocessing.connection import Connection
 import torch
 
 from torchrl_hts._actor.batch_inference import BatchInference
+from torchrl_hts._actor.calibration import calibrate
 from torchrl_hts._actor.messages import ActorJob, Calibrated, PolicyRefused, StartActor, UseSizes
 from torchrl_hts._policy.compiled import eagerly
 from torchrl_hts._policy.counter_policy import inference
@@ -56,7 +57,7 @@ def run_actor(control: Connection, fds: list[int]) -> None:
                 last_round=job.last_round,
             )
             # Until this is sent, nobody writes to the parameters that a policy is tried with.
-            sizes = job.sizes or actor.calibrate()
+            sizes = job.sizes or calibrate(actor)
             actor.use(sizes)
             send_object(control, Calibrated(sizes))
         except PolicyError as error:
