@@ -145,7 +145,7 @@ class Script:
 
     def __init__(self, path: Path, source: str, *args: str) -> None:
         path.write_text(_ENDS_WITH_THE_TEST + source)
-        package = str(_HERE.parent)
+        package = str(_HERE.parents[1])
         self.process = subprocess.Popen(
             [sys.executable, str(path), *args],
             stdout=subprocess.PIPE,
