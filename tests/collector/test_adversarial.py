@@ -17,7 +17,7 @@ from policies import marked
 from torch import nn
 from torchrl.envs.utils import ExplorationType
 
-import torchrl_hts.collector.collector
+import torchrl_hts.collector.startup
 from torchrl_hts import DelayedGradient, HTSCollector, WorkerError
 
 pytestmark = [pytest.mark.usefixtures("nothing_left"), pytest.mark.timeout(120)]
@@ -104,7 +104,7 @@ def _starts_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     def start(*arguments: Any, **options: Any) -> None:
         raise StartedError
 
-    monkeypatch.setattr(torchrl_hts.collector.collector, "Servers", start)
+    monkeypatch.setattr(torchrl_hts.collector.startup, "Servers", start)
 
 
 @pytest.mark.usefixtures("_starts_nothing")

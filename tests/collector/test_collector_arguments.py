@@ -141,6 +141,7 @@ def test_start_says_what_to_do() -> None:
     ("kwargs", "error", "said"),
     [
         ({"device": "nonsense"}, ValueError, "^device='nonsense' is not a device"),
+        ({"world": 2}, TypeError, "^world must be a World or None, got 2$"),
         ({"policy_device": 1.5}, ValueError, "^policy_device=1.5 is not a device"),
         ({"storing_device": "cuda:99"}, ValueError, "^storing_device='cuda:99', but .* finds"),
         ({"policy_device": "cuda:99"}, ValueError, "^policy_device='cuda:99', but .* finds"),

@@ -29,7 +29,7 @@ from torchrl_hts._planning.costs import PassCosts, StepCosts, TeamSize, team_for
 from torchrl_hts._planning.pass_times import median_cpu_time
 from torchrl_hts._planning.probe import EnvironmentTimes, time_steps
 from torchrl_hts._processes.limits import available_cores
-from torchrl_hts.collector import collector
+from torchrl_hts.collector import startup
 
 CORES = ceil(available_cores())
 
@@ -253,7 +253,7 @@ class TestCollector:
             nothing, dear = StepCosts(1e-6, 1.0), PassCosts((1, 8), (1.0, 8.0))
             return team_for(nothing, num_envs, cores, lambda: dear, **options)
 
-        monkeypatch.setattr(collector, "available_cores", lambda: 5.0)
+        monkeypatch.setattr(startup, "available_cores", lambda: 5.0)
         monkeypatch.setattr(worker_counts, "team_for", choose)
         actors = []
         for options in ({}, {"actor_threads": 2}, {"num_actors": 1}, {"num_executors": 1}):
@@ -274,7 +274,7 @@ class TestCollector:
     def test_a_policy_that_can_not_be_timed_fails_where_it_acts(
         self, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
     ) -> None:
-        monkeypatch.setattr(collector, "available_cores", lambda: 4.0)
+        monkeypatch.setattr(startup, "available_cores", lambda: 4.0)
         with pytest.raises(WorkerError, match="too few rows") as raised:
             collect([EchoEnv] * 4, policy=needs_rows(10))
         assert raised.value.worker == "actor 0"

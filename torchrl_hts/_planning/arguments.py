@@ -37,7 +37,8 @@ __all__ = [
     "check_integer",
     "check_lag",
     "check_max_frames",
-    "check_restarts",
+    "check_on_failure",
+    "check_seconds",
     "check_seed",
     "check_storage_dir",
     "check_timeouts",
@@ -97,14 +98,11 @@ def check_timeouts(timeout_s: Any) -> dict[str, float]:
     }
 
 
-def check_restarts(
-    on_failure: Any, max_restarts: Any, restart_window_s: Any
-) -> tuple[bool, int, float]:
-    """Whether failed workers are replaced; how many of them, in how many seconds."""
-    if not isinstance(on_failure, str) or on_failure not in ("raise", "restart"):
-        raise ValueError(f"on_executor_failure must be 'raise' or 'restart', got {on_failure!r}")
-    most = check_integer("max_restarts", max_restarts)
-    return on_failure == "restart", most, check_seconds("restart_window_s", restart_window_s)
+def check_on_failure(value: Any) -> str:
+    """What is done about executors that fail."""
+    if not isinstance(value, str) or value not in ("raise", "restart"):
+        raise ValueError(f"on_executor_failure must be 'raise' or 'restart', got {value!r}")
+    return value
 
 
 def check_storage_dir(storage_dir: Any) -> str | None:
@@ -175,7 +173,7 @@ def check_frames(frames_per_batch: Any, total_frames: Any, num_envs: int) -> tup
         warnings.warn(
             f"frames_per_batch={frames_per_batch} is not divisible by the {num_envs} "
             f"environments: each batch has {batch} frames",
-            stacklevel=3,
+            stacklevel=4,  # whoever makes the collector
         )
     if total_frames is None or (isinstance(total_frames, Real) and total_frames == inf):
         return sync_interval, None
@@ -187,7 +185,7 @@ def check_frames(frames_per_batch: Any, total_frames: Any, num_envs: int) -> tup
         warnings.warn(
             f"total_frames={total_frames} is not divisible by the {batch} frames of a batch: "
             f"{rounds * batch} frames will be collected",
-            stacklevel=3,
+            stacklevel=4,  # whoever makes the collector
         )
     return sync_interval, rounds
 

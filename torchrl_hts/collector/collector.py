@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import os
-import pickle
 import warnings
 import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict
-from functools import partial
-from math import ceil, inf
 from os import PathLike
 from typing import Any
 
@@ -21,57 +18,21 @@ from torchrl.collectors import BaseCollector
 from torchrl.collectors.utils import split_trajectories
 from torchrl.envs.utils import ExplorationType
 
-from torchrl_hts._actor.messages import ActorJob
-from torchrl_hts._executor.factories import initialised, with_transforms
-from torchrl_hts._executor.info import check_info_keys
-from torchrl_hts._learner.learner import LearnerSide
 from torchrl_hts._learner.saved_state import own_state, saved_sizes
 from torchrl_hts._learner.weights import WeightSource
-from torchrl_hts._planning.arguments import (
-    MAX_THREADS,
-    Device,
-    check_callables,
-    check_devices,
-    check_equal,
-    check_factories,
-    check_flags,
-    check_frames,
-    check_integer,
-    check_lag,
-    check_max_frames,
-    check_restarts,
-    check_seed,
-    check_storage_dir,
-    check_timeouts,
-    make_policy,
-)
-from torchrl_hts._planning.batch_plan import BatchPlan, Planner
-from torchrl_hts._planning.pickling import pickle_factories, pickle_policy
-from torchrl_hts._planning.policy_forms import Fitted, transforms_of
-from torchrl_hts._planning.worker_counts import Tryout, choose_team
-from torchrl_hts._processes.limits import available_cores
-from torchrl_hts._processes.server_pool import Servers
+from torchrl_hts._planning.arguments import Device, check_flags, check_integer
 from torchrl_hts._reports.statistics import Statistics, summarise
 from torchrl_hts._reports.timeline import Timeline, check_path, read_timeline
-from torchrl_hts._rounds.event_rings import recorder
-from torchrl_hts._rounds.exchange import MAX_ENVS
-from torchrl_hts._rounds.shared_memory import Layout
-from torchrl_hts._rounds.slots import Slots, field_of, policy_tensors
-from torchrl_hts._supervision.making import Description, make_environments, observe_first
-from torchrl_hts._supervision.restarts import Restarts
-from torchrl_hts._supervision.supervisor import Supervisor
-from torchrl_hts._supervision.workers import EnvironmentSource, Workers
+from torchrl_hts._rounds.slots import policy_tensors
 from torchrl_hts._world.digest import digest
 from torchrl_hts._world.world import World
-from torchrl_hts.collector.stock_arguments import take_stock_arguments
+from torchrl_hts.collector.settings import Settings
+from torchrl_hts.collector.startup import Startup
 from torchrl_hts.collector.stock_attributes import StockAttributes
 from torchrl_hts.delayed_gradient.undelayed import UpdateWatch
-from torchrl_hts.errors import PolicyError, WorldError
+from torchrl_hts.errors import WorldError
 
 __all__ = ["HTSCollector"]
-
-# How long an environment or the policy may be tried out, its making included.
-_TRYOUT_LIMIT_S = 30.0
 
 
 class HTSCollector(StockAttributes, BaseCollector):  # type: ignore[misc]  # torchrl has no types
@@ -230,248 +191,49 @@ class HTSCollector(StockAttributes, BaseCollector):  # type: ignore[misc]  # tor
         post_collect_hook: Callable[[TensorDictBase], None] | None = None,
         **stock_arguments: Any,
     ) -> None:
-        stock = take_stock_arguments(stock_arguments)
-        split_trajs = False if split_trajs is None else split_trajs  # TorchRL's default
-        check_flags(
-            split_trajs=split_trajs,
-            set_truncated=set_truncated,
-            compact_obs=compact_obs,
-            return_same_td=return_same_td,
-            track_policy_version=track_policy_version,
-        )
-        check_callables(
-            postproc=postproc,
-            pre_collect_hook=pre_collect_hook,
-            post_collect_hook=post_collect_hook,
-        )
-        storing_device, policy_device, env_device = check_devices(
-            device, storing_device, policy_device, env_device
-        )
-        if not isinstance(exploration_type, ExplorationType):
-            raise TypeError(
-                f"exploration_type must be an ExplorationType, got {exploration_type!r}"
-            )
-        super().__init__(pre_collect_hook=pre_collect_hook, post_collect_hook=post_collect_hook)
-        factories = check_factories(create_env_fn, create_env_kwargs, stock.copies)
-        if stock.init_fn is not None:
-            factories = initialised(factories, stock.init_fn)
-        self.num_envs = len(factories)
-        self.world = world
-        given, seed = seed, check_seed(seed)
-        if world is not None:
-            factories = [*world.own(factories)]
-            drawn = world.gather(seed)[0]  # on every rank, whatever it was given
-            seed = drawn if given is None else seed
-        num_own = len(factories)
-        self._first_env = 0 if world is None else world.rank * num_own
-        self.lag = check_lag(lag, num_own)
-        actor_threads = check_integer("actor_threads", actor_threads, most=MAX_THREADS)
-        self._restarts = Restarts(
-            *check_restarts(on_executor_failure, max_restarts, restart_window_s)
-        )
-        timeouts_s = check_timeouts(timeout_s)
-        timeline_events = check_integer("timeline_events", timeline_events, least=0)
-        if num_executors is not None:
-            num_executors = check_integer("num_executors", num_executors)
-        if num_actors is not None:
-            num_actors = check_integer("num_actors", num_actors, most=MAX_ENVS)
-        max_frames = check_max_frames(max_frames_per_traj)
-        self.sync_interval, self._last_round = check_frames(
-            frames_per_batch, total_frames, self.num_envs
-        )
-        self.frames_per_batch = self.sync_interval * self.num_envs
-        self.requested_frames_per_batch = self.frames_per_batch
-        endless = self._last_round is None
-        self.total_frames: Any = float("inf") if endless else int(total_frames)
-        checked_info_keys = check_info_keys(info_keys)
-        self.exploration_type = exploration_type
-        self.postproc = postproc
-        self.split_trajs = split_trajs
-        self.cat_results = stock.cat_results
-        self.worker_idx = stock.worker_idx
-        self.return_same_td = return_same_td
-        self.set_truncated, self.compact_obs = set_truncated, compact_obs
-        self.max_frames_per_traj = max_frames
-        self.device = None if device is None else torch.device(device)
-        self.policy_device = torch.device(policy_device or "cpu")
-        self.env_device = None if env_device is None else torch.device(env_device)
-        self.storing_device = torch.device(storing_device or "cpu")
-        self.policy = make_policy(policy, policy_factory, trust_policy=stock.trust_policy)
-        self._weights = WeightSource(self.policy)
-        # One of several collectors has its learner elsewhere.
-        self._updates = UpdateWatch(self.policy, self.lag, learns_here=self.worker_idx is None)
-        policy_bytes = pickle_policy(self.policy)
+        settings = Settings.of(locals())
+        super().__init__()
+        self._show(settings)
         self._frames = 0
         self._frames_loaded = 0  # of which so many were collected by an earlier collector
         self._iter = -1
-
-        directory = check_storage_dir(storage_dir)
-        make_planner = partial(
-            Planner,
-            num_envs=self._group or num_own,
-            on_cpu=self.policy_device.type == "cpu",
-            exploration_type=exploration_type,
-            max_frames_per_traj=max_frames,
-            compact_obs=compact_obs,
-            info_keys=checked_info_keys,
-        )
-        cores = available_cores() / (1 if world is None else world.local_size)
-        servers = Servers()
+        self._weights = WeightSource(settings.policy)
+        # One of several collectors has its learner elsewhere.
+        learns_here = settings.stock.worker_idx is None
+        self._updates = UpdateWatch(settings.policy, settings.lag, learns_here=learns_here)
+        startup = Startup(settings, self._weights)
+        self._workers = startup.workers
+        self._finalizer = weakref.finalize(self, self._workers.shutdown)
+        self.num_executors, self.num_actors = startup.num_executors, startup.num_actors
         try:
-            if stock.auto_register_policy_transforms:
-                factories = with_transforms(factories, transforms_of(self.policy))
-            planner = make_planner(policy_bytes)
-            tryout = Tryout(
-                servers,
-                pickle_factories(factories),
-                {"max_frames_per_traj": max_frames, "device": env_device},
-                planner.pass_job,
-                min(_TRYOUT_LIMIT_S, timeouts_s.get("executor", inf)),
-            )
-            team, tried = choose_team(tryout, num_executors, num_actors, actor_threads, ceil(cores))
-            self.num_executors, self.num_actors = team.executors, team.actors
-            self._workers = Workers(
-                EnvironmentSource(tryout.factories, tryout.env_options, seed, self._first_env),
-                team.executors,
-                team.actors,
-                servers,
-                timeouts_s=timeouts_s,
-                storage_dir=directory,
-            )
-            self._finalizer = weakref.finalize(self, self._workers.shutdown)
-        except BaseException:
-            servers.release()
-            raise
-        try:
-            known = None if tried is None else tried.observations
-            descriptions = make_environments(self._workers, known)
-            self._start_actors(
-                descriptions,
-                policy_bytes,
-                planner,
-                make_planner,
-                seed=seed,
-                cores=cores,
-                policy_device=policy_device or "cpu",
-                set_truncated=set_truncated,
-                actor_threads=actor_threads,
-                timeline_events=timeline_events,
-            )
-            if world is not None:
-                self._agree(world)
+            started = startup.run()
         except BaseException:
             self.shutdown(timeout=1.0)  # for environments that are there to be closed
             raise
+        self._supervisor, self._learner = started.supervisor, started.learner
+        self._memory, self._invariant_sizes = started.supervisor.memory, started.invariant_sizes
+        self._truncated_keys = started.truncated_keys if self.set_truncated else ()
 
-    def _start_actors(
-        self,
-        descriptions: Sequence[Description],
-        policy: bytes,
-        planner: Planner,
-        make_planner: Callable[[bytes], Planner],
-        *,
-        seed: int,
-        cores: float,
-        policy_device: str,
-        set_truncated: bool,
-        actor_threads: int,
-        timeline_events: int,
-    ) -> None:
-        """Lay slots out for what environments and the policy give, and calibrate.
-
-        Args:
-            descriptions: of the environments, by themselves.
-            policy: pickled.
-            planner: of batches with that policy.
-            make_planner: makes one for another.
-            cores: that all of it may use.
-
-        The others are those of the constructor.
-        """
-        check_equal(descriptions)
-        description = descriptions[0]
-        if isinstance(self.policy, Fitted):
-            description = self._fit(self.policy, description)
-            policy = pickle_policy(self.policy)
-            planner = make_planner(policy)
-        plan = self._plan(planner, description)
-        asked_for = {"set_truncated=True": set_truncated}
-        asked_for["on_executor_failure='restart'"] = self._restarts.enabled
-        for argument, asked in asked_for.items():
-            if asked and not plan.truncated_keys:
-                raise ValueError(
-                    f"{argument} needs a 'truncated' key in the environment; add one with "
-                    "env.add_truncated_keys()"
-                )
-        self._truncated_keys = plan.truncated_keys if set_truncated else ()
-        layout = Layout(
-            len(descriptions),
-            self.sync_interval,
-            self.lag,
-            self.num_executors + self.num_actors,
-            plan.fields,
-            tuple(field_of((n,), t, 0) for n, t in policy_tensors(self.policy)),
-            timeline_events,
-            self._first_env,
-            self.num_envs,
-            self._group,
-        )
-        a_core_each = self.num_executors + self.num_actors * actor_threads <= cores
-        cores_to_fill = ceil(cores) if self.num_actors == 1 else None
-        shared = self._workers.share(
-            layout, self._last_round, plan.options, cores_to_fill, a_core_each
-        )
-        self._memory = shared.memory
-        slots = Slots(self._memory)
-        generic = self._weights.generic()  # to calibrate with
-        for slot in range(self.lag + 1):
-            slots.write_parameters(slot, generic)
-        self._invariant_sizes = self._workers.start_actors(
-            ActorJob(
-                policy=policy,
-                layout=layout,
-                last_round=self._last_round,
-                worker=0,
-                examples=pickle.dumps(plan.trial),
-                outputs=plan.outputs,
-                exploration_type=self.exploration_type,
-                device=policy_device,
-                num_threads=actor_threads,
-                owner=self._workers.owner,
-                cores=cores_to_fill,
-                a_core_each=a_core_each,
-            )
-        )
-        self._supervisor = Supervisor(self._workers, self._restarts, plan.truncated_keys)
-        record = recorder(self._memory, layout.num_workers)
-        self._learner = LearnerSide(
-            self._supervisor, shared.schedule, slots, self._weights, seed, record, self._first_env
-        )
-
-    @property
-    def _num_learners(self) -> int:
-        return 1 if self.world is None else self.world.size
-
-    @property
-    def _group(self) -> int:
-        """Environments of a shard, which are given bits by themselves; 0: all of this learner's."""
-        if self.world is None or self.world.shards is None:
-            return 0
-        return self.num_envs // self.world.shards
-
-    def _agree(self, world: World) -> None:
-        """Raise WorldError unless all learners collect for the same run."""
-        world.agree(
-            num_envs=self.num_envs,
-            frames_per_batch=self.frames_per_batch,
-            total_frames=self.total_frames,
-            lag=self.lag,
-            seed=self.seed,
-            exploration_type=self.exploration_type,
-            max_frames_per_traj=self.max_frames_per_traj,
-            policy=digest(value for _, value in policy_tensors(self.policy)),
-            calibration=self._invariant_sizes,
-        )
+    def _show(self, settings: Settings) -> None:
+        """Set the attributes that scripts, and TorchRL's trainers, read."""
+        self.pre_collect_hook = settings.pre_collect_hook
+        self.post_collect_hook = settings.post_collect_hook
+        self.num_envs, self.sync_interval = settings.num_envs, settings.sync_interval
+        self.frames_per_batch = self.requested_frames_per_batch = settings.frames_per_batch
+        self.total_frames: Any = settings.total_frames
+        self._last_round = settings.num_rounds
+        self.lag = settings.lag
+        self.policy = settings.policy
+        self.exploration_type = settings.exploration_type
+        self.max_frames_per_traj = settings.max_frames_per_traj
+        self.set_truncated, self.compact_obs = settings.set_truncated, settings.compact_obs
+        self.postproc, self.split_trajs = settings.postproc, settings.split_trajs
+        self.return_same_td = settings.return_same_td
+        self.cat_results, self.worker_idx = settings.stock.cat_results, settings.stock.worker_idx
+        self.device, self.storing_device = settings.device, settings.storing_device
+        self.policy_device, self.env_device = settings.policy_device, settings.env_device
+        self.world = settings.world
+        self._num_learners = 1 if self.world is None else self.world.size
 
     def _agree_on_an_update(self) -> None:
         """Raise WorldError if learners have taken the first update apart from each other."""
@@ -483,27 +245,6 @@ class HTSCollector(StockAttributes, BaseCollector):  # type: ignore[misc]  # tor
                     f"after the first update the learners have different policies: {error}. Take "
                     "gradients in a loop over World.gradients"
                 ) from error
-
-    def _fit(self, policy: Fitted, description: Description) -> Description:
-        """Fit the policy to the environment, which is observed if the policy needs that."""
-        try:
-            policy.fit(description)
-        except PolicyError:
-            if description.observations is not None:
-                raise
-            description = observe_first(self._workers, description)
-            policy.fit(description)
-        return description
-
-    def _plan(self, planner: Planner, description: Description) -> BatchPlan:
-        """The layout of batches; for it environment 0 is observed, if the policy needs that."""
-        try:
-            return planner.plan(description)
-        except PolicyError:
-            if description.observations is not None:
-                raise
-            description = observe_first(self._workers, description)
-            return planner.plan(description)
 
     # The iterator: the learner's side of the schedule.
 
@@ -653,7 +394,7 @@ class HTSCollector(StockAttributes, BaseCollector):  # type: ignore[misc]  # tor
         learner = self._learner
         return summarise(
             self._memory,
-            self._workers.num_executors,
+            self.num_executors,
             {} if self._workers.is_closed() else self.worker_pids(),
             of_memory=memory,
             frames=self._frames,
@@ -661,7 +402,7 @@ class HTSCollector(StockAttributes, BaseCollector):  # type: ignore[misc]  # tor
             rounds=self._iter + 1,
             elapsed_s=self._workers.clock_s() - learner.began if learner.began else 0.0,
             learner_waiting_s=learner.waited_s,
-            restarts=self._restarts.by_kind,
+            restarts=self._supervisor.restarts.by_kind,
             invariant_sizes=self._invariant_sizes,
         )
 
@@ -693,7 +434,7 @@ class HTSCollector(StockAttributes, BaseCollector):  # type: ignore[misc]  # tor
                 "nothing was recorded: make the collector with timeline_events=100_000, so many "
                 "events of each worker, to have a timeline of them"
             )
-        found = read_timeline(self._memory, self._workers.num_executors)
+        found = read_timeline(self._memory, self.num_executors)
         found.write(file, num_rounds)
         return found
 
@@ -717,7 +458,7 @@ class HTSCollector(StockAttributes, BaseCollector):  # type: ignore[misc]  # tor
         """
         place = {}
         if self._num_learners > 1:
-            place = {"first_env": self._first_env, "all_envs": self.num_envs}
+            place = {"first_env": self._memory.layout.first_env, "all_envs": self.num_envs}
         return OrderedDict(
             policy_state_dict=self.policy.state_dict(),
             frames=self._frames // self._num_learners,

@@ -1,0 +1,195 @@
+"""What `HTSCollector` was asked for, as one record: its arguments, checked once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from math import inf
+from typing import Any
+
+import torch
+from tensordict import TensorDictBase
+from tensordict.nn import TensorDictModuleBase
+from torchrl.envs.utils import ExplorationType
+
+from torchrl_hts._executor.factories import initialised
+from torchrl_hts._executor.info import InfoKey, check_info_keys
+from torchrl_hts._planning.arguments import (
+    MAX_THREADS,
+    check_callables,
+    check_devices,
+    check_factories,
+    check_flags,
+    check_frames,
+    check_integer,
+    check_lag,
+    check_max_frames,
+    check_on_failure,
+    check_seconds,
+    check_seed,
+    check_storage_dir,
+    check_timeouts,
+    make_policy,
+)
+from torchrl_hts._rounds.exchange import MAX_ENVS
+from torchrl_hts._world.world import World
+from torchrl_hts.collector.stock_arguments import Stock, take_stock_arguments
+
+__all__ = ["Settings"]
+
+Factory = Callable[[], Any]
+
+
+@dataclass(frozen=True)
+class Settings:
+    """The arguments of `HTSCollector`, under their names; those below come of several of them.
+
+    Attributes:
+        factories: of this learner's environments.
+        num_envs: of all learners together.
+        sync_interval: alpha, steps of each environment in a round.
+        num_rounds: after which the iterator ends; None: never.
+        stock: the arguments of TorchRL's collectors that mean something here.
+    """
+
+    factories: tuple[Factory, ...]
+    num_envs: int
+    policy: TensorDictModuleBase
+    frames_per_batch: int
+    sync_interval: int
+    total_frames: int | float
+    num_rounds: int | None
+    lag: int
+    num_actors: int | None
+    num_executors: int | None
+    seed: int
+    device: torch.device | None
+    storing_device: torch.device
+    policy_device: torch.device
+    env_device: torch.device | None
+    exploration_type: ExplorationType
+    max_frames_per_traj: int
+    postproc: Callable[[TensorDictBase], TensorDictBase] | None
+    split_trajs: bool
+    set_truncated: bool
+    compact_obs: bool
+    info_keys: tuple[InfoKey, ...]
+    return_same_td: bool
+    actor_threads: int
+    on_executor_failure: str
+    max_restarts: int
+    restart_window_s: float
+    timeout_s: Mapping[str, float]
+    storage_dir: str | None
+    timeline_events: int
+    world: World | None
+    pre_collect_hook: Callable[[], None] | None
+    post_collect_hook: Callable[[TensorDictBase], None] | None
+    stock: Stock
+
+    @classmethod
+    def of(cls, arguments: Mapping[str, Any]) -> Settings:
+        """Check arguments and complete them. With several learners all have to call this.
+
+        Args:
+            arguments: all of `HTSCollector`'s by name, as its caller or a default gave them. What
+                has another name is left alone.
+
+        Raises:
+            TypeError, ValueError: for arguments that don't fit each other; the message says which.
+        """
+        given = dict(arguments)
+        stock = take_stock_arguments(given["stock_arguments"])
+        kept = _of_the_right_kind(given)
+        devices = ("device", "storing_device", "policy_device", "env_device")
+        storing_device, policy_device, env_device = check_devices(*map(given.get, devices))
+        factories, num_envs = _environments(given, stock)
+        seed = _seed_of_all(given["seed"], given["world"])
+        lag = check_lag(given["lag"], len(factories))
+        sync_interval, num_rounds = check_frames(
+            given["frames_per_batch"], given["total_frames"], num_envs
+        )
+        return cls(
+            factories=factories,
+            num_envs=num_envs,
+            frames_per_batch=sync_interval * num_envs,
+            sync_interval=sync_interval,
+            total_frames=inf if num_rounds is None else int(given["total_frames"]),
+            num_rounds=num_rounds,
+            lag=lag,
+            num_actors=_count(given, "num_actors", most=MAX_ENVS),
+            num_executors=_count(given, "num_executors"),
+            seed=seed,
+            device=None if given["device"] is None else torch.device(given["device"]),
+            storing_device=torch.device(storing_device or "cpu"),
+            policy_device=torch.device(policy_device or "cpu"),
+            env_device=None if env_device is None else torch.device(env_device),
+            max_frames_per_traj=check_max_frames(given["max_frames_per_traj"]),
+            info_keys=check_info_keys(given["info_keys"]),
+            actor_threads=check_integer("actor_threads", given["actor_threads"], most=MAX_THREADS),
+            on_executor_failure=check_on_failure(given["on_executor_failure"]),
+            max_restarts=check_integer("max_restarts", given["max_restarts"]),
+            restart_window_s=check_seconds("restart_window_s", given["restart_window_s"]),
+            timeout_s=check_timeouts(given["timeout_s"]),
+            storage_dir=check_storage_dir(given["storage_dir"]),
+            timeline_events=check_integer("timeline_events", given["timeline_events"], least=0),
+            policy=make_policy(
+                given["policy"], given["policy_factory"], trust_policy=stock.trust_policy
+            ),
+            stock=stock,
+            **kept,
+        )
+
+    @property
+    def first_env(self) -> int:
+        """The number of this learner's environment 0 among the environments of all learners."""
+        return 0 if self.world is None else self.world.rank * len(self.factories)
+
+    @property
+    def group(self) -> int:
+        """Environments that are given bits by themselves: of a shard, or all of this learner's."""
+        if self.world is None or self.world.shards is None:
+            return len(self.factories)
+        return self.num_envs // self.world.shards
+
+
+def _of_the_right_kind(given: Mapping[str, Any]) -> dict[str, Any]:
+    """The arguments that are kept as they are, if they are of the right kind, by name."""
+    split_trajs = given["split_trajs"]
+    flags = {"split_trajs": False if split_trajs is None else split_trajs}  # TorchRL's default
+    flags |= {name: given[name] for name in ("set_truncated", "compact_obs", "return_same_td")}
+    check_flags(**flags, track_policy_version=given["track_policy_version"])
+    callables = {
+        name: given[name] for name in ("postproc", "pre_collect_hook", "post_collect_hook")
+    }
+    check_callables(**callables)
+    exploration_type, world = given["exploration_type"], given["world"]
+    if not isinstance(exploration_type, ExplorationType):
+        raise TypeError(f"exploration_type must be an ExplorationType, got {exploration_type!r}")
+    if not isinstance(world, World | None):
+        raise TypeError(f"world must be a World or None, got {world!r}")
+    return {**flags, **callables, "exploration_type": exploration_type, "world": world}
+
+
+def _environments(given: Mapping[str, Any], stock: Stock) -> tuple[tuple[Factory, ...], int]:
+    """This learner's factories, and how many all learners have."""
+    factories = check_factories(given["create_env_fn"], given["create_env_kwargs"], stock.copies)
+    if stock.init_fn is not None:
+        factories = initialised(factories, stock.init_fn)
+    world: World | None = given["world"]
+    own = factories if world is None else world.own(factories)
+    return tuple(own), len(factories)
+
+
+def _seed_of_all(given: Any, world: World | None) -> int:
+    """The seed of this collector: where none is given, that of the first learner."""
+    seed = check_seed(given)
+    if world is None:
+        return seed
+    drawn: int = world.gather(seed)[0]  # on every rank, whatever it was given
+    return drawn if given is None else seed
+
+
+def _count(given: Mapping[str, Any], name: str, **bounds: int) -> int | None:
+    """A number of processes; None where it is to be chosen."""
+    return None if given[name] is None else check_integer(name, given[name], **bounds)
