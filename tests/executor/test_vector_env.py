@@ -15,7 +15,8 @@ from rows import WRITES_ALL, assert_equal_bits, memory_for, play_round
 
 from torchrl_hts._executor.gym_env import Carried, GymEnvironment, RowOptions
 from torchrl_hts._executor.vector_env import VectorEnvironment
-from torchrl_hts._rounds.shared_memory import Array, Field, Key
+from torchrl_hts._rounds.keys import Key
+from torchrl_hts._rounds.shared_memory import Array, Field
 from torchrl_hts.errors import CannotSaveError, InvalidValueError
 
 K, ROUNDS = 5, 8

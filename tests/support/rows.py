@@ -9,7 +9,8 @@ import numpy as np
 
 from torchrl_hts._executor.gym_env import RowOptions, observation_fields
 from torchrl_hts._executor.info import info_fields
-from torchrl_hts._rounds.shared_memory import Array, Field, Key, Layout, SharedMemory
+from torchrl_hts._rounds.keys import Key
+from torchrl_hts._rounds.shared_memory import Array, Field, Layout, SharedMemory
 
 WRITES_ALL = RowOptions(0, True, (("action",),), ())
 

@@ -20,13 +20,14 @@ from tensordict import TensorDictBase
 from torch import Tensor
 from torchrl.envs.utils import ExplorationType
 
-from torchrl_hts._actor.slot_policies import SlotPolicies, nested
+from torchrl_hts._actor.slot_policies import SlotPolicies
 from torchrl_hts._policy.counter_policy import CounterPolicy
 from torchrl_hts._policy.draws import CounterNoise, Words
 from torchrl_hts._policy.invariance import InvariantSizes
 from torchrl_hts._policy.trial_inputs import TrialInputs
 from torchrl_hts._processes.messages import unpickled
-from torchrl_hts._rounds.shared_memory import Array, Key, SharedMemory
+from torchrl_hts._rounds.keys import Key, as_path, as_written
+from torchrl_hts._rounds.shared_memory import Array, SharedMemory
 from torchrl_hts._rounds.slots import Slots
 from torchrl_hts.errors import PolicyError
 
@@ -105,7 +106,7 @@ class BatchInference:
         self.inputs = tuple(key for key, _ in _items(self.examples))
         self.input_rows = [[slot[key] for key in self.inputs] for slot in flat]
         self.output_rows = [
-            [(nested(key), slot[key], slot[key].shape[1:]) for key in outputs] for slot in flat
+            [(as_written(key), slot[key], slot[key].shape[1:]) for key in outputs] for slot in flat
         ]
         dtypes = {field.key: field.dtype for field in memory.layout.fields}
         self.outputs_tell_nan = any("float" in dtypes[key] for key in outputs)
@@ -123,7 +124,7 @@ class BatchInference:
         zeros = np.zeros((self.num_envs, self.width), np.uint64)
         self.batch_noise = self.policies[0].noise_of(zeros)
         # What the policy is given of the buffers, which are its own to read alone.
-        keys = [nested(key) for key in self.inputs]
+        keys = [as_written(key) for key in self.inputs]
         self.batch = self.policies[0].inputs_of(dict(zip(keys, buffers, strict=True)))
         self.views: dict[int, tuple[dict[Any, Any], Words]] = {}  # first rows, by how many
 
@@ -257,10 +258,7 @@ class BatchInference:
 
 
 def _items(td: TensorDictBase) -> list[tuple[Key, Tensor]]:
-    return [
-        (key if isinstance(key, tuple) else (key,), value)
-        for key, value in td.items(include_nested=True, leaves_only=True)
-    ]
+    return [(as_path(key), value) for key, value in td.items(include_nested=True, leaves_only=True)]
 
 
 def as_array(value: Tensor | Array) -> Array:

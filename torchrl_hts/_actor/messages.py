@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from torchrl.envs.utils import ExplorationType
 
 from torchrl_hts._policy.invariance import InvariantSizes
-from torchrl_hts._rounds.shared_memory import Key, Layout
+from torchrl_hts._rounds.keys import Key
+from torchrl_hts._rounds.shared_memory import Layout
 
 __all__ = ["ActorJob", "Calibrated", "PolicyRefused", "StartActor", "UseSizes"]
 

@@ -15,10 +15,10 @@ from torchrl_hts._policy.packed_layers import PackedLayers
 from torchrl_hts._policy.transposed_layers import transpose_layers
 from torchrl_hts._policy.trial_inputs import TrialInputs
 from torchrl_hts._processes.messages import unpickled
-from torchrl_hts._rounds.shared_memory import Key
+from torchrl_hts._rounds.keys import Key, as_written
 from torchrl_hts._rounds.slots import Slots, bind_parameters
 
-__all__ = ["SlotPolicies", "nested"]
+__all__ = ["SlotPolicies"]
 
 
 class SlotPolicies:
@@ -55,7 +55,7 @@ class SlotPolicies:
         most_rows: int,
     ) -> None:
         self._trial, self._most_rows, self._device = trial, most_rows, device
-        self._outputs = tuple(map(nested, outputs))
+        self._outputs = tuple(map(as_written, outputs))
         self._exploration_type = exploration_type
         self.packed = self.transposed = False
         module: TensorDictModuleBase = unpickled(policy).to(device)
@@ -118,8 +118,3 @@ def _own_copy(module: TensorDictModuleBase) -> TensorDictModuleBase:
         if isinstance(layer, nn.RNNBase):  # cuDNN's, in one block, which a copy isn't
             layer.flatten_parameters()
     return copy
-
-
-def nested(key: Key) -> str | Key:
-    """The key as policies write it."""
-    return key[0] if len(key) == 1 else key

@@ -15,7 +15,8 @@ from torch import Tensor
 from torchrl.envs.utils import ExplorationType
 
 from torchrl_hts._executor.gym_env import GymDescription, RowOptions
-from torchrl_hts._rounds.shared_memory import Key, Layout
+from torchrl_hts._rounds.keys import Key
+from torchrl_hts._rounds.shared_memory import Layout
 
 __all__ = [
     "Evaluation",

@@ -8,6 +8,8 @@ from typing import Any
 
 import gymnasium as gym
 
+from torchrl_hts._rounds.keys import as_path
+
 __all__ = ["WithTransforms", "initialised", "with_transforms"]
 
 _called: set[int] = set()  # collectors whose init_fn has been called in this process
@@ -77,5 +79,4 @@ def _keys(transform: Any) -> set[Any]:
     """Of the observations that a primer or an ``InitTracker`` adds."""
     primers = getattr(transform, "primers", None)
     names = [transform.init_key] if primers is None else list(primers.keys(True, True))
-    paths = [name if isinstance(name, tuple) else (name,) for name in names]
-    return {("full_observation_spec", *path) for path in paths}
+    return {("full_observation_spec", *as_path(name)) for name in names}

@@ -9,7 +9,8 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 
-from torchrl_hts._rounds.shared_memory import Array, Key
+from torchrl_hts._rounds.keys import Key
+from torchrl_hts._rounds.shared_memory import Array
 from torchrl_hts.errors import InvalidValueError
 
 __all__ = ["ActionReader", "action_reader"]

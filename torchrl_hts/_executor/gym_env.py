@@ -33,7 +33,8 @@ from torchrl_hts._executor.values import (
     unknown_key,
     unsupported_observation,
 )
-from torchrl_hts._rounds.shared_memory import Array, Field, Key, SharedMemory
+from torchrl_hts._rounds.keys import Key
+from torchrl_hts._rounds.shared_memory import Array, Field, SharedMemory
 from torchrl_hts.env_state import names_of, restore_environment, save_environment
 from torchrl_hts.env_state.names import Names
 from torchrl_hts.errors import InvalidValueError

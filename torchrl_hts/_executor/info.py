@@ -10,17 +10,11 @@ from typing import Any
 import numpy as np
 
 from torchrl_hts._executor.written_once import collector_names
-from torchrl_hts._rounds.shared_memory import Array, Field, Key
+from torchrl_hts._rounds.keys import Key, named
+from torchrl_hts._rounds.shared_memory import Array, Field
 from torchrl_hts.errors import InvalidValueError
 
-__all__ = [
-    "InfoKey",
-    "check_info_keys",
-    "info_fields",
-    "info_name",
-    "info_number",
-    "info_numbers",
-]
+__all__ = ["InfoKey", "check_info_keys", "info_fields", "info_number", "info_numbers"]
 
 InfoKey = tuple[str, ...]
 
@@ -63,7 +57,7 @@ def check_info_keys(info_keys: Any) -> tuple[InfoKey, ...]:
         for other in keys:
             if len(one) < len(other) and other[: len(one)] == one:
                 raise ValueError(
-                    f"info_keys has {info_name(one)!r} and, within it, {info_name(other)!r}; "
+                    f"info_keys has {named(one)} and, within it, {named(other)}; "
                     "what holds other entries is no number: leave it out"
                 )
     return tuple(keys)
@@ -86,21 +80,11 @@ def info_fields(info_keys: Iterable[InfoKey], others: Iterable[Key]) -> list[Fie
             common = min(len(key), len(other))
             if key[:common] == other[:common]:
                 raise ValueError(
-                    f"info_keys has {info_name(key)!r}, but batches have {info_name(other)!r} "
+                    f"info_keys has {named(key)}, but batches have {named(other)} "
                     "already, which is something else: rename the info's entry with a "
                     "gymnasium.Wrapper"
                 )
     return [Field(("next", *key), (1,), "float64") for key in info_keys]
-
-
-def info_name(key: InfoKey) -> str | InfoKey:
-    """A key as people write it: a name, or a tuple of several.
-
-    Example:
-        >>> info_name(("is_success",)), info_name(("episode", "r"))
-        ('is_success', ('episode', 'r'))
-    """
-    return key[0] if len(key) == 1 else key
 
 
 def info_number(info: Any, key: InfoKey) -> float:

@@ -11,7 +11,7 @@ from torchrl.data import TensorSpec
 from torchrl.envs import Compose, EnvBase, TensorDictPrimer, TransformedEnv
 from torchrl.modules.utils import get_primers_from_module
 
-from torchrl_hts._rounds.shared_memory import Key
+from torchrl_hts._rounds.keys import Key, as_path, as_written
 
 __all__ = ["first_value", "primed_keys", "primer_specs"]
 
@@ -23,14 +23,14 @@ def primed_keys(env: EnvBase) -> Iterable[Key]:
     """
     while isinstance(env, TransformedEnv):
         for primer in _primers(env.transform):
-            yield from map(_path, primer.primers.keys(True, True))
+            yield from map(as_path, primer.primers.keys(True, True))
         env = env.base_env
 
 
 def primer_specs(policy: TensorDictModuleBase) -> dict[Key, tuple[TensorDictPrimer, TensorSpec]]:
     """By key, the primer that a module of the policy offers, and the spec of what it sets."""
     return {
-        _path(key): (primer, spec)
+        as_path(key): (primer, spec)
         for primer in _primers(get_primers_from_module(policy, warn=False))
         for key, spec in primer.primers.items(True, True)
     }
@@ -44,7 +44,7 @@ def first_value(primer: TensorDictPrimer, key: Key) -> float:
     """
     value = None if primer.random or primer.single_default_value else primer.default_value
     if value is not None:
-        value = value[key[0] if len(key) == 1 else key]
+        value = value[as_written(key)]
     if isinstance(value, Tensor) and value.numel() == 1:
         value = value.item()
     if not isinstance(value, bool | int | float):
@@ -63,7 +63,3 @@ def _primers(transform: Any) -> Iterable[TensorDictPrimer]:
             yield from _primers(part)
     elif isinstance(transform, TensorDictPrimer):
         yield transform
-
-
-def _path(key: str | Key) -> Key:
-    return key if isinstance(key, tuple) else (key,)

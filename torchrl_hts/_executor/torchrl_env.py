@@ -20,7 +20,8 @@ from torchrl_hts._executor.spaces import own_spaces, seed_spaces
 from torchrl_hts._executor.torchrl_values import guard_conversions
 from torchrl_hts._executor.trial_observations import MOST_PLAYED, Observations, at_resets, kept
 from torchrl_hts._rounds.entries import check_specified, leaves
-from torchrl_hts._rounds.shared_memory import Key, SharedMemory
+from torchrl_hts._rounds.keys import Key, as_path, named
+from torchrl_hts._rounds.shared_memory import SharedMemory
 from torchrl_hts._rounds.slots import tensor_over
 from torchrl_hts.errors import CannotSaveError, InvalidValueError
 
@@ -83,7 +84,7 @@ class TorchRLEnvironment:
                 "does what SerialEnv and ParallelEnv would"
             )
         if max_frames_per_traj:
-            if any("step_count" in _path(key) for key in env.output_spec.keys(True, True)):
+            if any("step_count" in as_path(key) for key in env.output_spec.keys(True, True)):
                 raise ValueError(
                     "the environment has a 'step_count' already: set max_frames_per_traj=0, or "
                     "remove its StepCounter"
@@ -98,14 +99,14 @@ class TorchRLEnvironment:
         self._gymnasium = _gymnasium_within(env)
         if self._gymnasium is not None:
             own_spaces(self._gymnasium)
-        self._done_keys = [_path(key) for key in env.done_keys]
+        self._done_keys = [as_path(key) for key in env.done_keys]
         state = (*env.full_observation_spec.keys(True, True), *env.full_state_spec.keys(True, True))
         self.description = TorchRLDescription(
             env.specs.cpu(),
             env.fake_tensordict().cpu(),
-            tuple(_path(key) for key in env.action_keys),
-            tuple(sorted({*primed_keys(env), *map(_path, env.full_state_spec.keys(True, True))})),
-            tuple(_path(key) for key in state),
+            tuple(as_path(key) for key in env.action_keys),
+            tuple(sorted({*primed_keys(env), *map(as_path, env.full_state_spec.keys(True, True))})),
+            tuple(as_path(key) for key in state),
             tuple(key for key in self._done_keys if key[-1] == "truncated"),
         )
 
@@ -287,7 +288,7 @@ def _gymnasium_within(env: EnvBase) -> gym.Env[Any, Any] | None:
 
 def _copy(key: Key, value: Tensor, row: Tensor) -> None:
     """Write a value into its row; raises if it isn't what the specs say, or NaN."""
-    name = repr(key[0]) if len(key) == 1 else repr(key)
+    name = named(key)
     if value.shape != row.shape or value.dtype != row.dtype:
         raise InvalidValueError(
             f"the environment returned {name} of shape {tuple(value.shape)} and data type "
@@ -299,7 +300,3 @@ def _copy(key: Key, value: Tensor, row: Tensor) -> None:
             f"the environment returned NaN in {name}. If NaN is meant to say something, replace "
             "it with a transform"
         )
-
-
-def _path(key: str | tuple[str, ...]) -> Key:
-    return key if isinstance(key, tuple) else (key,)

@@ -15,6 +15,7 @@ from torchrl.data import Composite, MultiOneHot, NonTensor, OneHot, TensorSpec
 from torchrl.envs import EnvBase, GymLikeEnv, TransformedEnv
 
 from torchrl_hts._executor.values import FLOAT32_MAX, checked_reward, converted
+from torchrl_hts._rounds.keys import as_path
 from torchrl_hts._rounds.shared_memory import Field
 
 __all__ = ["guard_conversions"]
@@ -44,8 +45,7 @@ def guard_conversions(env: EnvBase) -> None:
         else:  # is for the first of the specs; the others are of what is read out of infos
             key = next(iter(spec.keys(True, True)), None)
             if key is not None:
-                path = key if isinstance(key, tuple) else (key,)
-                _check_observation(observations, spec[key], path)
+                _check_observation(observations, spec[key], as_path(key))
         return read_obs(observations)
 
     base.read_reward, base.read_obs = guarded_reward, guarded_obs

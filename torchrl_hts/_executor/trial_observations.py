@@ -28,7 +28,8 @@ import numpy as np
 
 from torchrl_hts._executor.gym_env import BackgroundEnv, observation_fields
 from torchrl_hts._executor.values import converted
-from torchrl_hts._rounds.shared_memory import Array, Key
+from torchrl_hts._rounds.keys import Key
+from torchrl_hts._rounds.shared_memory import Array
 from torchrl_hts.env_state import names_of, restore_environment, save_environment
 
 __all__ = [

@@ -15,7 +15,8 @@ from typing import Any, TypeGuard
 import gymnasium as gym
 import numpy as np
 
-from torchrl_hts._rounds.shared_memory import Array, Field, Key
+from torchrl_hts._rounds.keys import Key
+from torchrl_hts._rounds.shared_memory import Array, Field
 from torchrl_hts.errors import InvalidValueError
 
 __all__ = [

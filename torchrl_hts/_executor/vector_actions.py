@@ -10,7 +10,8 @@ import numpy as np
 from gymnasium.vector.utils import batch_space
 
 from torchrl_hts._executor.gym_actions import ActionReader, action_reader
-from torchrl_hts._rounds.shared_memory import Array, Key
+from torchrl_hts._rounds.keys import Key
+from torchrl_hts._rounds.shared_memory import Array
 
 __all__ = ["vector_action_reader"]
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from torchrl_hts._rounds.shared_memory import Key
+from torchrl_hts._rounds.keys import Key, named
 
 __all__ = ["check_written_once", "collector_keys", "collector_names"]
 
@@ -59,20 +59,20 @@ def check_written_once(
         for other, why in theirs.items():
             if _collide(key, other):
                 raise ValueError(
-                    f"the environment gives {_name(key)}, and the collector writes "
-                    f"{_name(other)}, {why}: one would replace the other. {remedy}"
+                    f"the environment gives {named(key)}, and the collector writes "
+                    f"{named(other)}, {why}: one would replace the other. {remedy}"
                 )
     for key in outputs:
         for other, why in theirs.items():
             if _collide(key, other):
                 raise ValueError(
-                    f"the policy writes {_name(key)}, and the collector writes {_name(other)}, "
+                    f"the policy writes {named(key)}, and the collector writes {named(other)}, "
                     f"{why}: one would replace the other. Rename the policy's (out_keys)"
                 )
         for other in observed:
             if _collide(key, other):
                 raise ValueError(
-                    f"the environment gives {_name(other)}, and the policy writes {_name(key)}: "
+                    f"the environment gives {named(other)}, and the policy writes {named(key)}: "
                     f"one would replace the other. {remedy}, or the policy's output (out_keys)"
                 )
 
@@ -81,7 +81,3 @@ def _collide(key: Key, other: Key) -> bool:
     """Whether two keys are the same entry, or one lies within the other."""
     length = min(len(key), len(other))
     return key[:length] == other[:length]
-
-
-def _name(key: Key) -> str:
-    return repr(key[0]) if len(key) == 1 else repr(key)

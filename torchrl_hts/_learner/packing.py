@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from torchrl_hts._rounds.shared_memory import Key
+from torchrl_hts._rounds.keys import Key
 
 __all__ = ["pack", "recut", "to_bytes", "to_tensor", "unpack"]
 

@@ -29,7 +29,8 @@ from torchrl_hts._planning.policy_trial import try_policy
 from torchrl_hts._policy.compiled import eagerly
 from torchrl_hts._policy.trial_inputs import TrialInputs
 from torchrl_hts._rounds.entries import check_fixed_shapes, is_private, leaves
-from torchrl_hts._rounds.shared_memory import Field, Key
+from torchrl_hts._rounds.keys import Key, as_path, named
+from torchrl_hts._rounds.shared_memory import Field
 from torchrl_hts._rounds.slots import field_of
 
 __all__ = ["BatchPlan", "Planner", "plan_batch"]
@@ -341,7 +342,7 @@ def _observed(
 def _add_primed(root: TensorDict, policy: TensorDictModuleBase) -> dict[Key, float]:
     """Add random recurrent states, or what else the policy's primers set; returns first values."""
     keys = root.keys(True)
-    missing = [_path(key) for key in policy.in_keys if key not in keys]
+    missing = [as_path(key) for key in policy.in_keys if key not in keys]
     specs = primer_specs(policy) if missing else {}
     starts = {}
     for key in missing:
@@ -395,13 +396,13 @@ def _check_gym_action(space: gym.Space[Any], key: Key, outputs: dict[Key, Tensor
     _expect_action(key, outputs)
     if outputs[key].dtype == torch.bfloat16:
         raise ValueError(
-            f"the policy writes {_name(key)} in bfloat16, which numpy, and so a gymnasium "
+            f"the policy writes {named(key)} in bfloat16, which numpy, and so a gymnasium "
             "environment, does not know: let its distribution work in float32"
         )
     found = outputs[key][0].numel()
     if found not in sizes:
         raise ValueError(
-            f"the policy writes {_name(key)} with {found} element(s) per environment; the "
+            f"the policy writes {named(key)} with {found} element(s) per environment; the "
             f"environment's {space} needs {' or '.join(map(str, sizes))}"
         )
 
@@ -414,7 +415,7 @@ def _check_torchrl_action(description: TorchRLDescription, outputs: dict[Key, Te
         spec = description.specs[("input_spec", "full_action_spec", *key)]
         if found != expected:
             raise ValueError(
-                f"the policy writes {_name(key)} of shape {tuple(found)}; the environment's action "
+                f"the policy writes {named(key)} of shape {tuple(found)}; the environment's action "
                 f"spec has {tuple(expected)}{on_action(spec, tuple(found))}"
             )
 
@@ -422,14 +423,6 @@ def _check_torchrl_action(description: TorchRLDescription, outputs: dict[Key, Te
 def _expect_action(key: Key, outputs: dict[Key, Tensor]) -> None:
     if key not in outputs:
         raise ValueError(
-            f"the policy does not write the environment's action {_name(key)}; it writes "
-            f"{', '.join(map(_name, outputs)) or 'nothing'}"
+            f"the policy does not write the environment's action {named(key)}; it writes "
+            f"{', '.join(map(named, outputs)) or 'nothing'}"
         )
-
-
-def _path(key: str | Key) -> Key:
-    return key if isinstance(key, tuple) else (key,)
-
-
-def _name(key: Key) -> str:
-    return repr(key[0]) if len(key) == 1 else repr(key)

@@ -13,7 +13,7 @@ from torch import Tensor
 from torchrl.data import Categorical, MultiOneHot, OneHot, TensorSpec
 
 from torchrl_hts._executor.primers import primer_specs
-from torchrl_hts._rounds.shared_memory import Key
+from torchrl_hts._rounds.keys import Key, named
 
 __all__ = ["on_action", "on_failure", "on_missing"]
 
@@ -96,5 +96,4 @@ def _to_float32(
 
 
 def _names(keys: list[Key]) -> str:
-    names = [repr(key[0]) if len(key) == 1 else repr(key) for key in keys]
-    return f"{', '.join(names)} {'is' if len(names) == 1 else 'are'}"
+    return f"{', '.join(map(named, keys))} {'is' if len(keys) == 1 else 'are'}"

@@ -28,7 +28,7 @@ from torchrl_hts._executor.gym_env import GymDescription
 from torchrl_hts._executor.torchrl_env import TorchRLDescription
 from torchrl_hts._executor.trial_observations import gym_reader
 from torchrl_hts._planning.pickling import parts
-from torchrl_hts._rounds.shared_memory import Key
+from torchrl_hts._rounds.keys import Key, as_written
 from torchrl_hts.errors import PolicyError
 
 __all__ = ["Fitted", "OnTensorDicts", "RandomActions", "as_module", "transforms_of"]
@@ -76,9 +76,7 @@ class RandomActions(Fitted):
             return
         if isinstance(description, GymDescription):
             self._space = description.action_space
-            self.out_keys = [
-                key if len(key) > 1 else key[0] for key, _ in _leaves(("action",), self._space)
-            ]
+            self.out_keys = [as_written(key) for key, _ in _leaves(("action",), self._space)]
         else:
             self._use(description.specs["input_spec", "full_action_spec"])
 

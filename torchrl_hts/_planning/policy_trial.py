@@ -23,7 +23,7 @@ from torchrl_hts._policy.state import (
 )
 from torchrl_hts._policy.trial_inputs import TrialInputs
 from torchrl_hts._rounds.entries import leaves
-from torchrl_hts._rounds.shared_memory import Key
+from torchrl_hts._rounds.keys import Key, as_path, named
 from torchrl_hts.errors import PolicyError
 
 __all__ = ["PolicyTrial", "try_policy"]
@@ -104,7 +104,7 @@ def try_policy(
     for key, value in outputs.items():
         if value.shape[:1] != examples.shape:
             raise ValueError(
-                f"the policy wrote {_name(key)} of shape {tuple(value.shape)} for a batch of "
+                f"the policy wrote {named(key)} of shape {tuple(value.shape)} for a batch of "
                 f"{examples.shape[0]} rows; expected one row each"
             )
     check_kept(run, examples, outputs, kept)
@@ -130,7 +130,7 @@ def _check_left_alone(before: TensorDictBase, after: TensorDictBase) -> None:
     """
     for key, value in leaves(before):
         if not same(value, after.get(key)):
-            name = _name(key)
+            name = named(key)
             raise ValueError(
                 f"the policy changes {name} in place, so that each update would change a batch's "
                 "observations again: let it compute new values (x = x / 255, not x /= 255)"
@@ -148,7 +148,7 @@ def _try_out(
     try:
         return run_policy(policy, inputs.copy())
     except Exception as error:
-        given = [f"{_name(key)} {v.dtype} {tuple(v.shape)}" for key, v in leaves(inputs)]
+        given = [f"{named(key)} {v.dtype} {tuple(v.shape)}" for key, v in leaves(inputs)]
         source = (
             "what the environment gave"
             if is_real
@@ -166,24 +166,16 @@ def _inputs(policy: TensorDictModuleBase, root: TensorDictBase) -> list[Key]:
     available = {key for key, _ in leaves(root)}
     inputs = []
     for key in policy.in_keys:
-        path = _path(key)
+        path = as_path(key)
         below = [known for known in available if known[: len(path)] == path]
-        written = [out[1:] if out[0] == "next" else out for out in map(_path, policy.out_keys)]
+        written = [out[1:] if out[0] == "next" else out for out in map(as_path, policy.out_keys)]
         remedy = "" if below else on_missing(path, policy)
         if not below and not remedy and any(out[: len(path)] == path for out in written):
             continue  # an entry that the policy fills, for itself ("params") or for its next step
         if not below:
             raise ValueError(
-                f"the policy reads {_name(path)}, which the environment does not give; it gives "
-                f"{', '.join(sorted(map(_name, available)))}{remedy}"
+                f"the policy reads {named(path)}, which the environment does not give; it gives "
+                f"{', '.join(sorted(map(named, available)))}{remedy}"
             )
         inputs += sorted(below)
     return list(dict.fromkeys(inputs))
-
-
-def _path(key: str | Key) -> Key:
-    return key if isinstance(key, tuple) else (key,)
-
-
-def _name(key: Key) -> str:
-    return repr(key[0]) if len(key) == 1 else repr(key)

@@ -36,7 +36,8 @@ from torchrl_hts._executor.trial_observations import (
 from torchrl_hts._planning.costs import StepCosts
 from torchrl_hts._processes.messages import receive_object, send_object, unpickled
 from torchrl_hts._processes.stderr import be_silent
-from torchrl_hts._rounds.shared_memory import Array, Key
+from torchrl_hts._rounds.keys import Key
+from torchrl_hts._rounds.shared_memory import Array
 
 if TYPE_CHECKING:
     from torchrl_hts._executor.torchrl_env import TorchRLDescription

@@ -25,7 +25,7 @@ from torch import Tensor
 from torchrl_hts._policy.invariance import row_bits
 from torchrl_hts._policy.steps import flatten
 from torchrl_hts._rounds.entries import is_private, leaves
-from torchrl_hts._rounds.shared_memory import Key
+from torchrl_hts._rounds.keys import Key, as_path, named
 from torchrl_hts.errors import PolicyError
 
 __all__ = ["PolicyReads", "check_kept", "find_reads", "run_policy", "same", "stored_outputs"]
@@ -79,7 +79,7 @@ def find_reads(
         PolicyError: if it fails on what it left itself.
     """
     given = dict(_leaves(root))
-    missing = [key for key in map(_path, policy.in_keys) if not _below(key, given)]
+    missing = [key for key in map(as_path, policy.in_keys) if not _below(key, given)]
     if not missing and flatten(policy) is not None:
         return PolicyReads(tuple(declared), {})  # of plain modules the promise is kept
     rows = max(1, min(rows, root.shape[0] - 2))  # so that there are others, too
@@ -110,7 +110,7 @@ def stored_outputs(
         kept: of what the environment's primers, or its own, hand on.
         handed_on: of all in `inputs` that comes from the step before.
     """
-    declared = list(map(_path, policy.out_keys))
+    declared = list(map(as_path, policy.out_keys))
     # It may write more than its out_keys say, and TorchRL's collectors keep that. What it was given
     # counts as written if it says so, or has changed it: recurrent modules put copies of it back.
     read = [key for key, _ in leaves(inputs)]
@@ -162,8 +162,8 @@ def check_kept(
         for value in (outputs[source], found.get(source)):
             if value.shape != expected.shape or value.dtype != expected.dtype:
                 raise ValueError(
-                    f"the policy writes {_name(source)} as {_kind(value[0])}, and its primer sets "
-                    f"{_name(key)} to {_kind(expected[0])}: give the primer the shape and data "
+                    f"the policy writes {named(source)} as {_kind(value[0])}, and its primer sets "
+                    f"{named(key)} to {_kind(expected[0])}: give the primer the shape and data "
                     "type that the policy writes (gSDENoise: state_dim and action_dim)"
                 )
 
@@ -194,7 +194,7 @@ class _Search:
         self.once = self._left(first)
         second, error = self._run({**self._present(2), **self.once}, seed=2)
         if second is None:
-            names = ", ".join(map(_name, self.once))
+            names = ", ".join(map(named, self.once))
             raise PolicyError(
                 "the policy runs, but fails on what it has left for its next step, of which "
                 f"TorchRL's collectors keep {names}: {type(error).__name__}: {error}"
@@ -282,13 +282,13 @@ class _Search:
         for value in (once, twice):
             if not isinstance(value, Tensor) or value.shape[:1] != (self.rows,):
                 raise ValueError(
-                    f"the policy reads back {_name(key)}, which it left in the step before, and "
+                    f"the policy reads back {named(key)}, which it left in the step before, and "
                     f"which is {_kind(value)}; what HTSCollector can carry from step to step is a "
                     "tensor with a row for each environment"
                 )
         if once.shape != twice.shape or once.dtype != twice.dtype:
             raise ValueError(
-                f"the policy reads back {_name(key)}, which it left in the step before, and which "
+                f"the policy reads back {named(key)}, which it left in the step before, and which "
                 f"is {_kind(once)} after one step and {_kind(twice)} after two; what HTSCollector "
                 "can carry from step to step keeps its shape and data type"
             )
@@ -309,7 +309,7 @@ class _Search:
             or zeroed is None
             or not all(same(value, zeroed.get(key)) for key, value in absent.items())
         ):
-            names = " and ".join(map(_name, left))
+            names = " and ".join(map(named, left))
             raise ValueError(
                 f"the policy reads back {names}, which it left in the step before, and does "
                 "something else with zeros than where there is nothing yet; HTSCollector starts "
@@ -322,7 +322,7 @@ class _Search:
             others = {other: value for other, value in self._present(1).items() if other != key}
             if key not in self.declared and self._run(others, seed=1)[0] is not None:
                 raise ValueError(
-                    f"the policy reads {_name(key)}, though its in_keys don't say so, and fails on "
+                    f"the policy reads {named(key)}, though its in_keys don't say so, and fails on "
                     f"what is given there: {type(error).__name__}: {error}. Rename it in the "
                     "environment, or give it what it expects"
                 ) from error
@@ -330,12 +330,12 @@ class _Search:
     def _complain_of_missing(self, error: Exception | None) -> None:
         """Raise if the policy fails for want of what it is to leave itself."""
         left = [
-            path[1:] if path[0] == "next" else path for path in map(_path, self.policy.out_keys)
+            path[1:] if path[0] == "next" else path for path in map(as_path, self.policy.out_keys)
         ]
-        for key in map(_path, self.policy.in_keys):
+        for key in map(as_path, self.policy.in_keys):
             if key in left and not _below(key, self.given):
                 raise ValueError(
-                    f"the policy reads {_name(key)}, which it writes for its next step itself, and "
+                    f"the policy reads {named(key)}, which it writes for its next step itself, and "
                     f"fails where there is none yet: {type(error).__name__}: {error}. {_REMEDY}: "
                     "a recurrent module's make_tensordict_primer() makes one"
                 ) from error
@@ -344,7 +344,7 @@ class _Search:
 def _leaves(td: TensorDictBase) -> Iterable[tuple[Key, Any]]:
     """All entries with their keys as tuples, also those that are no tensors."""
     for key, value in td.items(include_nested=True, leaves_only=True):
-        yield _path(key), value
+        yield as_path(key), value
 
 
 def _below(path: Key, keys: Iterable[Key]) -> bool:
@@ -369,11 +369,3 @@ def _kind(value: Any) -> str:
     if isinstance(value, Tensor):
         return f"{str(value.dtype).removeprefix('torch.')} of shape {tuple(value.shape)}"
     return "not there" if value is None else f"a {type(value).__name__}"
-
-
-def _path(key: str | Key) -> Key:
-    return key if isinstance(key, tuple) else (key,)
-
-
-def _name(key: Key) -> str:
-    return repr(key[0]) if len(key) == 1 else repr(key)

@@ -16,7 +16,7 @@ from tensordict import TensorDictBase
 from torch import Tensor
 
 from torchrl_hts._rounds.entries import leaves
-from torchrl_hts._rounds.shared_memory import Key
+from torchrl_hts._rounds.keys import Key
 
 __all__ = ["TrialInputs"]
 

@@ -14,7 +14,8 @@ import torch
 from tensordict import TensorDictBase
 from torch import Tensor
 
-from torchrl_hts._executor.info import InfoKey, check_info_keys, info_name
+from torchrl_hts._executor.info import InfoKey, check_info_keys
+from torchrl_hts._rounds.keys import as_written
 
 __all__ = ["EpisodeReturns"]
 
@@ -152,7 +153,7 @@ class EpisodeReturns:
 
         NaN where none had one. Of numbers that are 0 or 1, such as ``"is_success"``, it is a rate.
         """
-        return {info_name(key): numbers.mean for key, numbers in self._infos.items()}
+        return {as_written(key): numbers.mean for key, numbers in self._infos.items()}
 
     @property
     def mean(self) -> float:

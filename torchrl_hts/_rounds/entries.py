@@ -10,7 +10,7 @@ from tensordict import LazyStackedTensorDict, TensorDictBase, is_non_tensor, is_
 from torch import Tensor
 from torchrl.data import Composite
 
-from torchrl_hts._rounds.shared_memory import Key
+from torchrl_hts._rounds.keys import Key, named
 from torchrl_hts.errors import InvalidValueError
 
 __all__ = ["check_fixed_shapes", "check_specified", "is_private", "leaves"]
@@ -64,7 +64,7 @@ def _is_uniform(stack: LazyStackedTensorDict) -> bool:
 
 def _no_plain_tensor(path: Key, value: Any, owner: Owner) -> TypeError:
     below = path[1:] if path[0] == "next" else path
-    name = repr(below[0]) if len(below) == 1 else repr(below)
+    name = named(below)
     kind = type(value).__name__
     if isinstance(value, Tensor):
         kind = "nested tensor" if value.is_nested else f"tensor of layout {value.layout}"
@@ -87,7 +87,7 @@ def check_fixed_shapes(specs: Composite) -> None:
     for key, spec in specs.items(True, True):
         if any(size < 0 for size in spec.shape):
             path = tuple(name for name in key if not name.endswith("_spec"))
-            name = repr(path[0]) if len(path) == 1 else repr(path)
+            name = named(path)
             raise TypeError(
                 f"the spec of {name} has the shape {tuple(spec.shape)}; a batch of HTSCollector "
                 "holds plain tensors of fixed shapes: pad it, or leave it out with "
@@ -108,7 +108,7 @@ def check_specified(td: TensorDictBase, known: Collection[Key], prefix: Key = ()
     """
     for path, _ in _entries(td, ()):
         if prefix + path not in known and not is_private(path):
-            name = repr(path[0]) if len(path) == 1 else repr(path)
+            name = named(path)
             raise InvalidValueError(
                 f"the environment returned {name}, for which it has no spec, so that a batch would "
                 "lack it: add it to the environment's observation_spec, or, where a transform "

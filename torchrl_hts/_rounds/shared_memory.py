@@ -29,12 +29,12 @@ import numpy as np
 import numpy.typing as npt
 
 from torchrl_hts._processes.linux import anonymous_memory, is_anonymous_memory
+from torchrl_hts._rounds.keys import Key
 from torchrl_hts._rounds.schedule import Schedule
 from torchrl_hts.errors import ResourceError
 
-__all__ = ["RECORD_BYTES", "Array", "Counter", "Field", "Key", "Layout", "SharedMemory"]
+__all__ = ["RECORD_BYTES", "Array", "Counter", "Field", "Layout", "SharedMemory"]
 
-Key = tuple[str, ...]
 Array = npt.NDArray[Any]
 
 RECORD_BYTES = 32  # of a timeline

@@ -13,7 +13,8 @@ from tensordict import TensorDict
 from torch import Tensor, nn
 
 from torchrl_hts._rounds.entries import is_private
-from torchrl_hts._rounds.shared_memory import Array, Field, Key, SharedMemory
+from torchrl_hts._rounds.keys import Key
+from torchrl_hts._rounds.shared_memory import Array, Field, SharedMemory
 
 __all__ = ["Slots", "bind_parameters", "field_of", "policy_tensors", "tensor_over"]
 

@@ -10,8 +10,9 @@ from dataclasses import dataclass
 from torchrl_hts._actor.messages import StartActor
 from torchrl_hts._executor.messages import StartExecutor, Unsaved
 from torchrl_hts._rounds.exchange import SAVE, STOP, LearnerPort
+from torchrl_hts._rounds.keys import Key
 from torchrl_hts._rounds.replies import Stopped
-from torchrl_hts._rounds.shared_memory import Counter, Key
+from torchrl_hts._rounds.shared_memory import Counter
 from torchrl_hts._supervision.progress import at_work
 from torchrl_hts._supervision.restarts import Restarts
 from torchrl_hts._supervision.workers import Workers

@@ -21,7 +21,8 @@ from torchrl_hts._policy.invariance import InvariantSizes
 from torchrl_hts._processes.limits import available_cores
 from torchrl_hts._processes.server_pool import Servers
 from torchrl_hts._rounds.event_rings import recorder
-from torchrl_hts._rounds.shared_memory import Key, Layout
+from torchrl_hts._rounds.keys import Key
+from torchrl_hts._rounds.shared_memory import Layout
 from torchrl_hts._rounds.slots import Slots, field_of, policy_tensors
 from torchrl_hts._supervision.making import Description, make_environments, observe_first
 from torchrl_hts._supervision.restarts import Restarts
