@@ -24,9 +24,9 @@ from torchrl.envs.utils import ExplorationType
 from torchrl_hts import HTSCollector, WorkerError
 from torchrl_hts._executor.gym_env import GymDescription
 from torchrl_hts._planning import worker_counts
-from torchrl_hts._planning.batch_plan import Planner
 from torchrl_hts._planning.costs import PassCosts, StepCosts, TeamSize, team_for
 from torchrl_hts._planning.pass_times import median_cpu_time
+from torchrl_hts._planning.planner import Planner
 from torchrl_hts._planning.probe import EnvironmentTimes, time_steps
 from torchrl_hts._processes.limits import available_cores
 from torchrl_hts.collector import startup

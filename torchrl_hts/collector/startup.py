@@ -13,8 +13,9 @@ from torchrl_hts._executor.factories import with_transforms
 from torchrl_hts._learner.learner import LearnerSide
 from torchrl_hts._learner.weights import WeightSource
 from torchrl_hts._planning.arguments import check_equal
-from torchrl_hts._planning.batch_plan import BatchPlan, Planner
+from torchrl_hts._planning.batch_plan import BatchPlan
 from torchrl_hts._planning.pickling import pickle_factories, pickle_policy
+from torchrl_hts._planning.planner import Planner
 from torchrl_hts._planning.policy_forms import Fitted, transforms_of
 from torchrl_hts._planning.worker_counts import Tryout, choose_team
 from torchrl_hts._policy.invariance import InvariantSizes
