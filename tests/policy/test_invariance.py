@@ -19,9 +19,9 @@ from torchrl_hts._policy.invariance import (
     calibrate,
     candidate_sizes,
     choose_sizes,
-    mixing_modules,
     row_bits,
 )
+from torchrl_hts._policy.module_checks import mixing_modules
 from torchrl_hts.errors import PolicyError
 
 N = 8

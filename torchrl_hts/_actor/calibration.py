@@ -17,9 +17,9 @@ from torchrl_hts._actor.batch_inference import BatchInference, as_array
 from torchrl_hts._policy.invariance import (
     InvariantSizes,
     choose_sizes,
-    mixing_modules,
     with_larger,
 )
+from torchrl_hts._policy.module_checks import mixing_modules
 from torchrl_hts.errors import PolicyError
 
 __all__ = ["calibrate", "measure"]

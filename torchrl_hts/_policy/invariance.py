@@ -1,11 +1,11 @@
-"""Which batch sizes give a row the same bits (measured, never assumed), and what rules them out.
+"""Which batch sizes give a row the same bits: measured, never assumed.
 
 A row's output must not depend on which rows share its batch, nor on how many (I6). Kernels choose
 their order of summation by the shape of the batch, so some sizes agree with each other bit for
 bit and others do not, differently from machine to machine: the Nature CNN gave the same bits for 4
 to 16 rows on one CPU, for 2 to 15 and from 16 on another. `calibrate` finds the sizes that agree on
 the device, dtype and thread count in use; an actor then pads each batch to the next of them.
-Modules that mix rows, drop activations or keep state of their own are found and named.
+What no batch size can help, `module_checks.py` finds.
 
 Axes: m rows of a batch.
 """
@@ -13,16 +13,14 @@ Axes: m rows of a batch.
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby, pairwise
 
 import numpy as np
 import numpy.typing as npt
 import torch
-from torch import Tensor, nn
-from torchrl.modules import ConsistentDropout
+from torch import Tensor
 
 from torchrl_hts.errors import PolicyError
 
@@ -30,11 +28,8 @@ __all__ = [
     "InvariantSizes",
     "calibrate",
     "candidate_sizes",
-    "check_modules",
     "choose_sizes",
-    "mixing_modules",
     "row_bits",
-    "unchanged_buffers",
     "with_larger",
 ]
 
@@ -169,66 +164,6 @@ def row_bits(tensors: Sequence[Tensor]) -> Bits:
         flat = flat.clone(memory_format=torch.contiguous_format)
         columns.append(flat.view(torch.uint8).numpy())
     return np.concatenate(columns, axis=1)
-
-
-def mixing_modules(policy: nn.Module) -> list[str]:
-    """Names of the modules that mix the rows of a batch: batch normalisation by batch statistics.
-
-    Example:
-        >>> mixing_modules(nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2)))
-        ['1 (BatchNorm1d)']
-    """
-    return [
-        f"{name or 'policy'} ({kind})"
-        for name, module in policy.named_modules()
-        if "BatchNorm" in (kind := type(module).__name__) or "BatchRenorm" in kind
-        if module.training or getattr(module, "running_mean", None) is None
-    ]
-
-
-def check_modules(policy: nn.Module) -> None:
-    """Raise PolicyError for a module that is lazy, or drops activations at random in training.
-
-    Example:
-        >>> check_modules(nn.Sequential(nn.Linear(2, 2), nn.Dropout(0.5)).eval())
-    """
-    dropouts = nn.modules.dropout._DropoutNd
-    for name, module in policy.named_modules():
-        where = f"{name or 'policy'} ({type(module).__name__})"
-        if any(nn.parameter.is_lazy(p) for p in module.parameters(recurse=False)):
-            raise PolicyError(f"{where} has uninitialised parameters: run the policy once before")
-        if not module.training or isinstance(module, ConsistentDropout):
-            continue
-        if (isinstance(module, dropouts) and module.p) or (
-            isinstance(module, nn.RNNBase | nn.MultiheadAttention)
-            and module.dropout
-            and getattr(module, "num_layers", 2) > 1
-        ):
-            raise PolicyError(
-                f"{where} is in training mode and drops activations at random: the policy would "
-                "act with another network at every step. Call policy.eval() or set its p to 0"
-            )
-
-
-@contextmanager
-def unchanged_buffers(policy: nn.Module) -> Iterator[None]:
-    """Raise PolicyError if what runs inside changes a buffer of the policy.
-
-    Example:
-        >>> with unchanged_buffers(nn.BatchNorm1d(2).eval()) as _:
-        ...     pass
-    """
-    before = {name: row_bits([buffer[None]]) for name, buffer in policy.named_buffers()}
-    yield
-    for name, buffer in policy.named_buffers():
-        if name not in before or not np.array_equal(row_bits([buffer[None]]), before[name]):
-            path, _, leaf = name.rpartition(".")
-            kind = type(policy.get_submodule(path)).__name__
-            raise PolicyError(
-                f"{path or 'policy'} ({kind}) changes its buffer {leaf!r} in a forward pass, so "
-                "actions would depend on what was served before. Put it in evaluation mode "
-                "(policy.eval()), or normalise in the environment instead"
-            )
 
 
 def calibrate(

@@ -19,7 +19,7 @@ import threading
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from multiprocessing.connection import Connection
 from types import FrameType
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from torchrl_hts._processes.linux import die_with_parent, keep_large_blocks, wake_on_time, watch_end
 from torchrl_hts._processes.messages import (
@@ -79,30 +79,38 @@ def serve(fd: int, main_pid: int) -> None:
                     with _ending_with_main(requests, main_fd, workers):
                         _preload(request["preload"])
                 elif "stderr_of" in request:
-                    output = workers.get(request["stderr_of"])
-                    send_message(requests, {"id": request["id"], "stderr": _last_lines(output)})
+                    said = _last_lines(workers.get(request["stderr_of"]))
+                    send_message(requests, {"id": request["id"], "stderr": said})
                 else:
                     ours = [requests.fileno(), wake_read, wake_write, *outputs]
                     ours += [] if main_fd is None else [main_fd]
-                    fds: list[int] = []
-                    try:
-                        fds = read_fds(requests, request["fds"])
-                        output = WorkerOutput()
-                        pid = _fork(request["spawn"], fds, output, ours, started_with)
-                    except OSError as error:  # of descriptors or of processes there are too few
-                        refusal = {"refused": error.errno, "why": str(error)}
-                        send_message(requests, {"id": request["id"], **refusal})
-                    else:
+                    if (spawned := _spawn(requests, request, ours, started_with)) is not None:
+                        pid, output = spawned
                         workers[pid] = outputs[output.fd] = output
                         poll.register(output.fd, select.POLLIN)
                         send_message(requests, {"id": request["id"], "pid": pid})
-                    finally:
-                        for worker_fd in fds:
-                            os.close(worker_fd)
     except (BrokenPipeError, ConnectionResetError):
         return  # the main process is gone
     finally:
         _end_with(workers)
+
+
+def _spawn(
+    requests: socket.socket, request: dict[str, Any], ours: list[int], started_with: frozenset[str]
+) -> tuple[int, WorkerOutput] | None:
+    """Fork the worker that a request asks for; None, once that is told, if the system refuses."""
+    fds: list[int] = []
+    try:
+        fds = read_fds(requests, request["fds"])
+        output = WorkerOutput()
+        return _fork(request["spawn"], fds, output, ours, started_with), output
+    except OSError as error:  # of descriptors or of processes there are too few
+        refusal = {"refused": error.errno, "why": str(error)}
+        send_message(requests, {"id": request["id"], **refusal})
+        return None
+    finally:
+        for worker_fd in fds:
+            os.close(worker_fd)
 
 
 def _end_with(workers: Iterable[int]) -> NoReturn:
