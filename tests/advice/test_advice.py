@@ -365,9 +365,15 @@ class TestSpaces:
         gather(lambda: wrappers.TransformAction(make(), lambda a: (a,), S.Discrete(3)))
 
     def test_a_vector_of_environments(self) -> None:
-        message = refusal(lambda: gym.vector.SyncVectorEnv([EchoEnv]))
-        assert "Give one factory per environment" in message
-        gather(EchoEnv)
+        class Blind(gym.vector.VectorEnv):  # type: ignore[type-arg]
+            num_envs = 2
+            single_observation_space = S.Box(0, 1, (4,))
+            observation_space = S.Box(0, 1, (2, 4))
+            single_action_space, action_space = S.Discrete(3), S.MultiDiscrete([3, 3])
+
+        message = refusal(Blind)
+        assert "make it with autoreset_mode=gymnasium.vector.AutoresetMode.SAME_STEP" in message
+        gather(lambda: gym.vector.SyncVectorEnv([EchoEnv], autoreset_mode="SameStep"))
 
 
 def actor(*, distribution: Any = Categorical, key: str = "observation") -> Any:

@@ -203,7 +203,7 @@ class TestFactories:
         [
             (int, "made a builtins.int; expected a gymnasium.Env or a torchrl.envs.EnvBase"),
             (EchoEnv().reset, "made a builtins.tuple; expected"),
-            (partial(gym.make_vec, "CartPole-v1", 2), "Give one factory per environment"),
+            (partial(gym.make_vec, "CartPole-v1", 2), "which would waste a row of the batch"),
             (partial(GymEnv, "CartPole-v1", num_envs=2), r"of batch size \(2,\)"),
             (partial(EchoEnv, colour="red"), "unexpected keyword argument 'colour'"),
             (partial(gym.make, "Nowhere-v0"), "doesn't exist"),

@@ -143,6 +143,12 @@ def test_torchrl_environments_are_refused() -> None:
         Evaluator(EchoEnv(), categorical())  # type: ignore[arg-type]
 
 
+def test_a_batch_of_environments_is_refused() -> None:
+    make = functools.partial(gym.vector.SyncVectorEnv, [EchoEnv])
+    with pytest.raises(TypeError, match=r"a batch of environments; give it a factory of a single"):
+        Evaluator(make, categorical())  # type: ignore[arg-type]
+
+
 def test_a_policy_that_does_not_fit_is_refused_at_once() -> None:
     with pytest.raises(ValueError, match="reads 'sound', which the environment does not give"):
         Evaluator(EchoEnv, TensorDictModule(nn.Identity(), ["sound"], ["action"]))

@@ -37,6 +37,8 @@ class Announced:
 class Environment:
     """Does nothing; what is to happen during its step may be given."""
 
+    rows = range(1)
+
     def __init__(self, during_step: Callable[[], None] = lambda: None) -> None:
         self.during_step = during_step
 

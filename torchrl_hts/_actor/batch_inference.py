@@ -14,12 +14,12 @@ from math import isnan
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from tensordict import TensorDictBase
 from torch import Tensor
 from torchrl.envs.utils import ExplorationType
 
+from torchrl_hts._actor.passes import Passes, Rows
 from torchrl_hts._actor.slot_policies import SlotPolicies
 from torchrl_hts._policy.counter_policy import CounterPolicy
 from torchrl_hts._policy.draws import CounterNoise, Words
@@ -71,10 +71,11 @@ class BatchInference:
         layout = memory.layout
         self.num_envs, self.sync_interval = layout.num_envs, layout.sync_interval
         self.first_env = layout.first_env
-        # Of several learners each runs what one of any number of them would: groups.
-        self.group = layout.group or layout.num_envs
         self.num_slots = layout.num_slots
         self.schedule = memory.schedule(last_round)
+        self.passes = Passes(self.schedule, layout)
+        # Of several learners each runs what one of any number of them would: groups.
+        self.group = self.passes.group
         self.sizes = InvariantSizes((self.group,), self.group, fixed_rows=True)
         self.trial: TrialInputs = unpickled(examples)
         self.examples = self.trial.rows(self.group)
@@ -94,7 +95,6 @@ class BatchInference:
 
     def _lay_out(self, memory: SharedMemory, outputs: Sequence[Key]) -> None:
         """Arrays over the rows of the slots, and the buffers between them and the policies."""
-        # The rows of a slot, environment-major: row i * T + t of a flat array.
         flat = [
             {
                 # Not -1: a field may have no elements.
@@ -133,15 +133,6 @@ class BatchInference:
         self.policies.arrange(packed=sizes.packed, transposed=sizes.transposed)
         self.sizes = sizes
 
-    def batches(self, envs: Sequence[int]) -> list[Sequence[int]]:
-        """Environments that are ready, in as few batches as they can be run in."""
-        if not self.sizes.fixed_rows:
-            return self.sizes.split(envs)
-        groups: dict[int, list[int]] = {}  # a batch has one row for each position in a group
-        for env in envs:
-            groups.setdefault(env // self.group, []).append(env)
-        return [*groups.values()]
-
     def start(self, seed: int) -> None:
         """Get ready for a run."""
         self.counter_noise = CounterNoise(
@@ -149,8 +140,12 @@ class BatchInference:
         )
         self.rounds = [None] * self.num_slots
 
-    def infer(self, round_: int, envs: Sequence[int]) -> int:
-        """Compute and write the actions of ``envs``, all in one round; returns the rows run.
+    def infer(self, round_: int, rows: Rows) -> int:
+        """Compute and write the actions of some rows; returns how many were run.
+
+        Args:
+            round_: whose rows they are.
+            rows: see `Passes`.
 
         Raises:
             PolicyError: if an output is NaN, or not of its shape at start-up; if no output can be
@@ -159,11 +154,10 @@ class BatchInference:
         slot = self.schedule.slot(round_)
         if self.rounds[slot] != round_:
             self._begin(slot, round_)
-        # In Python, which is quicker than numpy with so few.
-        steps, interval = self.schedule.steps, self.sync_interval
-        rows = np.array([env * interval + steps[env] % interval for env in envs])
-        size = self.sizes.pad(len(envs))
-        at: Any = np.array(envs) % self.group if self.sizes.fixed_rows else slice(len(envs))
+        size = self.sizes.pad(len(rows))
+        at: Any = slice(len(rows))
+        if self.sizes.fixed_rows:
+            at = rows // self.sync_interval % self.group
         for buffer, source in zip(self.buffer_rows, self.input_rows[slot], strict=True):
             if self.sizes.fixed_rows:
                 buffer[at] = source[rows]
@@ -188,7 +182,7 @@ class BatchInference:
             else:
                 total = 0
             if isnan(total):
-                self._check_numbers(key, torch.as_tensor(written)[at], slot, envs, rows)
+                self._check_numbers(key, torch.as_tensor(written)[at], slot, rows)
             target[rows] = value
         return size
 
@@ -215,15 +209,14 @@ class BatchInference:
         key: str | Key,
         value: Tensor,
         slot: int,
-        envs: Sequence[int],
-        rows: npt.NDArray[np.intp],
+        rows: Rows,
     ) -> None:
         """Raise PolicyError if an output is NaN, and say what it comes from.
 
         Args:
-            key: of the output, whose values for ``envs``, at ``rows`` of the slot, are ``value``.
+            key: of the output, whose values at ``rows`` of the slot are ``value``.
         """
-        bad = value.isnan().reshape(len(envs), -1).any(1).cpu().numpy()
+        bad = value.isnan().reshape(len(rows), -1).any(1).cpu().numpy()
         if not bad.any():
             return
         parameters = self._parameters_with(lambda tensor: ~tensor.isfinite(), slot)
@@ -237,7 +230,7 @@ class BatchInference:
             cause = f"not finite are {parameters}: check the learning rate"
         elif inputs:
             cause = f"not finite are its inputs {', '.join(inputs[:3])}: check the environment"
-        found = [env for env, is_bad in zip(envs, bad, strict=True) if is_bad]
+        found = (rows[bad] // self.sync_interval).tolist()
         raise PolicyError(f"the policy returned NaN in {key!r} for environment(s) {found}; {cause}")
 
     def run(self, policy: CounterPolicy, size: int) -> Mapping[Any, Tensor | Array]:

@@ -121,29 +121,30 @@ def _serve(
                 source.inbox.post([STOP] * (stops - 1))
             return
         rounds: dict[int, list[int]] = {}
-        for env in sorted(words):
-            rounds.setdefault(steps[env] // interval, []).append(env)
-        for round_, envs in sorted(rounds.items()):  # a pass never mixes two versions (I2)
-            schedule.take(envs)
+        for unit in sorted(words):
+            rounds.setdefault(steps[unit] // interval, []).append(unit)
+        for round_, units in sorted(rounds.items()):  # a pass never mixes two versions (I2)
+            schedule.take(units)
             counters[Counter.AT] = round_ + 1
-            for batch in actor.batches(envs):
+            for answered, rows in actor.passes.of(units, actor.sizes):
                 try:
-                    padded = actor.infer(round_, batch)
+                    padded = actor.infer(round_, rows)
                 except Exception as error:
-                    raise _InferenceError(tuple(batch), round_, error) from error
-                schedule.answer(batch)
+                    envs = tuple((rows // interval).tolist())
+                    raise _InferenceError(envs, round_, error) from error
+                schedule.answer(answered)
                 if record is not None:  # before anybody can act on the answers
                     now = clock()
-                    record(Activity.INFER, before, now, round_, 0, len(batch), padded)
+                    record(Activity.INFER, before, now, round_, 0, len(rows), padded)
                     before = now
                 answers: dict[int, list[int]] = {}
-                for env in batch:
-                    answers.setdefault(owner[env], []).append(env)
-                for executor, answered in answers.items():  # one wake-up per executor and batch
-                    executors[executor].post(answered)
+                for unit in answered:
+                    answers.setdefault(owner[unit], []).append(unit)
+                for executor, own in answers.items():  # one wake-up per executor and batch
+                    executors[executor].post(own)
                 counters[Counter.EVENTS] += 1
-                counters[Counter.ROWS] += len(batch)
-                histogram[len(batch)] += 1
+                counters[Counter.ROWS] += len(rows)
+                histogram[len(rows)] += 1
                 counters[Counter.PADDED_ROWS] += padded
             counters[Counter.AT] = 0
         served_ns = clock() - awake

@@ -71,7 +71,7 @@ def run_player(control: Connection, fds: list[int]) -> None:
             stage = OwnGenerators(stage, own)
     made = [*environments, *([] if stage is None else [stage])]
     for env in made:
-        if not isinstance(env, gym.Env):
+        if isinstance(env, gym.vector.VectorEnv) or not isinstance(env, gym.Env):
             send_object(control, PlayerRefused(_refusal(env)))
             return
     if stage is not None:
@@ -119,6 +119,11 @@ def _refusal(env: object) -> str:
     kind = f"{type(env).__module__}.{type(env).__qualname__}"
     if is_old_gym(env):
         return f"the Evaluator's factory made a {kind}; expected a gymnasium.Env. {REMEDY}"
+    if isinstance(env, gym.vector.VectorEnv):
+        return (
+            f"the Evaluator's factory made a {kind}, which is a batch of environments; give it a "
+            "factory of a single one, of which it makes as many as there are episodes"
+        )
     return (
         f"the Evaluator plays gymnasium environments; its factory made a {kind}. Give it a "
         "factory of the gymnasium.Env that lies within, with its transforms as gymnasium wrappers, "

@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Mapping
 from math import ceil
 from multiprocessing.connection import Connection
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from torchrl_hts._executor.gym_env import GymEnvironment
 from torchrl_hts._executor.making import (
@@ -27,6 +27,7 @@ from torchrl_hts._executor.messages import (
     ExecutorPlan,
     Observe,
     Saved,
+    Start,
     StartExecutor,
     Unsaved,
 )
@@ -38,6 +39,7 @@ from torchrl_hts._rounds.inbox_reader import InboxReader
 from torchrl_hts._rounds.replies import Stopped
 from torchrl_hts._rounds.schedule import Phase
 from torchrl_hts._rounds.shared_memory import Counter, SharedMemory
+from torchrl_hts._rounds.units import named
 from torchrl_hts.errors import CannotSaveError
 
 if TYPE_CHECKING:
@@ -143,7 +145,7 @@ class StepLoop:
         self.begun: deque[tuple[int, int]] = deque()
         self.last_finished = 0
 
-    def start(self, starts: Mapping[int, int | bytes]) -> None:
+    def start(self, starts: Mapping[int, Start]) -> None:
         """Reset environments with their seeds, or put them into their saved states."""
         for env in self.background:
             seed = starts.get(env)
@@ -162,23 +164,29 @@ class StepLoop:
         try:
             self.background[env].begin_reset(seed)
         except FAILURES as error:
-            raise EnvironmentFailedError(env, *position, error) from error
+            raise EnvironmentFailedError(self._rows(env), *position, error) from error
         self.counters[Counter.AT] = 0
 
-    def _begin(self, env: int, start: int | bytes) -> None:
+    def _begin(self, env: int, start: Start) -> None:
         began = time.perf_counter_ns()
         self.counters[Counter.AT] = env + 1
         position = self.schedule.position(env)
+        environment: Any = self.environments[env]  # takes as many seeds as it has environments
         try:
             if isinstance(start, bytes):
-                self.environments[env].restore(start)
+                environment.restore(start)
             else:
-                self.environments[env].reset(start, self.schedule.steps[env])
+                environment.reset(start, self.schedule.steps[env])
         except FAILURES as error:
-            raise EnvironmentFailedError(env, *position, error) from error
+            raise EnvironmentFailedError(self._rows(env), *position, error) from error
         self.counters[Counter.AT] = 0
         if self.record is not None:
-            self.record(Activity.RESET, began, time.perf_counter_ns(), position[0], env)
+            now, first = time.perf_counter_ns(), self._rows(env)[0]
+            self.record(Activity.RESET, began, now, position[0], first)
+
+    def _rows(self, env: int) -> range:
+        """The environments that have one turn: several where they are a batch."""
+        return self.environments[env].rows
 
     def serve(self) -> None:
         """Step until told to stop."""
@@ -258,7 +266,7 @@ class StepLoop:
                 reason = str(error)
                 if not isinstance(error, CannotSaveError):
                     reason = f"saving it failed with {type(error).__name__}: {error}"
-                send_object(self.control, Unsaved(f"environment {env}: {reason}"))
+                send_object(self.control, Unsaved(f"{named(environment.rows)}: {reason}"))
                 return
             finally:
                 self.counters[_AT] = 0
@@ -269,7 +277,7 @@ class StepLoop:
         try:
             self.environments[env].write_observation(self.schedule.slot(round_), t)
         except FAILURES as error:
-            raise EnvironmentFailedError(env, round_, t, error) from error
+            raise EnvironmentFailedError(self._rows(env), round_, t, error) from error
         self.port.pass_on(env)
 
     def _has_begun(self, env: int, now: int) -> bool:
@@ -279,7 +287,7 @@ class StepLoop:
         try:
             has_begun = self.background[env].begin_step(self.schedule.slot(round_), t)
         except FAILURES as error:
-            raise EnvironmentFailedError(env, round_, t, error) from error
+            raise EnvironmentFailedError(self._rows(env), round_, t, error) from error
         self.counters[_AT] = 0
         if has_begun:
             self.begun.append((env, now))
@@ -293,18 +301,19 @@ class StepLoop:
     def _step(self, env: int, began: int) -> None:
         schedule, counters = self.schedule, self.counters
         round_, t = schedule.position(env)
+        environment = self.environments[env]
         counters[_AT] = env + 1
         try:
-            ended = self.environments[env].step(schedule.slot(round_), t)
+            ended = environment.step(schedule.slot(round_), t)
         except FAILURES as error:
-            raise EnvironmentFailedError(env, round_, t, error) from error
+            raise EnvironmentFailedError(environment.rows, round_, t, error) from error
         self.last_finished = now = time.perf_counter_ns()
         self.histogram[(now - began).bit_length()] += 1
         if self.record is not None:  # before anybody can act on the step
-            self.record(Activity.STEP, began, now, schedule.steps[env], env)
+            self.record(Activity.STEP, began, now, schedule.steps[env], environment.rows[0])
         counters[_AT] = 0
-        counters[_EVENTS] += 1
+        counters[_EVENTS] += len(environment.rows)
         if ended:
-            counters[_RESETS] += 1
+            counters[_RESETS] += ended
         if self.port.finish_step(env):
             self._write_observation(env)

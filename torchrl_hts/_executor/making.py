@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
+from collections.abc import Iterable
 from dataclasses import replace
 from functools import partial
 from multiprocessing.connection import Connection
@@ -28,6 +29,7 @@ from torchrl_hts._executor.trial_observations import (
     observed,
     observed_and_restored,
 )
+from torchrl_hts._executor.vector_env import VectorEnvironment
 from torchrl_hts._processes.messages import receive_object, send_object, unpickled
 from torchrl_hts._processes.raised import Raised
 from torchrl_hts._processes.registrations import explaining_what_is_missing
@@ -36,7 +38,7 @@ from torchrl_hts._rounds.replies import Failed
 if TYPE_CHECKING:
     from torchrl_hts._executor.torchrl_env import TorchRLEnvironment
 
-    Environment: TypeAlias = GymEnvironment | TorchRLEnvironment
+    Environment: TypeAlias = GymEnvironment | VectorEnvironment | TorchRLEnvironment
 
 __all__ = ["FAILURES", "EnvironmentFailedError", "make_environments", "observe_first"]
 
@@ -51,9 +53,9 @@ class EnvironmentFailedError(Exception):
     """
 
     def __init__(
-        self, env: int, round_: int | None, step: int | None, error: BaseException
+        self, envs: Iterable[int], round_: int | None, step: int | None, error: BaseException
     ) -> None:
-        self.told = Failed(Raised.of(error), (env,), round_, step)
+        self.told = Failed(Raised.of(error), tuple(envs), round_, step)
 
 
 class _NeedsTorchError(Exception):
@@ -88,7 +90,7 @@ def make_environments(
             send_object(control, NeedsTorch(index))
             receive_object(control)  # the end of the connection: another process takes over
         except FAILURES as error:
-            raise EnvironmentFailedError(index, None, None, error) from error
+            raise EnvironmentFailedError([index], None, None, error) from error
         send_object(control, Made(index))
     descriptions: list[Any] = [environment.description for environment in environments.values()]
     descriptions[0] = replace(descriptions[0], observations=observations)
@@ -112,6 +114,8 @@ def _make(factory: bytes, index: int, job: ExecutorJob) -> Environment:
     make = unpickled(factory)
     with explaining_what_is_missing():
         env = make()
+    if isinstance(env, gym.vector.VectorEnv):  # first, for EnvPool's are both
+        return VectorEnvironment(env, index, generators)
     if isinstance(env, gym.Env):
         return GymEnvironment(env, index, generators)
     if any(c.__module__ == "torchrl.envs.common" for c in type(env).__mro__):
@@ -121,11 +125,9 @@ def _make(factory: bytes, index: int, job: ExecutorJob) -> Environment:
 
         return TorchRLEnvironment(env, index, generators, **job.env_options)
     hint = f" {REMEDY}." if is_old_gym(env) else ""
-    if isinstance(env, gym.vector.VectorEnv):
-        hint = " Give one factory per environment: the collector does what a vector would."
     raise TypeError(
         f"create_env_fn[{index}] made a {type(env).__module__}.{type(env).__qualname__}; expected "
-        f"a gymnasium.Env or a torchrl.envs.EnvBase.{hint}"
+        f"a gymnasium.Env or a torchrl.envs.EnvBase, or a gymnasium.vector.VectorEnv.{hint}"
     )
 
 

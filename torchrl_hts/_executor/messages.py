@@ -27,9 +27,13 @@ __all__ = [
     "Observed",
     "Observing",
     "Saved",
+    "Start",
     "StartExecutor",
     "Unsaved",
 ]
+
+
+Start = int | tuple[int, ...] | bytes
 
 
 @dataclass(frozen=True)
@@ -38,7 +42,7 @@ class ExecutorJob:
 
     Attributes:
         factories: pickled environment factories, and
-        env_indices: the indices of what they make.
+        env_indices: the indices of what they make, each an environment or a batch of them.
         first_env: the number of environment 0 among the environments of all learners.
         observed: whether the first environment is to be observed, if it can be put back, before
             the others are made. `Observing` says that this begins.
@@ -148,10 +152,11 @@ class StartExecutor:
     """To an executor at rest: begin to work. Answered by `Stopped`, after a STOP, or by `Failed`.
 
     Attributes:
-        starts: a seed, or a saved state, for each environment that begins anew.
+        starts: by index of what a factory has made and begins anew: a seed, one for each of the
+            environments of a batch, or a saved state.
     """
 
-    starts: Mapping[int, int | bytes]
+    starts: Mapping[int, Start]
 
 
 @dataclass(frozen=True)

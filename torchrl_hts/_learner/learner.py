@@ -7,12 +7,14 @@ import time
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any
 
 import numpy as np
 from tensordict import TensorDict, TensorDictBase
 from torch import Tensor, nn
 
+from torchrl_hts._executor.messages import Start
 from torchrl_hts._learner.packing import pack, to_bytes, to_tensor, unpack
 from torchrl_hts._learner.weights import WeightSource
 from torchrl_hts._rounds.event_rings import Activity, Record
@@ -31,7 +33,7 @@ class _Beginning:
 
     Attributes:
         batches: the batches, packed, of the rounds that are full already.
-        environments: the state of each environment after them; None for new episodes.
+        environments: the state of each unit after them; None for new episodes.
         why_lost: why there are new episodes although some were under way; else "".
     """
 
@@ -51,6 +53,7 @@ class LearnerSide:
         seed: of environments and noise.
         record: takes down when it learned and waited; None: nobody asks.
         first_env: the number of environment 0 among the environments of all learners.
+        units: how many environments each unit of the schedule has; (): one each.
 
     Attributes:
         round: the round that is lent next.
@@ -68,8 +71,12 @@ class LearnerSide:
         seed: int,
         record: Record | None = None,
         first_env: int = 0,
+        units: Sequence[int] = (),
     ) -> None:
         self._first_env = first_env
+        sizes = units or [1] * schedule.num_envs
+        ends = accumulate(sizes)
+        self._envs = [range(end - size, end) for size, end in zip(sizes, ends, strict=True)]
         self._supervisor = supervisor
         self._schedule = schedule
         self._slots = slots
@@ -159,16 +166,18 @@ class LearnerSide:
         begin, self._beginning = self._beginning, _Beginning()
         ahead = len(begin.batches)
         # Not `self`, which the supervisor must not hold.
-        seed, static, first_env = self.seed, self.static_seed, self._first_env
+        seed, static, first_env, envs = self.seed, self.static_seed, self._first_env, self._envs
 
-        def seed_of(env: int, round_: int, restarts: int = 0) -> int:
-            return environment_seed(seed, 0 if static else first_env + env, round_, restarts)
+        def seed_of(unit: int, round_: int, restarts: int = 0) -> int | tuple[int, ...]:
+            numbers = [0 if static else first_env + env for env in envs[unit]]
+            seeds = [environment_seed(seed, number, round_, restarts) for number in numbers]
+            return seeds[0] if len(seeds) == 1 else tuple(seeds)
 
-        seeds = [seed_of(env, self.round + ahead) for env in range(self._schedule.num_envs)]
+        seeds = [seed_of(unit, self.round + ahead) for unit in range(len(envs))]
         if not self.began:
             self.began = time.monotonic()
         self._running = True
-        starts: Sequence[int | bytes] = begin.environments or seeds
+        starts: Sequence[Start] = begin.environments or seeds
         self._supervisor.run(starts, Seeds(seed, seed_of), self.round, lent=self.lent, ahead=ahead)
 
     def rest(self) -> None:

@@ -55,6 +55,11 @@ def own_state(state: Any, policy: nn.Module, layout: Layout) -> Mapping[str, Any
         if place == (layout.first_env, layout.num_envs) or layout.num_envs == all_envs:
             _check_state(states[0], policy, layout)
             return states[0]
+    if layout.units:
+        raise ValueError(
+            "states of several learners are of single environments, and this collector has batches "
+            "of them: give create_env_fn the environments one by one"
+        )
     states.sort(key=_first_env)
     for one in states:
         first, count = _first_env(one), _integer(one, "num_envs")
@@ -162,10 +167,10 @@ def _check_state(state: Mapping[str, Any], policy: nn.Module, layout: Layout) ->
         _check_tensors(staged["values"], own, "staged_parameters']['values")
     _check_collected(state, layout)
     environments = _entry(state, "environments", (list, tuple, type(None)))
-    if environments is not None and len(environments) != layout.num_envs:
+    if environments is not None and len(environments) != layout.num_units:
         raise ValueError(
             f"state_dict['environments'] has {len(environments)} states, and there are "
-            f"{layout.num_envs} environments"
+            f"{layout.num_units} {'batches of environments' if layout.units else 'environments'}"
         )
     for index, saved in enumerate(environments or ()):
         _check_bytes(saved, f"['environments'][{index}]")

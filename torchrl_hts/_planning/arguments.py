@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import inspect
 import os
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from math import inf
@@ -161,33 +160,13 @@ def check_lag(lag: Any, num_envs: int) -> int:
     return checked
 
 
-def check_frames(frames_per_batch: Any, total_frames: Any, num_envs: int) -> tuple[int, int | None]:
-    """Steps per environment and round, and the number of rounds; None for an endless run.
-
-    What doesn't divide is rounded up, with a warning, as TorchRL does.
-    """
+def check_frames(frames_per_batch: Any, total_frames: Any) -> tuple[int, int | None]:
+    """Frames of a batch and of the run, as they are asked for; None for an endless run."""
     frames_per_batch = check_integer("frames_per_batch", frames_per_batch)
-    sync_interval = -(-frames_per_batch // num_envs)
-    batch = sync_interval * num_envs
-    if batch != frames_per_batch:
-        warnings.warn(
-            f"frames_per_batch={frames_per_batch} is not divisible by the {num_envs} "
-            f"environments: each batch has {batch} frames",
-            stacklevel=4,  # whoever makes the collector
-        )
     if total_frames is None or (isinstance(total_frames, Real) and total_frames == inf):
-        return sync_interval, None
+        return frames_per_batch, None
     total_frames = check_integer("total_frames", total_frames, least=-1)
-    if total_frames < 0:
-        return sync_interval, None
-    rounds = -(-total_frames // batch)
-    if rounds * batch != total_frames:
-        warnings.warn(
-            f"total_frames={total_frames} is not divisible by the {batch} frames of a batch: "
-            f"{rounds * batch} frames will be collected",
-            stacklevel=4,  # whoever makes the collector
-        )
-    return sync_interval, rounds
+    return frames_per_batch, None if total_frames < 0 else total_frames
 
 
 def check_max_frames(value: Any) -> int:

@@ -58,8 +58,17 @@ class PassCosts:
         times: seconds of processor time of a pass of so many, on one thread.
     """
 
-    rows: tuple[int, ...]
+    rows: tuple[float, ...]
     times: tuple[float, ...]
+
+    def of_batches(self, size: int) -> PassCosts:
+        """The same counted in batches of so many environments, for each of which it is one row.
+
+        Example:
+            >>> PassCosts((1, 64), (1e-3, 8e-3)).of_batches(16).time(4)
+            0.008
+        """
+        return PassCosts(tuple(rows / size for rows in self.rows), self.times)
 
     def time(self, rows: float) -> float:
         """Seconds that a pass takes; of more rows than were measured, in proportion."""

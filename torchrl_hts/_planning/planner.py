@@ -25,7 +25,7 @@ class Planner:
 
     Args:
         policy: pickled, its tensors on the CPU.
-        num_envs: N.
+        num_units: entries of ``create_env_fn`` whose rows are given bits together.
         on_cpu: whether the policy will run on the CPU.
         exploration_type, max_frames_per_traj, compact_obs, info_keys: see `plan_batch`.
     """
@@ -33,7 +33,7 @@ class Planner:
     def __init__(
         self,
         policy: bytes,
-        num_envs: int,
+        num_units: int,
         *,
         on_cpu: bool,
         exploration_type: ExplorationType,
@@ -42,26 +42,37 @@ class Planner:
         info_keys: tuple[InfoKey, ...] = (),
     ) -> None:
         self._policy = policy
-        self._num_envs = num_envs
+        self._num_units = num_units
         self._on_cpu = on_cpu
         self._exploration_type = exploration_type
         self._max_frames_per_traj = max_frames_per_traj
         self._compact_obs = compact_obs
         self._info_keys = info_keys
-        self._last: tuple[GymDescription | TorchRLDescription, BatchPlan] | None = None
+        self._last: tuple[GymDescription | TorchRLDescription, int, BatchPlan] | None = None
 
-    def plan(self, description: GymDescription | TorchRLDescription) -> BatchPlan:
+    def plan(
+        self, description: GymDescription | TorchRLDescription, num_envs: int | None = None
+    ) -> BatchPlan:
         """See `plan_batch`; what was planned last is kept for environments that are alike.
 
         But not if that was done without observations, and now there are some.
+
+        Args:
+            description: of what one entry makes.
+            num_envs: N; None: as if all entries made as many.
         """
-        last = None if self._last is None else self._last[0]
+        num_envs = num_envs or self._num_units * description.num_envs
+        last, planned_for, _ = self._last or (None, 0, None)
         blind = last is not None and last.observations is None
-        if not are_alike(description, last) or (blind and description.observations is not None):
+        if (
+            num_envs != planned_for
+            or not are_alike(description, last)
+            or (blind and description.observations is not None)
+        ):
             planned = plan_batch(
                 description,
                 pickle.loads(self._policy),
-                self._num_envs,
+                num_envs,
                 exploration_type=self._exploration_type,
                 max_frames_per_traj=self._max_frames_per_traj,
                 compact_obs=self._compact_obs,
@@ -69,9 +80,9 @@ class Planner:
             )
             if not self._on_cpu:  # where a row that is refused may cost the device its sanity
                 planned = replace(planned, trial=planned.trial.accepted_by(self._run))
-            self._last = description, planned
+            self._last = description, num_envs, planned
         assert self._last is not None
-        return self._last[1]
+        return self._last[2]
 
     def _run(self, inputs: TensorDictBase) -> TensorDictBase:
         generator, kind = torch.random.fork_rng(devices=[]), self._exploration_type
@@ -84,7 +95,8 @@ class Planner:
         if not self._on_cpu:
             return None
         try:
-            examples = self.plan(description).examples[: self._num_envs].clone()
+            count = self._num_units * description.num_envs
+            examples = self.plan(description).examples[:count].clone()
         except Exception:  # which is met again, and told, when all environments are known
             return None
         return PassJob(self._policy, pickle.dumps(examples), self._exploration_type)

@@ -33,6 +33,7 @@ from torchrl_hts._executor.trial_observations import (
     gym_observations,
     gym_reader,
 )
+from torchrl_hts._executor.vector_play import VectorPlay
 from torchrl_hts._planning.costs import StepCosts
 from torchrl_hts._processes.messages import receive_object, send_object, unpickled
 from torchrl_hts._processes.stderr import be_silent
@@ -276,7 +277,10 @@ def run_probe(control: Connection, fds: Sequence[int]) -> None:
     try:
         play: _ObservedPlay | None = None
         description: Any = None
-        if isinstance(env, gym.Env):
+        if isinstance(env, gym.vector.VectorEnv):  # first, for EnvPool's are both
+            play = vector = VectorPlay(env)
+            description = vector.description
+        elif isinstance(env, gym.Env):
             description = GymDescription(env.observation_space, env.action_space)
             own_spaces(env)
             seed_spaces(env, 0)

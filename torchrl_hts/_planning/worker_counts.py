@@ -71,14 +71,19 @@ class Tryout:
         return None
 
     def passes(self, description: Description | None) -> PassCosts | None:
-        """What forward passes cost; None if nothing of the cores, or if that can't be told."""
+        """What forward passes cost, in rows of what a factory makes: a batch counts as one.
+
+        None if it is nothing of the cores, or if that can't be told.
+        """
         job = None if description is None else self.pass_job(description)
-        if job is None:
+        if description is None or job is None:
             return None
         target = "torchrl_hts._planning.pass_times:run_passes"
         worker = self.servers.spawn_actor(WorkerId("trial of the policy"), target, [])
         answer = self._ask(worker, job)
-        return answer.costs if isinstance(answer, Timed) else None
+        if not isinstance(answer, Timed):
+            return None
+        return answer.costs.of_batches(description.num_envs)
 
     def _ask(self, worker: WorkerProcess, job: ProbeJob | PassJob) -> object:
         """The answer of a worker that then ends; None if it takes too long, or goes without one."""

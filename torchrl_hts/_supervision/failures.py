@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 from dataclasses import dataclass
 
 from torchrl_hts._processes.raised import Raised
@@ -11,6 +11,7 @@ from torchrl_hts._processes.worker_process import WorkerProcess
 from torchrl_hts._rounds.replies import Failed
 from torchrl_hts._rounds.schedule import Phase, Schedule
 from torchrl_hts._rounds.shared_memory import Counter, SharedMemory
+from torchrl_hts._rounds.units import listed, named
 from torchrl_hts.errors import Failure, WorkerError
 
 __all__ = ["Site", "died", "failed", "hung", "raised"]
@@ -59,9 +60,11 @@ class Site:
             return cls(envs, " between two steps")
         round_, step = schedule.position(env)
         doing = "stepped" if schedule.phase[env] == Phase.ANSWERED else "reset, saved or restored"
+        which = memory.layout.rows(env)
+        was = "was" if len(which) == 1 else "were"
         return cls(
             envs,
-            f" while environment {env} was {doing} in round {round_}, step {step}",
+            f" while {named(which)} {was} {doing} in round {round_}, step {step}",
             round_,
             step,
         )
@@ -74,8 +77,9 @@ class Site:
         round_ = int(memory.counters[row, Counter.AT]) - 1
         if round_ < 0:
             return cls((), " between two batches")
-        envs = tuple(e for e in range(schedule.num_envs) if schedule.phase[e] == Phase.TAKEN)
-        rows = f", for environment(s) {_listed(envs)}" if envs else ""
+        taken = [unit for unit in range(schedule.num_envs) if schedule.phase[unit] == Phase.TAKEN]
+        envs = memory.layout.envs(taken)
+        rows = f", for environment(s) {listed(envs)}" if envs else ""
         return cls(envs, f" in round {round_}{rows}", round_)
 
 
@@ -104,12 +108,12 @@ def failed(worker: WorkerProcess, told: Failed) -> WorkerError:
     lack = " for want of memory" if failure is Failure.OUT_OF_MEMORY else ""
     if worker.id.kind == "actor":
         message = (
-            f"the policy failed{lack} in round {round_}, for environment(s) {_listed(envs)}, "
+            f"the policy failed{lack} in round {round_}, for environment(s) {listed(envs)}, "
             f"in {who}:"
         )
     else:
         at = "while it was made" if round_ is None else f"in round {round_}, step {step}"
-        message = f"environment {envs[0]} failed{lack} {at}, in {who}:"
+        message = f"{named(envs)} failed{lack} {at}, in {who}:"
     return WorkerError(
         message,
         worker=worker.id,
@@ -146,7 +150,7 @@ def _without_traceback(
 ) -> WorkerError:
     serving = ""
     if worker.id.kind == "executor":
-        serving = f", which steps environment(s) {_listed(site.env_indices)},"
+        serving = f", which steps environment(s) {listed(site.env_indices)},"
     return WorkerError(
         f"{_who(worker)}{serving} {end}{site.text}",
         worker=worker.id,
@@ -161,7 +165,3 @@ def _without_traceback(
 
 def _who(worker: WorkerProcess) -> str:
     return f"{worker.name} (pid {worker.pid})"
-
-
-def _listed(envs: Sequence[int]) -> str:
-    return ", ".join(map(str, envs))

@@ -8,7 +8,7 @@ from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 
 from torchrl_hts._actor.messages import StartActor
-from torchrl_hts._executor.messages import StartExecutor, Unsaved
+from torchrl_hts._executor.messages import Start, StartExecutor, Unsaved
 from torchrl_hts._rounds.exchange import SAVE, STOP, LearnerPort
 from torchrl_hts._rounds.keys import Key
 from torchrl_hts._rounds.replies import Stopped
@@ -29,12 +29,12 @@ class Seeds:
 
     Attributes:
         noise: seed of the action noise.
-        of_environment: the seed of an environment that is reset after a failure, from its index,
-            the round, and how often its executor has been replaced.
+        of_environment: the seed of an environment that is reset after a failure, or those of a
+            batch, from its index, the round, and how often its executor has been replaced.
     """
 
     noise: int
-    of_environment: Callable[[int, int, int], int]
+    of_environment: Callable[[int, int, int], Start]
 
 
 class Supervisor:
@@ -72,7 +72,7 @@ class Supervisor:
 
     def run(
         self,
-        starts: Sequence[int | bytes],
+        starts: Sequence[Start],
         seeds: Seeds,
         first_round: int,
         *,
@@ -82,7 +82,7 @@ class Supervisor:
         """Reset every environment, or put it into a saved state, and set everybody to work.
 
         Args:
-            starts: a seed or a state (see `save`) per environment.
+            starts: a seed, the seeds of a batch, or a state (see `save`) per environment.
             seeds: of this run.
             first_round: the round that is to be lent next.
             lent: whether the learner still holds the batch of the round before.
@@ -95,7 +95,7 @@ class Supervisor:
         self.port.count_anew(ahead)
         self._go(dict(enumerate(starts)))
 
-    def _go(self, starts: Mapping[int, int | bytes]) -> None:
+    def _go(self, starts: Mapping[int, Start]) -> None:
         """Let everybody work; environments that are in ``starts`` begin anew."""
         self._listener.forget()
         failures: list[WorkerError] = []
@@ -167,7 +167,7 @@ class Supervisor:
         self._refill(lost)
         broken = sorted(env for worker_id in lost for env in self.workers.environments(worker_id))
         self.port.restore_messages(broken, self._channels.actors)
-        starts: dict[int, int | bytes] = {}
+        starts: dict[int, Start] = {}
         for env in broken:
             self._truncate(env)
             round_, _ = self.schedule.position(env)
@@ -256,8 +256,9 @@ class Supervisor:
         fields = self.memory.fields(self.schedule.slot(round_))
         for key in self._truncated_keys:
             truncated, done = fields[key], fields[(*key[:-1], "done")]
-            if not done[env, step].all():
-                truncated[env, step] = done[env, step] = True
+            for row in layout.rows(env):
+                if not done[row, step].all():
+                    truncated[row, step] = done[row, step] = True
 
     def _owing(self) -> Mapping[WorkerId, Hashable]:
         return at_work(self.schedule, self.memory.counters, self.workers.owner)

@@ -346,6 +346,7 @@ class Workers:
             if self._shared is None:
                 return Site.of_making(envs, self.listener.made)
             memory, schedule = self._shared.memory, self._shared.schedule
+            envs = memory.layout.envs(envs)
             return Site.of_executor(envs, schedule, memory, self.row(worker))
         memory, schedule = self.shared.memory, self.shared.schedule
         ready = self._reached is Stage.READY

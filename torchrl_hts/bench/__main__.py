@@ -82,15 +82,15 @@ def find_environment(name: str) -> MakeEnv:
     else:
         make_env = partial(gym.make, name)
     try:
-        env = make_env()
+        env: Any = make_env()
     except Exception as error:
         raise _UserError(
             f"--env-id {name!r} can't be made: {type(error).__name__}: {error}"
         ) from error
-    if not isinstance(env, gym.Env):
+    if isinstance(env, gym.vector.VectorEnv) or not isinstance(env, gym.Env):
         raise _UserError(
             f"--env-id {name!r} made a {type(env).__module__}.{type(env).__qualname__}; only "
-            "gymnasium environments can be measured here"
+            "single gymnasium environments can be measured here"
         )
     env.close()
     return make_env

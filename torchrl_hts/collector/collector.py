@@ -8,6 +8,7 @@ import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict
+from math import inf
 from os import PathLike
 from typing import Any
 
@@ -26,6 +27,7 @@ from torchrl_hts._reports.timeline import Timeline, check_path, read_timeline
 from torchrl_hts._rounds.slots import policy_tensors
 from torchrl_hts._world.digest import digest
 from torchrl_hts._world.world import World
+from torchrl_hts.collector.rounds import Rounds
 from torchrl_hts.collector.settings import Settings
 from torchrl_hts.collector.startup import Startup
 from torchrl_hts.collector.stock_attributes import StockAttributes
@@ -56,7 +58,9 @@ class HTSCollector(StockAttributes, BaseCollector):  # type: ignore[misc]  # tor
     Args:
         create_env_fn: a callable per environment. Each returns a `gymnasium.Env` (the fast path:
             its executor never imports torch) or a TorchRL `EnvBase` of empty batch size, with any
-            transforms. A single callable makes one environment, or `num_workers`.
+            transforms. Or it returns a batch of environments that steps as one, a gymnasium
+            ``VectorEnv`` (docs/how_to/batches_of_environments.md). A single callable is called
+            once, or `num_workers` times.
         policy: a TensorDictModule that writes ``"action"``, in training or evaluation mode as it
             is; or a plain module that maps the only observation to the action; or a callable of
             either kind that uses no modules. By default, and with a ``RandomPolicy``, random.
@@ -210,6 +214,7 @@ class HTSCollector(StockAttributes, BaseCollector):  # type: ignore[misc]  # tor
         except BaseException:
             self.shutdown(timeout=1.0)  # for environments that are there to be closed
             raise
+        self._show_rounds(started.rounds)
         self._supervisor, self._learner = started.supervisor, started.learner
         self._memory, self._invariant_sizes = started.supervisor.memory, started.invariant_sizes
         self._truncated_keys = started.truncated_keys if self.set_truncated else ()
@@ -218,10 +223,7 @@ class HTSCollector(StockAttributes, BaseCollector):  # type: ignore[misc]  # tor
         """Set the attributes that scripts, and TorchRL's trainers, read."""
         self.pre_collect_hook = settings.pre_collect_hook
         self.post_collect_hook = settings.post_collect_hook
-        self.num_envs, self.sync_interval = settings.num_envs, settings.sync_interval
-        self.frames_per_batch = self.requested_frames_per_batch = settings.frames_per_batch
-        self.total_frames: Any = settings.total_frames
-        self._last_round = settings.num_rounds
+        self.total_frames: Any = inf if settings.total_frames is None else settings.total_frames
         self.lag = settings.lag
         self.policy = settings.policy
         self.exploration_type = settings.exploration_type
@@ -234,6 +236,12 @@ class HTSCollector(StockAttributes, BaseCollector):  # type: ignore[misc]  # tor
         self.policy_device, self.env_device = settings.policy_device, settings.env_device
         self.world = settings.world
         self._num_learners = 1 if self.world is None else self.world.size
+
+    def _show_rounds(self, rounds: Rounds) -> None:
+        """Set those that tell of the environments."""
+        self.num_envs, self.sync_interval = rounds.num_envs, rounds.sync_interval
+        self.frames_per_batch = self.requested_frames_per_batch = rounds.frames_per_batch
+        self._last_round = rounds.num_rounds
 
     def _agree_on_an_update(self) -> None:
         """Raise WorldError if learners have taken the first update apart from each other."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from math import inf
 from typing import Any
 
 import torch
@@ -45,20 +44,18 @@ class Settings:
     """The arguments of `HTSCollector`, under their names; those below come of several of them.
 
     Attributes:
-        factories: of this learner's environments.
-        num_envs: of all learners together.
-        sync_interval: alpha, steps of each environment in a round.
-        num_rounds: after which the iterator ends; None: never.
+        factories: of this learner's environments, each of one or of a batch of them.
+        num_factories: of all learners together.
+        frames_per_batch: as it was asked for; see `Rounds`.
+        total_frames: likewise; None: an endless run.
         stock: the arguments of TorchRL's collectors that mean something here.
     """
 
     factories: tuple[Factory, ...]
-    num_envs: int
+    num_factories: int
     policy: TensorDictModuleBase
     frames_per_batch: int
-    sync_interval: int
-    total_frames: int | float
-    num_rounds: int | None
+    total_frames: int | None
     lag: int
     num_actors: int | None
     num_executors: int | None
@@ -103,19 +100,15 @@ class Settings:
         kept = _of_the_right_kind(given)
         devices = ("device", "storing_device", "policy_device", "env_device")
         storing_device, policy_device, env_device = check_devices(*map(given.get, devices))
-        factories, num_envs = _environments(given, stock)
+        factories, num_factories = _environments(given, stock)
         seed = _seed_of_all(given["seed"], given["world"])
         lag = check_lag(given["lag"], len(factories))
-        sync_interval, num_rounds = check_frames(
-            given["frames_per_batch"], given["total_frames"], num_envs
-        )
+        frames = check_frames(given["frames_per_batch"], given["total_frames"])
         return cls(
             factories=factories,
-            num_envs=num_envs,
-            frames_per_batch=sync_interval * num_envs,
-            sync_interval=sync_interval,
-            total_frames=inf if num_rounds is None else int(given["total_frames"]),
-            num_rounds=num_rounds,
+            num_factories=num_factories,
+            frames_per_batch=frames[0],
+            total_frames=frames[1],
             lag=lag,
             num_actors=_count(given, "num_actors", most=MAX_ENVS),
             num_executors=_count(given, "num_executors"),
@@ -147,10 +140,10 @@ class Settings:
 
     @property
     def group(self) -> int:
-        """Environments that are given bits by themselves: of a shard, or all of this learner's."""
+        """Factories whose environments are given bits together: of a shard, or this learner's."""
         if self.world is None or self.world.shards is None:
             return len(self.factories)
-        return self.num_envs // self.world.shards
+        return self.num_factories // self.world.shards
 
 
 def _of_the_right_kind(given: Mapping[str, Any]) -> dict[str, Any]:

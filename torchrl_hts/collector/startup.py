@@ -5,6 +5,7 @@ from __future__ import annotations
 import pickle
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from math import ceil, inf
 from typing import TypeVar
 
@@ -30,6 +31,7 @@ from torchrl_hts._supervision.restarts import Restarts
 from torchrl_hts._supervision.supervisor import Supervisor
 from torchrl_hts._supervision.workers import EnvironmentSource, Workers
 from torchrl_hts._world.digest import digest
+from torchrl_hts.collector.rounds import Rounds
 from torchrl_hts.collector.settings import Settings
 from torchrl_hts.errors import PolicyError
 
@@ -48,12 +50,14 @@ class Started:
     Attributes:
         supervisor: that sets them to work.
         learner: the learner's side of the schedule.
+        rounds: what they are like.
         truncated_keys: ``("next", ...)`` keys of the truncation flags.
         invariant_sizes: batch sizes that all actors agree on.
     """
 
     supervisor: Supervisor
     learner: LearnerSide
+    rounds: Rounds
     truncated_keys: tuple[Key, ...]
     invariant_sizes: InvariantSizes
 
@@ -134,14 +138,21 @@ class Startup:
         known = None if self._tried is None else self._tried.observations
         descriptions = make_environments(workers, known)
         check_equal(descriptions)
-        plan = self._plan(descriptions[0])
+        sizes_made = [description.num_envs for description in descriptions]
+        num_learners = None if settings.world is None else settings.world.size
+        rounds = Rounds.of(
+            settings.frames_per_batch,
+            settings.total_frames,
+            sizes_made,
+            num_learners,
+            stacklevel=3,  # whoever makes the collector
+        )
+        plan = self._plan(descriptions[0], rounds.num_own)
         self._check_truncation(plan)
-        layout = self._layout(plan)
+        layout = self._layout(plan, rounds)
         a_core_each = self.num_executors + self.num_actors * settings.actor_threads <= self._cores
         cores_to_fill = ceil(self._cores) if self.num_actors == 1 else None
-        shared = workers.share(
-            layout, settings.num_rounds, plan.options, cores_to_fill, a_core_each
-        )
+        shared = workers.share(layout, rounds.num_rounds, plan.options, cores_to_fill, a_core_each)
         slots = Slots(shared.memory)
         generic = self._weights.generic()  # to calibrate with
         for slot in range(layout.num_slots):
@@ -150,7 +161,7 @@ class Startup:
             ActorJob(
                 policy=self._policy,
                 layout=layout,
-                last_round=settings.num_rounds,
+                last_round=rounds.num_rounds,
                 worker=0,
                 examples=pickle.dumps(plan.trial),
                 outputs=plan.outputs,
@@ -162,7 +173,7 @@ class Startup:
                 a_core_each=a_core_each,
             )
         )
-        self._agree(sizes)
+        self._agree(sizes, rounds)
         restarts = Restarts(self._replaces, settings.max_restarts, settings.restart_window_s)
         supervisor = Supervisor(workers, restarts, plan.truncated_keys)
         learner = LearnerSide(
@@ -173,8 +184,9 @@ class Startup:
             settings.seed,
             recorder(shared.memory, layout.num_workers),
             settings.first_env,
+            rounds.units,
         )
-        return Started(supervisor, learner, plan.truncated_keys, sizes)
+        return Started(supervisor, learner, rounds, plan.truncated_keys, sizes)
 
     @property
     def _replaces(self) -> bool:
@@ -194,14 +206,14 @@ class Startup:
             info_keys=settings.info_keys,
         )
 
-    def _plan(self, description: Description) -> BatchPlan:
+    def _plan(self, description: Description, num_envs: int) -> BatchPlan:
         """The layout of batches; a policy that needs the environment for it is fitted to it."""
         policy = self._settings.policy
         if isinstance(policy, Fitted):
             _, description = self._observing(policy.fit, description)
             self._policy = pickle_policy(policy)
             self._planner = self._planner_of(self._policy)
-        plan, _ = self._observing(self._planner.plan, description)
+        plan, _ = self._observing(partial(self._planner.plan, num_envs=num_envs), description)
         return plan
 
     def _observing(
@@ -229,28 +241,29 @@ class Startup:
                     "env.add_truncated_keys()"
                 )
 
-    def _layout(self, plan: BatchPlan) -> Layout:
+    def _layout(self, plan: BatchPlan, rounds: Rounds) -> Layout:
         settings = self._settings
         return Layout(
-            len(settings.factories),
-            settings.sync_interval,
+            rounds.num_own,
+            rounds.sync_interval,
             settings.lag,
             self.num_executors + self.num_actors,
             plan.fields,
             tuple(field_of((n,), t, 0) for n, t in policy_tensors(settings.policy)),
             settings.timeline_events,
             settings.first_env,
-            settings.num_envs,
-            settings.group,
+            rounds.num_envs,
+            0 if rounds.units else settings.group,
+            rounds.units,
         )
 
-    def _agree(self, sizes: InvariantSizes) -> None:
+    def _agree(self, sizes: InvariantSizes, rounds: Rounds) -> None:
         """Raise WorldError unless all learners collect for the same run."""
         settings = self._settings
         if settings.world is not None:
             settings.world.agree(
-                num_envs=settings.num_envs,
-                frames_per_batch=settings.frames_per_batch,
+                num_envs=rounds.num_envs,
+                frames_per_batch=rounds.frames_per_batch,
                 total_frames=settings.total_frames,
                 lag=settings.lag,
                 seed=settings.seed,
