@@ -98,7 +98,7 @@ _WITH_TORCHRL = {
 def __getattr__(name: str) -> Any:
     if name in _MODULE_OF:
         if _MODULE_OF[name] in _WITH_TORCHRL:
-            import_module("torchrl_hts._versions")
+            import_module("torchrl_hts._processes.versions")
         return getattr(import_module(f"torchrl_hts.{_MODULE_OF[name]}"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 

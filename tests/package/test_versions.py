@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from torchrl_hts._versions import RANGES, check
+from torchrl_hts._processes.versions import RANGES, check
 
 ROOT = Path(__file__).parents[2]
 

@@ -9,7 +9,7 @@ one of them, and tries it out. What it recommends comes first, then the tables.
 
 from __future__ import annotations
 
-import torchrl_hts._versions  # noqa: F401  (before torchrl)
+import torchrl_hts._processes.versions  # noqa: F401  (before torchrl)
 
 # isort: split
 

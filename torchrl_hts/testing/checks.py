@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import torchrl_hts._versions  # noqa: F401  (before torchrl)
+import torchrl_hts._processes.versions  # noqa: F401  (before torchrl)
 
 # isort: split
 
