@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import torchrl_hts
+from torchrl_hts.collector.stock_attributes import StockAttributes
 
 sys.path.insert(0, str(Path(__file__).parent))
 import house
@@ -67,6 +68,13 @@ def _link_pages(
         lines[number] = re.sub(r"`{0,2}docs/([\w/]+)\.md`{0,2}", r":doc:`/\1`", line)
 
 
+def _hide_private_bases(
+    _app: Any, _name: str, _object: Any, _options: Any, bases: list[Any]
+) -> None:
+    """Name no class as a base that nobody can import by a public name."""
+    bases[:] = [base for base in bases if base is not StockAttributes]
+
+
 def _link_pictures(_app: Any, document: Any) -> None:
     """Let a click on a picture show it as large as it is: Sphinx does so where a width is given."""
     from docutils import nodes
@@ -83,5 +91,6 @@ def _draw_packages(app: Any) -> None:
 def setup(app: Any) -> None:
     """Called by Sphinx."""
     app.connect("autodoc-process-docstring", _link_pages)
+    app.connect("autodoc-process-bases", _hide_private_bases)
     app.connect("doctree-read", _link_pictures)
     app.connect("builder-inited", _draw_packages)
