@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import os
-import platform
 import socket
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 from weakref import WeakSet
 
 import numpy as np
-import tensordict
 import torch
 import torch.distributed as dist
 from tensordict import TensorDictBase
@@ -22,10 +20,12 @@ from torch.distributed.rendezvous import rendezvous
 from torchrl_hts._processes.limits import available_cores
 from torchrl_hts._world import protocol
 from torchrl_hts._world.digest import digest
+from torchrl_hts._world.gradients import flat_gradient, set_gradient
 from torchrl_hts._world.group import Group
 from torchrl_hts._world.launch import Place, place
 from torchrl_hts._world.meeting import meet
 from torchrl_hts._world.tree import is_power_of_two, tree_sum
+from torchrl_hts._world.versions import versions
 from torchrl_hts.errors import WorldError
 
 if TYPE_CHECKING:
@@ -123,7 +123,7 @@ class World:
                 f"{self.size} learners don't divide {shards} shards: start 1, 2, 4, ... up to "
                 f"{shards} of them, or use other shards"
             )
-        self.agree(shards=shards, timeout_s=timeout_s, **_versions(shards is not None))
+        self.agree(shards=shards, timeout_s=timeout_s, **versions(shards is not None))
         self._check_sums()
 
     @property
@@ -293,13 +293,13 @@ class World:
                 for p in parameters:
                     p.grad = None
                 yield part
-                found.append(_flat_gradient(parameters))
+                found.append(flat_gradient(parameters))
         except GeneratorExit:
             if self._group is not None:
                 self._group.give_up("a loop over World.gradients was left before its end")
             raise
         mean = self._sum(found, "gradients") / self.num_parts
-        _set_gradient(parameters, mean, before)
+        set_gradient(parameters, mean, before)
 
     def minibatches(
         self, parts: Sequence[TensorDictBase], count: int, *, seed: int, epoch: int
@@ -386,48 +386,3 @@ class World:
 
     def __repr__(self) -> str:
         return f"World(rank={self.rank}, size={self.size}, shards={self.shards})"
-
-
-def _flat_gradient(parameters: Sequence[nn.Parameter]) -> Tensor:
-    """All gradients in one vector, and after them for each parameter whether it has one."""
-    device = parameters[0].device
-    values = [
-        (torch.zeros_like(p) if p.grad is None else p.grad).reshape(-1).to(device)
-        for p in parameters
-    ]
-    dtypes = {value.dtype for value in values}
-    if len(dtypes) > 1:
-        names = ", ".join(sorted(map(str, dtypes)))
-        raise TypeError(f"the parameters have several data types, {names}: give them one")
-    has = [float(p.grad is not None) for p in parameters]
-    return torch.cat([*values, torch.tensor(has, dtype=values[0].dtype, device=device)])
-
-
-def _set_gradient(
-    parameters: Sequence[nn.Parameter], mean: Tensor, before: Sequence[Tensor | None]
-) -> None:
-    offset = 0
-    has = mean[-len(parameters) :].tolist()
-    for p, some, earlier in zip(parameters, has, before, strict=True):
-        p.grad = earlier
-        if some:
-            own = mean[offset : offset + p.numel()].view_as(p).to(p.device)
-            p.grad = own.clone() if earlier is None else earlier + own
-        offset += p.numel()
-
-
-def _versions(with_shards: bool) -> Mapping[str, Any]:
-    """What bits depend on, beside the options."""
-    from torchrl_hts import __version__
-
-    found = {
-        "torchrl_hts": __version__,
-        "torch": torch.__version__,
-        "tensordict": tensordict.__version__,
-        "numpy": np.__version__,
-        "python": platform.python_version(),
-        "instructions": torch.backends.cpu.get_cpu_capability(),
-    }
-    if with_shards:
-        found["threads"] = torch.get_num_threads()
-    return found

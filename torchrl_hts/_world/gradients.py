@@ -1,0 +1,45 @@
+"""The gradients of parameters as one vector, which can be added, and back."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+__all__ = ["flat_gradient", "set_gradient"]
+
+
+def flat_gradient(parameters: Sequence[nn.Parameter]) -> Tensor:
+    """All gradients in one vector, and after them for each parameter whether it has one."""
+    device = parameters[0].device
+    values = [
+        (torch.zeros_like(p) if p.grad is None else p.grad).reshape(-1).to(device)
+        for p in parameters
+    ]
+    dtypes = {value.dtype for value in values}
+    if len(dtypes) > 1:
+        names = ", ".join(sorted(map(str, dtypes)))
+        raise TypeError(f"the parameters have several data types, {names}: give them one")
+    has = [float(p.grad is not None) for p in parameters]
+    return torch.cat([*values, torch.tensor(has, dtype=values[0].dtype, device=device)])
+
+
+def set_gradient(
+    parameters: Sequence[nn.Parameter], mean: Tensor, before: Sequence[Tensor | None]
+) -> None:
+    """Add gradients to those that there were.
+
+    Args:
+        parameters: whose ``grad`` is set.
+        mean: of what `flat_gradient` gave; of no gradient where nobody had one.
+        before: what ``grad`` is added to.
+    """
+    offset = 0
+    has = mean[-len(parameters) :].tolist()
+    for p, some, earlier in zip(parameters, has, before, strict=True):
+        p.grad = earlier
+        if some:
+            own = mean[offset : offset + p.numel()].view_as(p).to(p.device)
+            p.grad = own.clone() if earlier is None else earlier + own
+        offset += p.numel()
