@@ -203,8 +203,7 @@ class HTSCollector(StockAttributes, BaseCollector):  # type: ignore[misc]  # tor
         self._iter = -1
         self._weights = WeightSource(settings.policy)
         # One of several collectors has its learner elsewhere.
-        learns_here = settings.stock.worker_idx is None
-        self._updates = UpdateWatch(settings.policy, settings.lag, learns_here=learns_here)
+        self._updates = UpdateWatch(self.policy, self.lag, learns_here=self.worker_idx is None)
         startup = Startup(settings, self._weights)
         self._workers = startup.workers
         self._finalizer = weakref.finalize(self, self._workers.shutdown)
