@@ -34,6 +34,7 @@ if __name__ == "__main__":  # before torch is imported, which takes seconds
 
 import torch
 from support.atari import VIDEO_FPS, eval_env, train_env
+from support.learners import learners, loss_of
 from support.pixels import Agent, encode, make_collector, on_device
 from support.run import Run
 from tensordict import TensorDictBase
@@ -41,7 +42,7 @@ from torch import Tensor, nn
 from torchrl.objectives import A2CLoss
 from torchrl.objectives.value import GAE
 
-from torchrl_hts import DelayedGradient, keep_large_blocks
+from torchrl_hts import DelayedGradient, World, keep_large_blocks
 
 
 class A2C:
@@ -53,7 +54,10 @@ class A2C:
         schedule: of its learning rate, for `num_rounds` rounds.
     """
 
-    def __init__(self, agent: Agent, options: Options, num_rounds: int) -> None:
+    def __init__(
+        self, agent: Agent, options: Options, num_rounds: int, world: World | None = None
+    ) -> None:
+        self._world = world or World()
         self._agent = agent
         self._options = options
         self._advantage = GAE(
@@ -74,14 +78,15 @@ class A2C:
             self.optimizer, 1.0, 0.0, total_iters=num_rounds
         )
 
-    def learn(self, batch: TensorDictBase) -> tuple[TensorDictBase, Tensor]:
-        """Takes the optimizer's step; returns the losses and the gradient's norm."""
-        encode(self._agent.trunk, batch)
-        with torch.no_grad():
-            self._advantage(batch)
-        losses = self._loss_module(batch.reshape(-1))
-        loss = losses["loss_objective"] + losses["loss_critic"] + losses["loss_entropy"]
-        loss.backward()
+    def learn(self, batch: TensorDictBase) -> tuple[list[TensorDictBase], Tensor]:
+        """Takes the optimizer's step; returns the losses of each part, and the gradient's norm."""
+        losses = []
+        for part in self._world.gradients(self.model, batch):  # the batch, but with --shards
+            encode(self._agent.trunk, part)
+            with torch.no_grad():
+                self._advantage(part)
+            losses.append(self._loss_module(part.reshape(-1)))
+            loss_of(losses[-1]).backward()
         norm = nn.utils.clip_grad_norm_(self.model.parameters(), self._options.max_grad_norm)
         self.optimizer.step()
         self.optimizer.zero_grad()
@@ -96,8 +101,11 @@ def train(options: Options) -> int:
     make_env = train_env(options)
     agent = on_device(Agent(make_env()), options.device)
 
-    with make_collector(options, make_env, agent.policy) as collector:
-        a2c = A2C(agent, options, num_rounds=len(collector))
+    with (
+        learners(options) as world,
+        make_collector(options, make_env, agent.policy, world) as collector,
+    ):
+        a2c = A2C(agent, options, len(collector), world)
         delayed = DelayedGradient(a2c.model, lag=options.lag, gradient_at=options.gradient_at)
         parts = {
             "model": a2c.model,

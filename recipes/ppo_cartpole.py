@@ -65,6 +65,7 @@ if __name__ == "__main__":  # before torch is imported, which takes seconds
 
 import gymnasium as gym
 import torch
+from support.learners import learners, loss_of, minibatches
 from support.run import Run
 from tensordict.nn import TensorDictModule
 from torch import nn
@@ -128,7 +129,7 @@ def train(options: Options) -> int:
         entropy_coeff=options.entropy_coefficient,
         critic_coeff=0.5,
         loss_critic_type="l2",
-        normalize_advantage=True,
+        normalize_advantage=False,  # but over a minibatch of all learners, by `minibatches`
     )
     frames_per_batch = options.num_envs * options.sync_interval
     num_rounds = -(-options.total_frames // frames_per_batch)
@@ -137,6 +138,7 @@ def train(options: Options) -> int:
     delayed = DelayedGradient(actor, lag=options.lag)
 
     with (
+        learners(options) as world,  # this one, or as many as torchrun has started
         HTSCollector(
             [make_env] * options.num_envs,
             actor,
@@ -145,6 +147,7 @@ def train(options: Options) -> int:
             num_actors=options.num_actors,
             lag=options.lag,
             seed=options.seed,
+            world=world,
         ) as collector,
         Run(
             "ppo_cartpole",
@@ -156,18 +159,18 @@ def train(options: Options) -> int:
     ):
         for batch in run:  # the next round is already running
             with delayed(batch):  # the policy is the one that gathered this batch
-                with torch.no_grad():
-                    advantage(batch)
-                steps = batch.reshape(-1)
-                for _ in range(options.epochs):
-                    for indices in torch.randperm(len(steps)).split(options.minibatch_size):
-                        losses = loss_module(steps[indices])
-                        loss = (
-                            losses["loss_objective"]
-                            + losses["loss_critic"]
-                            + losses["loss_entropy"]
-                        )
-                        loss.backward()
+                parts = world.parts(batch)  # one, but with --shards
+                for part in parts:
+                    with torch.no_grad():
+                        advantage(part)
+                for epoch in range(options.epochs):
+                    for minibatch in minibatches(
+                        world, parts, options.minibatch_size, seed=options.seed, epoch=epoch
+                    ):
+                        losses = []
+                        for part in world.gradients(loss_module, minibatch):
+                            losses.append(loss_module(part))
+                            loss_of(losses[-1]).backward()
                         norm = nn.utils.clip_grad_norm_(
                             loss_module.parameters(), options.max_grad_norm
                         )
@@ -176,7 +179,7 @@ def train(options: Options) -> int:
                         run.record(losses, norm, schedule.get_last_lr()[0])
             schedule.step()
             collector.update_policy_weights_()  # the next round that opens acts with these
-    required = options.require_return
+    required = options.require_return if world.is_first else None  # which evaluates
     if required is not None and not run.last_evaluation >= required and not run.exit_code:
         raise RecipeError(
             f"the mean evaluation return {run.last_evaluation:.1f} is below the required "

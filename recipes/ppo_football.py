@@ -59,6 +59,7 @@ if __name__ == "__main__":  # before torch is imported, which takes seconds
 
 import gymnasium as gym
 import torch
+from support.learners import learners
 from support.pixels import Agent, make_collector, on_device
 from support.ppo import PPO
 from support.run import Run
@@ -86,8 +87,11 @@ def train(options: Options) -> int:
     make_env = train_env(options)
     agent = on_device(Agent(make_env()), options.device)
 
-    with make_collector(options, make_env, agent.actor_critic) as collector:
-        ppo = PPO(agent, options, num_rounds=len(collector))
+    with (
+        learners(options) as world,
+        make_collector(options, make_env, agent.actor_critic, world) as collector,
+    ):
+        ppo = PPO(agent, options, len(collector), world)
         delayed = DelayedGradient(ppo.model, lag=options.lag, gradient_at=options.gradient_at)
         parts = {
             "model": ppo.model,

@@ -19,6 +19,9 @@ __all__ = ["Checkpoints", "save_atomically", "write_atomically"]
 class Checkpoints:
     """The checkpoints ``step-*.pt`` of a run.
 
+    Beside that of one of several learners lie the parts ``step-*.part-1-of-4`` of the others, which
+    are written before it.
+
     Args:
         directory: where they lie; made if missing.
         keep: how many of the newest are kept, at least 1.
@@ -32,13 +35,50 @@ class Checkpoints:
         """All there are, the newest last."""
         return sorted(self.directory.glob("step-*.pt"))
 
+    def newest(self) -> Path | None:
+        """The newest there is."""
+        return max(self.paths(), default=None)
+
     def save(self, step: int, state: dict[str, Any]) -> Path:
         """Write a checkpoint, then remove those that are too old.
 
+        Args:
+            step: of the run.
+            state: with the number of ``"learners"``, if there are several.
+
         Raises:
-            RecipeError: if it can't be written; the ones before are as they were.
+            RecipeError: if it can't be written, or a part of another learner is not there; the ones
+                before are as they were.
         """
         path = self.directory / f"step-{step:012d}.pt"
+        learners = state.get("learners", 1)
+        for rank in range(1, learners):
+            if not _part(path, rank, learners).exists():
+                raise RecipeError(
+                    f"learner {rank} has written its part of {path} elsewhere: all machines need "
+                    "to share the --output-dir"
+                )
+        self._write(path, state)
+        kept = {kept.stem for kept in self.paths()[-self.keep :]}
+        for old in (*self.paths()[: -self.keep], *self.directory.glob("*.tmp")):
+            old.unlink()
+        for part in self.directory.glob("step-*.part-*-of-*"):
+            of_others = part.stem == path.stem and not part.name.endswith(f"-of-{learners}")
+            if part.stem not in kept or of_others:
+                part.unlink()
+        return path
+
+    def save_part(self, step: int, rank: int, learners: int, state: dict[str, Any]) -> Path:
+        """Write the part of a learner that is not the first.
+
+        Raises:
+            RecipeError: if it can't be written.
+        """
+        path = _part(self.directory / f"step-{step:012d}.pt", rank, learners)
+        self._write(path, state)
+        return path
+
+    def _write(self, path: Path, state: dict[str, Any]) -> None:
         try:
             self.directory.mkdir(parents=True, exist_ok=True)
             save_atomically(path, state)
@@ -50,20 +90,25 @@ class Checkpoints:
                 f"whole, {newest}. Make room, then go on with "
                 f"--resume {quoted(self.directory.parent)}"
             ) from error
-        for old in (*self.paths()[: -self.keep], *self.directory.glob("*.tmp")):
-            old.unlink()
-        return path
 
-    def load(self) -> dict[str, Any] | None:
-        """The newest checkpoint; None if there is none.
+    def load(self, path: Path | None = None) -> dict[str, Any] | None:
+        """A checkpoint, by default the newest; None if there is none.
 
         Raises:
             RecipeError: if it can't be read, is damaged, or would do more than hold data.
         """
-        paths = self.paths()
-        if not paths:
-            return None
-        path = paths[-1]
+        path = path or self.newest()
+        return None if path is None else self._read(path, path)
+
+    def load_part(self, path: Path, rank: int, learners: int) -> dict[str, Any]:
+        """The part of a learner that is not the first, of a checkpoint.
+
+        Raises:
+            RecipeError: if it can't be read, is damaged, or would do more than hold data.
+        """
+        return self._read(_part(path, rank, learners), path)
+
+    def _read(self, path: Path, checkpoint: Path) -> dict[str, Any]:
         try:
             content = path.read_bytes()
         except OSError as error:
@@ -78,12 +123,19 @@ class Checkpoints:
         except MemoryError:
             raise
         except Exception as error:  # torch raises whatever it stumbles over
-            before = f"go on from {paths[-2].name}" if len(paths) > 1 else "begin anew"
+            earlier = [each for each in self.paths() if each < checkpoint]
+            before = f"go on from {earlier[-1].name}" if earlier else "begin anew"
+            moved = "it" if path == checkpoint else str(checkpoint)
             raise RecipeError(
                 f"the checkpoint {path} is damaged, cut off, of another version of torch, or not "
-                f"only data: move it away to {before}"
+                f"only data: move {moved} away to {before}"
             ) from error
         return state
+
+
+def _part(checkpoint: Path, rank: int, learners: int) -> Path:
+    """Where a learner's part of a checkpoint lies."""
+    return checkpoint.with_name(f"{checkpoint.stem}.part-{rank}-of-{learners}")
 
 
 def save_atomically(path: Path, state: Any) -> None:

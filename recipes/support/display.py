@@ -22,13 +22,14 @@ class Display:
     Args:
         total_steps: environment steps of the whole run.
         interval_s: least time between two rows where there is no terminal.
+        quiet: show nothing.
     """
 
-    def __init__(self, total_steps: int, interval_s: float = 10.0) -> None:
+    def __init__(self, total_steps: int, interval_s: float = 10.0, *, quiet: bool = False) -> None:
         self._total_steps = total_steps
         self._interval_s = interval_s
         self._shown_s = -math.inf
-        self._console = Console()
+        self._console = Console(quiet=quiet)
         self._progress = Progress(
             BarColumn(bar_width=24),
             TextColumn("{task.completed:,.0f} of {task.total:,.0f} steps"),
@@ -39,7 +40,7 @@ class Display:
         )
         self._task = self._progress.add_task("", total=total_steps)
         self._live: Live | None = None
-        if self._console.is_terminal:
+        if self._console.is_terminal and not quiet:
             self._live = Live(self._progress, console=self._console, refresh_per_second=4)
 
     def __enter__(self) -> Display:

@@ -35,6 +35,7 @@ class Evaluations:
         output_dir: where the files lie.
         video_fps: frames per second of the film; by default the environment's.
         say: prints a line.
+        plays: whether anything is played and written; not by the others of several learners.
     """
 
     def __init__(
@@ -45,6 +46,8 @@ class Evaluations:
         output_dir: Path,
         video_fps: float | None,
         say: Callable[[str], None],
+        *,
+        plays: bool = True,
     ) -> None:
         self._options = options
         self._make_env = make_env
@@ -55,7 +58,7 @@ class Evaluations:
         self._best = -math.inf
         self._kept_rows = 0
         self._table: Table | None = None
-        self._works = options.eval_interval > 0
+        self._works = plays and options.eval_interval > 0
         self._evaluator = self._make_evaluator() if self._works else None
         self._started = 1
 

@@ -12,11 +12,12 @@ import csv
 import io
 import math
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING
 
+import torch
 from tensordict import TensorDictBase
 from torch import Tensor
 
@@ -140,11 +141,28 @@ _LEARNING = {
 }
 
 
-def learning_metrics(losses: TensorDictBase, gradient_norm: Tensor, learning_rate: float) -> Row:
-    """Of one optimizer step, by what TorchRL's loss modules return."""
-    named = {name: losses.get(key, None) for key, name in _LEARNING.items()}
+def learning_metrics(
+    losses: Sequence[TensorDictBase],
+    gradient_norm: Tensor,
+    learning_rate: float,
+    mean: Callable[[Sequence[Tensor]], Tensor],
+) -> Row:
+    """Of one optimizer step, by what TorchRL's loss modules return.
+
+    Args:
+        losses: for each part of the minibatch.
+        gradient_norm: of all of them.
+        learning_rate: of the step.
+        mean: over a vector for each part; `World.mean`.
+    """
+    named = {key: name for key, name in _LEARNING.items() if losses[0].get(key, None) is not None}
+    # In float64, which holds them exactly.
+    vectors = [
+        torch.stack([part.get(key).detach().double().reshape(()) for key in named])
+        for part in losses
+    ]
     return {
-        **{name: value.item() for name, value in named.items() if value is not None},
+        **dict(zip(named.values(), mean(vectors).tolist(), strict=True)),
         "optim/gradient_norm": gradient_norm.item(),
         "optim/learning_rate": learning_rate,
     }

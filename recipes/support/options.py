@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 from support.errors import RecipeError, quoted
+from support.launch import is_first
 
 __all__ = [
     "Options",
@@ -59,6 +60,13 @@ class RunOptions:
     total_frames: int = option(1_000_000, "environment steps in all", least=1)
     torch_threads: int = option(
         1, "threads of the learner; more where cores are left over", least=1, most=1024
+    )
+    shards: int | None = option(
+        None,
+        "parts of a batch, a power of two; results then are the same for every number of learners "
+        "that divides it (torchrun --nproc-per-node)",
+        least=1,
+        most=4096,
     )
     log_interval: int = option(4_000, "steps between two rows of metrics", least=1)
     logger: Literal["none", "csv", "tensorboard", "wandb"] = option(
@@ -138,6 +146,8 @@ class RunOptions:
                 raise RecipeError(f"{_flag(entry.name)} must be at least {least}, and is {value}")
             if most is not None and value is not None and not value <= most:
                 raise RecipeError(f"{_flag(entry.name)} must be at most {most}, and is {value}")
+        if self.shards is not None and self.shards & (self.shards - 1):
+            raise RecipeError(f"--shards must be a power of two, and is {self.shards}")
         if self.record_video and not self.eval_interval:
             raise RecipeError("--record-video films evaluations: leave --eval-interval 0 out")
 
@@ -163,7 +173,7 @@ def parse_options(
     chosen = vars(given)
     if chosen.get("resume") is None:
         options = options_class(**chosen)
-        if options.output_dir is not None:
+        if options.output_dir is not None and is_first():
             refuse_old_run(options.output_dir)
         return options
     if "output_dir" in chosen:

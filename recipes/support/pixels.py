@@ -16,15 +16,18 @@ from torchrl.modules import ProbabilisticActor, ValueOperator
 
 from support.errors import RecipeError
 from support.pixel_options import PixelOptions
-from torchrl_hts import HTSCollector
+from torchrl_hts import HTSCollector, World
 
 __all__ = ["Agent", "NatureCNN", "encode", "make_collector", "on_device"]
 
 
 def make_collector(
-    options: PixelOptions, make_env: Callable[[], gym.Env], policy: TensorDictModuleBase
+    options: PixelOptions,
+    make_env: Callable[[], gym.Env],
+    policy: TensorDictModuleBase,
+    world: World | None = None,
 ) -> HTSCollector:
-    """Gathers whole rounds, as many as it takes for ``total_frames``."""
+    """Gathers whole rounds, as many as it takes for ``total_frames``, with all learners."""
     frames_per_batch = options.num_envs * options.sync_interval
     num_rounds = -(-options.total_frames // frames_per_batch)
     return HTSCollector(
@@ -36,6 +39,7 @@ def make_collector(
         num_executors=options.num_executors,
         lag=options.lag,
         seed=options.seed,
+        world=world,
         storing_device=options.device,
         policy_device=options.policy_device,
         return_same_td=True,  # no batch is needed any more when the next is asked for

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
-import importlib.metadata
 import json
 import math
 import os
-import random
 import signal
 import time
 import uuid
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import datetime
 from operator import itemgetter
 from pathlib import Path
@@ -20,7 +18,6 @@ from statistics import fmean
 from types import FrameType
 from typing import Any, Protocol
 
-import numpy as np
 import torch
 from tensordict import TensorDictBase
 from torch import Tensor
@@ -39,16 +36,13 @@ from support.metrics import (
     learning_metrics,
     time_metrics,
 )
-from support.options import RunOptions, differences, refuse_old_run, to_json
-from torchrl_hts import EpisodeReturns, Evaluation, HTSCollector
+from support.options import RunOptions, refuse_old_run, to_json
+from support.states import FORMAT, check_state, random_states, set_random_states, versions
+from torchrl_hts import EpisodeReturns, Evaluation, HTSCollector, World, WorldError
 
 __all__ = ["Run"]
 
-_FORMAT = 2  # of checkpoints
-_PACKAGES = (
-    *("torchrl_hts", "torch", "torchrl", "tensordict", "gymnasium", "numpy"),
-    *("ale-py", "opencv-python", "opencv-python-headless", "envpool", "gfootball"),
-)
+_OF_EPISODES = (("next", "reward"), ("next", "done"), ("collector", "traj_ids"))
 
 
 class Stateful(Protocol):
@@ -68,13 +62,17 @@ class Run:
     The first Ctrl-C, SIGTERM or SIGHUP saves a checkpoint after the present update and ends the
     run; a second one ends it at once.
 
+    Of several learners the first alone prints, logs, evaluates and draws; each adds its part to the
+    checkpoints. A signal to any of them ends all after the same update.
+
     Args:
         recipe: its name, which is also that of the directory under ``runs``.
         options: its options.
-        collector: whose batches are learned from.
+        collector: whose batches are learned from, and whose world are the learners.
         eval_env: makes an environment to evaluate in; called with ``render_mode="rgb_array"`` for
             one whose best episode is filmed.
-        parts: all else that a checkpoint must hold, by name: models, optimizers, schedules.
+        parts: all else that a checkpoint must hold, by name: models, optimizers, schedules. They
+            must be the same on every learner.
         video_fps: frames per second of the film; by default the environment's.
 
     Raises:
@@ -91,17 +89,14 @@ class Run:
         *,
         video_fps: float | None = None,
     ) -> None:
-        name = options.task.rpartition("/")[2]
-        started = f"{datetime.now():%Y%m%d-%H%M%S}-{os.getpid()}"
         self.options = options
-        self.output_dir = (
-            options.resume or options.output_dir or Path("runs", recipe, f"{name}-{started}")
-        )
         self.exit_code = 0
+        self._world = collector.world or World()
         self._title = f"{recipe} on {options.task}"
         self._recipe = recipe
         self._collector = collector
-        self._display = Display(self._total_frames)
+        self.output_dir, resumes = self._told(self._find_output_dir)
+        self._display = Display(self._total_frames, quiet=not self._world.is_first)
         self._returns = EpisodeReturns()
         self._parts: dict[str, Stateful] = {
             "collector": collector,
@@ -114,47 +109,47 @@ class Run:
         self._elapsed_before_s = 0.0
         self._recorded: list[Row] = []
         self._last_speed = (0, 0.0)
-        self._stop_signal: int | None = None
+        self._signal: int | None = None  # that this process was sent
+        self._stop: int | None = None  # that any learner was sent, as all have been told
+        self._others_left = False
         self._told_of_loss = False
-        self._claim_output_dir()
         with contextlib.ExitStack() as undoing:
-            undoing.callback(self._lock.close)
-            self._evaluations = self._parts["evaluations"] = Evaluations(
-                options, eval_env, collector, self.output_dir, video_fps, self.say
+            if self._world.is_first:
+                self._claim_output_dir(holds_own_run=resumes)
+                undoing.callback(self._lock.close)
+            self._evaluations = Evaluations(
+                options,
+                eval_env,
+                collector,
+                self.output_dir,
+                video_fps,
+                self.say,
+                plays=self._world.is_first,
             )
             undoing.callback(self._evaluations.close)
-            kept_rows = self._resume() if options.resume is not None else 0
-            if options.logger == "wandb":
-                self._wandb_names = wandb_names(
-                    options, self.output_dir, self._id, self._wandb_names
-                )
-                self._id = self._wandb_names["id"]
-            self._logger = make_logger(options, self.output_dir, self._wandb_names)
-            undoing.callback(self._close_logger, failed=True)
-            config = {
-                "recipe": recipe,
-                "id": self._id,
-                "wandb": self._wandb_names,
-                "options": to_json(options),
-                "versions": _versions(),
-            }
-            write_atomically(
-                self.output_dir / "config.json", (json.dumps(config, indent=2) + "\n").encode()
-            )
-            self._metrics = Table(self.output_dir / "metrics.csv", keep=kept_rows)
-            undoing.callback(self._metrics.close)
-            self._evaluations.open()
-            if options.logger == "wandb" and self._logger is None:
-                self.say("Weights & Biases is disabled: no metrics go there")
-            elif options.logger == "wandb" and self._logger.experiment.offline:
-                # Each start writes a file of its own, and a killed one may have left nothing.
-                for row in sorted(
-                    self._metrics.rows + self._evaluations.rows, key=itemgetter("step")
-                ):
-                    self._send(row)
+            if self._world.is_first:
+                self._parts["evaluations"] = self._evaluations
+            kept_rows = self._resume() if resumes else 0
+            if self._world.is_first:
+                self._open_files(kept_rows, undoing)
             undoing.pop_all()
 
-    def _claim_output_dir(self) -> None:
+    def _told(self, find: Callable[[], Any]) -> Any:
+        """What the first learner finds, on every learner."""
+        return self._world.gather(find() if self._world.is_first else None)[0]
+
+    def _find_output_dir(self) -> tuple[Path, bool]:
+        """The output directory, and whether there is a run in it to go on with."""
+        options = self.options
+        if options.resume is not None:
+            return options.resume, True
+        if options.output_dir is not None:
+            return options.output_dir, False
+        name = options.task.rpartition("/")[2]
+        started = f"{datetime.now():%Y%m%d-%H%M%S}-{os.getpid()}"
+        return Path("runs", self._recipe, f"{name}-{started}"), False
+
+    def _claim_output_dir(self, *, holds_own_run: bool) -> None:
         """Make the output directory, and keep other runs out of it as long as this process lives.
 
         Raises:
@@ -174,8 +169,36 @@ class Run:
                 f"{self.output_dir} can't be written to: {error.strerror}; give another "
                 "--output-dir"
             ) from error
-        if self.options.resume is None:
+        if not holds_own_run:
             refuse_old_run(self.output_dir)  # one that has ended since the options were read
+
+    def _open_files(self, kept_rows: int, undoing: contextlib.ExitStack) -> None:
+        """Begin, or go on with, all that is written while the run goes on."""
+        options = self.options
+        if options.logger == "wandb":
+            self._wandb_names = wandb_names(options, self.output_dir, self._id, self._wandb_names)
+            self._id = self._wandb_names["id"]
+        self._logger = make_logger(options, self.output_dir, self._wandb_names)
+        undoing.callback(self._close_logger, failed=True)
+        config = {
+            "recipe": self._recipe,
+            "id": self._id,
+            "wandb": self._wandb_names,
+            "options": to_json(options),
+            "versions": versions(),
+        }
+        write_atomically(
+            self.output_dir / "config.json", (json.dumps(config, indent=2) + "\n").encode()
+        )
+        self._metrics = Table(self.output_dir / "metrics.csv", keep=kept_rows)
+        undoing.callback(self._metrics.close)
+        self._evaluations.open()
+        if options.logger == "wandb" and self._logger is None:
+            self.say("Weights & Biases is disabled: no metrics go there")
+        elif options.logger == "wandb" and self._logger.experiment.offline:
+            # Each start writes a file of its own, and a killed one may have left nothing.
+            for row in sorted(self._metrics.rows + self._evaluations.rows, key=itemgetter("step")):
+                self._send(row)
 
     @property
     def step(self) -> int:
@@ -191,27 +214,41 @@ class Run:
     def __enter__(self) -> Run:
         self._display.__enter__()
         self._handlers = {
-            number: signal.signal(number, self._stop)
+            number: signal.signal(number, self._take_signal)
             for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
             if signal.getsignal(number) is not signal.SIG_IGN  # as under nohup
         }
         collector = self._collector
+        learners = f"learners {self._world.size}, " if self._world.size > 1 else ""
         self.say(
-            f"{self._title}: environments {collector.num_envs}, executors "
+            f"{self._title}: {learners}environments {collector.num_envs}, executors "
             f"{collector.num_executors}, actors {collector.num_actors}; files in {self.output_dir}"
         )
         return self
 
     def __exit__(self, *exception: object) -> None:
         with contextlib.ExitStack() as closing:  # each, even if one of them fails
-            for number, handler in self._handlers.items():
-                closing.callback(signal.signal, number, handler)
-            closing.callback(self._lock.close)
-            closing.callback(self._close_logger, failed=exception[0] is not None)
-            closing.callback(self._draw_curve)
+            closing.callback(self._restore_handlers)
+            if self._stop is not None and not self._others_left and exception[0] is None:
+                closing.callback(self._leave_together)
+            if self._world.is_first:
+                closing.callback(self._lock.close)
+                closing.callback(self._close_logger, failed=exception[0] is not None)
+                closing.callback(self._draw_curve)
             closing.callback(self._evaluations.close)
-            closing.callback(self._metrics.close)
+            if self._world.is_first:
+                closing.callback(self._metrics.close)
             closing.callback(self._display.__exit__, *exception)
+
+    def _restore_handlers(self) -> None:
+        for number, handler in self._handlers.items():
+            signal.signal(number, handler)
+
+    def _leave_together(self) -> None:
+        """Wait for the other learners: torchrun ends all when the first has ended with an error."""
+        self._world.gather(None)
+        if self._world.size > 1:
+            self._handlers[signal.SIGTERM] = signal.SIG_IGN
 
     def _draw_curve(self) -> None:
         file = self.output_dir / "curve.png"
@@ -226,30 +263,39 @@ class Run:
         if self.step >= self._total_frames and not self._evaluations.pending:
             self.say("this run has ended: there is nothing left to do")
         for batch in self._collector:
-            self._returns.update(batch)
+            self._count_episodes(batch)
             self._recorded.clear()
             yield batch
             at_end = self.step >= self._total_frames
             self._after_update(at_end)
             if at_end:
                 break
-            if self._stop_signal is not None:
-                self._end_early()
+            if self._stop is not None:
+                self._end_early(self._stop)
                 return
-        if self._evaluations.pending and self._stop_signal is None:
+        # All is saved, and what is left to do concerns the first learner alone.
+        self._others_left = self._world.size > 1
+        if self._evaluations.pending and self._signal is None:
             self._play_last_evaluations()
-        if self._stop_signal is not None:
-            self._end_early()
+        if self._signal is not None:
+            self._end_early(self._signal)
+
+    def _count_episodes(self, batch: TensorDictBase) -> None:
+        """Take in the episodes of all environments, in one order for any number of learners."""
+        if self._world.size > 1:
+            own = batch.select(*_OF_EPISODES).cpu().clone()
+            batch = torch.cat(self._world.gather(own))
+        self._returns.update(batch)
 
     def _play_last_evaluations(self) -> None:
         self.say(
             "the training is done and saved; the last evaluations are being played (Ctrl-C "
             "leaves them to --resume)"
         )
-        while self._evaluations.pending and self._stop_signal is None:
+        while self._evaluations.pending and self._signal is None:
             time.sleep(0.05)
             self._tell(None, self._evaluations.take())
-        if self._stop_signal is None:
+        if self._signal is None:
             self._save()
 
     def _after_update(self, at_end: bool) -> None:
@@ -258,36 +304,56 @@ class Run:
         First all that a checkpoint counts on. If others fail to take it up (a logger), what has
         been learned is saved. A run that fails in any other way goes on from its last checkpoint.
         """
+        failure = self._report(at_end) if self._world.is_first else None
+        saved = at_end or self._is_due(self.options.checkpoint_interval)
+        if saved:
+            self._save()
+        # Each learner's news to all, once a round; when the training is done it goes its own way.
+        news = [(failure is not None, self._signal)]
+        if not at_end:
+            news = self._world.gather(news[0])
+        failed = any(failing for failing, _ in news)
+        self._stop = next((number for _, number in news if number is not None), None)
+        if failed and not saved:
+            with contextlib.suppress(Exception):
+                self._save()
+        if failure is not None:
+            raise failure
+        if failed:
+            raise RecipeError("the run ends, since its first learner has failed")
+
+    def _report(self, at_end: bool) -> Exception | None:
+        """Measure, evaluate, and tell of it; returns what the logger or the display raised."""
         row = self._measure() if at_end or self._is_due(self.options.log_interval) else None
         if at_end or self._is_due(self.options.eval_interval):
             self._evaluations.submit(self.step)
         evaluations = self._evaluations.take()
         try:
             self._tell(row, evaluations, at_once=at_end)
-        except Exception:
-            with contextlib.suppress(Exception):
-                self._save()
-            raise
-        if at_end or self._is_due(self.options.checkpoint_interval):
-            self._save()
+        except Exception as error:
+            return error
+        return None
 
-    def _end_early(self) -> None:
+    def _end_early(self, number: int) -> None:
         self._save()
-        self.exit_code = 128 + self._stop_signal
+        self.exit_code = 128 + number
         self.say(f"stopped; go on with --resume {quoted(self.output_dir)}")
 
-    def record(self, losses: TensorDictBase, gradient_norm: Tensor, learning_rate: float) -> None:
+    def record(
+        self, losses: Sequence[TensorDictBase], gradient_norm: Tensor, learning_rate: float
+    ) -> None:
         """Take in an optimizer step; a row of metrics holds the means over those of its round.
 
         Args:
-            losses: what the loss module returned.
+            losses: what the loss module returned for each part of the minibatch. Their mean over
+                all learners is taken.
             gradient_norm: before it was clipped.
             learning_rate: of the step.
 
         Raises:
-            RecipeError: if one of them is infinite or NaN.
+            RecipeError: if one of them is infinite or NaN; on every learner.
         """
-        row = learning_metrics(losses, gradient_norm, learning_rate)
+        row = learning_metrics(losses, gradient_norm, learning_rate, self._world.mean)
         if not all(map(math.isfinite, row.values())):
             wrong = ", ".join(name for name, value in row.items() if not math.isfinite(value))
             raise RecipeError(
@@ -297,12 +363,12 @@ class Run:
         self._recorded.append(row)
 
     def say(self, text: str) -> None:
-        """Print a line."""
+        """Print a line, if this is the first learner."""
         self._display.say(text)
 
     @property
     def last_evaluation(self) -> float:
-        """Mean return of the newest evaluation; NaN before the first."""
+        """Mean return of the newest evaluation; NaN before the first, and on other learners."""
         rows = self._evaluations.rows
         return rows[-1]["evaluation/return_mean"] if rows else float("nan")
 
@@ -312,10 +378,12 @@ class Run:
             return False
         return self.step // interval > (self.step - self._collector.frames_per_batch) // interval
 
-    def _stop(self, number: int, frame: FrameType | None) -> None:
-        if self._stop_signal is not None:
+    def _take_signal(self, number: int, frame: FrameType | None) -> None:
+        if self._signal is not None:
             raise InterruptedTwice(saved=self.exit_code != 0)
-        self._stop_signal = number
+        self._signal = number
+        if not self._world.is_first or self._stop is not None:
+            return  # or is told by the first, which may know already
         # Not by print, in the middle of which the signal may have come.
         with contextlib.suppress(OSError):  # from a terminal that has been closed
             os.write(
@@ -323,7 +391,6 @@ class Run:
             )
 
     # What is written.
-
     def _measure(self) -> Row:
         """Add a row to the metrics."""
         statistics = self._collector.statistics()
@@ -375,102 +442,103 @@ class Run:
     # Checkpoints.
 
     def _save(self) -> None:
-        """Write a checkpoint; at the end of the run, the newest policy beside it."""
-        state = {
-            "format": _FORMAT,
-            "recipe": self._recipe,
-            "options": to_json(self.options),
-            "versions": _versions(),
-            "id": self._id,
-            "step": self.step,
-            "elapsed_s": self._elapsed_before_s + self._collector.statistics().elapsed_s,
-            "rows": len(self._metrics.rows),
-            "random_states": _random_states(),
-            "parts": {name: dict(part.state_dict()) for name, part in self._parts.items()},
-        }
-        lost = state["parts"]["collector"]["why_environments_are_lost"]
+        """Write a checkpoint by all learners, and the newest policy beside it."""
+        if self._others_left:
+            if self._world.is_first:
+                self._save_evaluations()
+            return
+        collector = dict(self._collector.state_dict())
+        lost = collector["why_environments_are_lost"]
         if lost and not self._told_of_loss:
             self._told_of_loss = True
             self.say(f"a run that is resumed from here begins new episodes: {lost}")
-        self._metrics.sync()
-        self._evaluations.sync()
+        failure: BaseException | None = None
+        try:
+            self._world.save(lambda: self._save_part(collector), lambda: self._save_rest(collector))
+        except WorldError as error:
+            own = isinstance(error.__cause__, (RecipeError, OSError))
+            failure = error.__cause__ if own else error
+        if failure is not None:
+            raise failure
+
+    def _save_part(self, collector: Mapping[str, Any]) -> None:
+        """Write what this learner's checkpoint counts on."""
+        if self._world.is_first:
+            self._metrics.sync()
+            self._evaluations.sync()
+        else:
+            self._checkpoints.save_part(
+                self.step, self._world.rank, self._world.size, {"collector": collector}
+            )
+
+    def _save_rest(self, collector: Mapping[str, Any]) -> None:
+        """Write the file that makes the parts a checkpoint."""
+        state = {
+            "format": FORMAT,
+            "recipe": self._recipe,
+            "options": to_json(self.options),
+            "versions": versions(),
+            "id": self._id,
+            "step": self.step,
+            "learners": self._world.size,
+            "elapsed_s": self._elapsed_before_s + self._collector.statistics().elapsed_s,
+            "rows": len(self._metrics.rows),
+            "random_states": random_states(),
+            "parts": {
+                name: collector if name == "collector" else dict(part.state_dict())
+                for name, part in self._parts.items()
+            },
+        }
         self._checkpoints.save(self.step, state)
         policy = self._collector.policy.state_dict()
         on_cpu = {name: value.cpu() for name, value in policy.items()}
         save_atomically(self.output_dir / "policy.pt", on_cpu)
 
+    def _save_evaluations(self) -> None:
+        """Add what evaluations have found since to the checkpoint of the training's end."""
+        state = self._checkpoints.load()
+        if state is not None:
+            self._evaluations.sync()
+            state["parts"]["evaluations"] = dict(self._evaluations.state_dict())
+            self._checkpoints.save(state["step"], state)
+
     def _resume(self) -> int:
         """Load the newest checkpoint; returns the rows of metrics before it."""
         config = json.loads((self.output_dir / "config.json").read_text())
         self._wandb_names = config.get("wandb")
-        state = self._checkpoints.load()
-        if state is None:
+        newest = self._told(self._checkpoints.newest)
+        if newest is None:
             self.say(f"there is no checkpoint in {self.output_dir} yet: the run begins anew")
             self._id = config.get("id", self._id)
             return 0
-        self._check(state)
+        state = self._checkpoints.load(newest)
+        check_state(
+            state,
+            f"the checkpoint in {self._checkpoints.directory}",
+            recipe=self._recipe,
+            options=self.options,
+            parts=dict.fromkeys((*self._parts, "evaluations")),
+            learners=self._world.size,
+        )
         for name, part in self._parts.items():
-            part.load_state_dict(state["parts"][name])
-        _set_random_states(state["random_states"])
+            saved = state["parts"][name]
+            part.load_state_dict(self._own_parts(newest, state) if name == "collector" else saved)
+        set_random_states(state["random_states"])
         self._id = state["id"]
         self._elapsed_before_s = state["elapsed_s"]
         self._last_speed = (state["step"], 0.0)
         self.say(
-            f"resumed from {self._checkpoints.paths()[-1]}: {state['step']:,} of "
-            f"{self._total_frames:,} steps are done"
+            f"resumed from {newest}: {state['step']:,} of {self._total_frames:,} steps are done"
         )
         return state["rows"]
 
-    def _check(self, state: dict[str, Any]) -> None:
-        """Refuse a checkpoint that this run could not go on from."""
-        where = f"the checkpoint in {self._checkpoints.directory}"
-        if state.get("format") != _FORMAT or state.get("recipe") != self._recipe:
-            raise RecipeError(
-                f"{where} is of recipe {state.get('recipe')!r}, format {state.get('format')}; this "
-                f"is {self._recipe!r}, format {_FORMAT}: resume with what made it"
-            )
-        changed = differences(state["options"], self.options)
-        if changed:
-            raise RecipeError(f"{where} is of another configuration: {'; '.join(changed)}")
-        if state["parts"].keys() != self._parts.keys():
-            raise RecipeError(
-                f"{where} holds {', '.join(state['parts'])}; this run has {', '.join(self._parts)}"
-            )
-        now = _versions()
-        other = [
-            f"{name} was {state['versions'][name]} and is {now.get(name)}"
-            for name in _PACKAGES
-            if name in state["versions"] and state["versions"][name] != now.get(name)
+    def _own_parts(self, path: Path, state: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+        """The states of the collectors that had this learner's environments."""
+        rank, size, saved_by = self._world.rank, self._world.size, state.get("learners", 1)
+        first, end = rank * saved_by // size, -(-(rank + 1) * saved_by // size)
+        return [
+            state["parts"]["collector"]
+            if part == 0
+            else self._checkpoints.load_part(path, part, saved_by)["collector"]
+            for part in range(first, end)
         ]
-        if other and not self.options.ignore_versions:
-            raise RecipeError(
-                f"{where} was made with other versions: {'; '.join(other)}. Install those, or pass "
-                "--ignore-versions to go on without being equal bit for bit"
-            )
-
-
-def _versions() -> dict[str, str]:
-    found = {}
-    for name in _PACKAGES:
-        try:
-            found[name] = importlib.metadata.version(name)
-        except importlib.metadata.PackageNotFoundError:
-            continue
-    return found
-
-
-def _random_states() -> dict[str, Any]:
-    kind, keys, *rest = np.random.get_state()
-    return {
-        "torch": torch.get_rng_state(),
-        "numpy": [kind, torch.from_numpy(keys.copy()), *rest],
-        "python": random.getstate(),
-    }
-
-
-def _set_random_states(states: Mapping[str, Any]) -> None:
-    torch.set_rng_state(states["torch"])
-    kind, keys, *rest = states["numpy"]
-    np.random.set_state((kind, keys.numpy(), *rest))
-    version, internal, gauss = states["python"]
-    random.setstate((version, tuple(internal), gauss))

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from support.errors import RecipeError, what_users_can_mend
+from support.launch import is_first
 from support.options import Options, parse_options
 
 __all__ = ["announce", "begin", "parse_or_exit"]
@@ -71,8 +72,9 @@ def parse_or_exit(parse: Callable[[], Given]) -> Given:
 
 
 def announce(text: str) -> None:
-    """Print a line at once, on stderr, with the seconds since the start."""
-    print(f"{time.monotonic() - _BEGAN_S:5.1f} s  {text}", file=sys.stderr, flush=True)
+    """Print a line at once, on stderr, with the seconds since the start; the first learner does."""
+    if is_first():
+        print(f"{time.monotonic() - _BEGAN_S:5.1f} s  {text}", file=sys.stderr, flush=True)
 
 
 class _Announcing(logging.Handler):

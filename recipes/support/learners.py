@@ -1,0 +1,73 @@
+"""The learners of a run: this process, and those that torchrun or srun has started beside it."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Sequence
+
+import torch
+from tensordict import TensorDictBase
+from torch import Tensor
+
+from support.errors import RecipeError
+from support.options import RunOptions, to_json
+from torchrl_hts import World
+
+__all__ = ["learners", "loss_of", "minibatches"]
+
+_OF_A_MACHINE = ("num_actors", "num_executors")
+
+
+@contextlib.contextmanager
+def learners(options: RunOptions) -> Iterator[World]:
+    """Join the other learners, if there are any; all must have been given the same options.
+
+    Raises:
+        ValueError: if so many learners can't share the shards.
+        WorldError: names a learner that has other options, or doesn't come.
+    """
+    with World(shards=options.shards, threads=options.torch_threads) as world:
+        given = to_json(options)
+        world.agree(**{name: given[name] for name in given if name not in _OF_A_MACHINE})
+        yield world
+
+
+def loss_of(losses: TensorDictBase) -> Tensor:
+    """What is minimised, of what TorchRL's loss modules return."""
+    return losses["loss_objective"] + losses["loss_critic"] + losses["loss_entropy"]
+
+
+def minibatches(
+    world: World, parts: Sequence[TensorDictBase], size: int, *, seed: int, epoch: int
+) -> Iterator[list[TensorDictBase]]:
+    """Yield minibatches in a random order, with advantages of mean 0 and deviation 1 in each.
+
+    A learner alone, without shards, takes its order from torch's generator.
+
+    Args:
+        world: the learners.
+        parts: of a batch, as `World.parts` gives them.
+        size: steps of a minibatch, of all parts of all learners together.
+        seed: of the run.
+        epoch: counts the passes over this batch.
+
+    Raises:
+        RecipeError: if each minibatch can't have as many steps of every part.
+    """
+    steps = [part.reshape(-1) for part in parts]
+    if world.size == 1 and world.shards is None:
+        for indices in torch.randperm(len(steps[0])).split(size):
+            minibatch = [steps[0][indices]]
+            world.normalize(minibatch)
+            yield minibatch
+        return
+    total = len(steps[0]) * world.num_parts
+    count = max(1, total // size)
+    if count * size != total or len(steps[0]) % count:
+        raise RecipeError(
+            f"--minibatch-size {size} does not fit a batch of {total} steps in {world.num_parts} "
+            "parts: with several parts every minibatch must have the same number of steps of each"
+        )
+    for minibatch in world.minibatches(steps, count, seed=seed, epoch=epoch):
+        world.normalize(minibatch)
+        yield minibatch
