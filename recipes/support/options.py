@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 from support.errors import RecipeError, quoted
-from support.launch import is_first
+from support.launch import is_first, is_own
 
 __all__ = [
     "Options",
@@ -173,7 +173,7 @@ def parse_options(
     chosen = vars(given)
     if chosen.get("resume") is None:
         options = options_class(**chosen)
-        if options.output_dir is not None and is_first():
+        if options.output_dir is not None and is_first() and not is_own(options.output_dir):
             refuse_old_run(options.output_dir)
         return options
     if "output_dir" in chosen:

@@ -26,6 +26,7 @@ from support.checkpoints import Checkpoints, save_atomically, write_atomically
 from support.display import Display
 from support.errors import InterruptedTwice, RecipeError, quoted
 from support.evaluations import Evaluations
+from support.launch import is_own, launch_name, own_run
 from support.loggers import make_logger, wandb_names
 from support.metrics import (
     Row,
@@ -144,10 +145,13 @@ class Run:
         if options.resume is not None:
             return options.resume, True
         if options.output_dir is not None:
-            return options.output_dir, False
+            return options.output_dir, is_own(options.output_dir)
         name = options.task.rpartition("/")[2]
-        started = f"{datetime.now():%Y%m%d-%H%M%S}-{os.getpid()}"
-        return Path("runs", self._recipe, f"{name}-{started}"), False
+        runs = Path("runs", self._recipe)
+        own = own_run(runs, name)
+        if own is not None:
+            return own, True
+        return runs / f"{name}-{datetime.now():%Y%m%d-%H%M%S}-{os.getpid()}", False
 
     def _claim_output_dir(self, *, holds_own_run: bool) -> None:
         """Make the output directory, and keep other runs out of it as long as this process lives.
@@ -183,6 +187,7 @@ class Run:
         config = {
             "recipe": self._recipe,
             "id": self._id,
+            "launch": launch_name(),
             "wandb": self._wandb_names,
             "options": to_json(options),
             "versions": versions(),

@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
+import json
+import os
+import re
 import signal
+import subprocess
+import sys
 from functools import partial
 from pathlib import Path
 
 import pytest
 import script_paths  # noqa: F401  so that the scripts are found
+from processes import processes_below, wait_until
 from recipe_ranks import Deed, Ended, run_recipe
 from recipe_runs import CARTPOLE, assert_equal_runs, rows, run
+from script_paths import RECIPES
+from support.errors import RecipeError
+from support.options import refuse_old_run
 
 pytest.importorskip("rich")
 pytest.importorskip("matplotlib")
@@ -70,6 +79,82 @@ def test_a_signal_to_one_learner_stops_all_and_other_numbers_go_on(
     assert_equal_runs(whole, tmp_path)
     left = {path.name.partition(".")[0] for path in (tmp_path / "checkpoints").iterdir()}
     assert left == {"step-000000000640", "step-000000000768", "step-000000001024"}
+
+
+@pytest.mark.parametrize(
+    ("deed", "size"),
+    [
+        (Deed(signal.SIGKILL, 0, "support.checkpoints:Checkpoints.save", 2), 4),
+        (Deed(signal.SIGKILL, 1, "support.run:Run.record", 11), 1),
+    ],
+    ids=["before the marker", "in an update"],
+)
+def test_a_killed_learner_costs_what_came_after_the_last_checkpoint(
+    deed: Deed, size: int, whole: Path, tmp_path: Path
+) -> None:
+    """The same command, which torchrun gives again, goes on; here with another number."""
+    ended = run_recipe(2, FLAGS, deed=deed, restart="0", directory=tmp_path)
+    assert ended[deed.rank].code == -signal.SIGKILL
+    other = ended[1 - deed.rank]
+    assert other.code == 1
+    assert f"error: rank {deed.rank} " in other.said
+
+    ended = run_recipe(size, FLAGS, restart="1", directory=tmp_path)
+    assert codes(ended) == [0] * size, ended
+    (directory,) = (tmp_path / "runs" / "ppo_cartpole").iterdir()
+    assert "resumed from" in ended[0].said
+    assert_equal_runs(whole, directory)
+
+
+@pytest.mark.timeout(900)  # two starts of all, on a machine that may be busy
+def test_torchrun_restarts_a_run_and_stops_it(tmp_path: Path) -> None:
+    """torchrun itself: a killed rank, then SIGTERM to torchrun."""
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+    torchrun += ["--nproc-per-node", "2", "--max-restarts", "1"]
+    recipe, *flags = f"{FLAGS} --total-frames 1000000 --eval-interval 0".split()
+    process = subprocess.Popen(
+        [*torchrun, str(RECIPES / recipe), *flags],
+        cwd=tmp_path,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    assert process.stdout is not None
+    said = []
+
+    def read_until(text: str) -> None:
+        for line in process.stdout or ():
+            said.append(line)
+            if text in line:
+                return
+        raise AssertionError("".join(said))
+
+    read_until(" steps (")
+    wait_until(lambda: any(tmp_path.glob("runs/*/*/checkpoints/*.pt")), timeout_s=60)
+    os.kill(rank_of(process.pid, 1), signal.SIGKILL)
+    read_until("resumed from")
+    read_until(" steps (")
+    process.send_signal(signal.SIGTERM)
+    output = "".join(said) + process.communicate(timeout=100)[0]
+    assert process.returncode != 0
+    assert "stopped; go on with --resume" in output
+    assert output.count("importing torch and torchrl") == 2  # by one learner of each start
+    (directory,) = tmp_path.glob("runs/ppo_cartpole/*")
+    steps = [int(row["step"]) for row in rows(directory / "metrics.csv")]
+    assert steps == [*range(128, steps[-1] + 1, 128)]
+    newest = max((directory / "checkpoints").glob("*.pt"))
+    assert int(newest.stem[5:]) == steps[-1]
+    assert newest.with_suffix(".part-1-of-2").exists()
+
+
+def rank_of(torchrun: int, rank: int) -> int:
+    """The process that is a rank."""
+    for pid in processes_below(torchrun):
+        variables = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+        command = Path(f"/proc/{pid}/cmdline").read_text()
+        if f"RANK={rank}".encode() in variables and "ppo_cartpole.py" in command:
+            return pid
+    raise AssertionError("there is no such rank")
 
 
 @pytest.mark.parametrize("recipe", ["a2c_atari.py", "ppo_atari.py --minibatch-size 16 --epochs 2"])
@@ -136,3 +221,40 @@ def test_shards_are_a_power_of_two() -> None:
     assert "error: --shards must be a power of two, and is 3" in run(
         f"{CARTPOLE} --shards 3", code=1
     )
+
+
+def config(directory: Path, launch: str | None) -> Path:
+    directory.mkdir(parents=True)
+    (directory / "config.json").write_text(json.dumps({"recipe": "r", "launch": launch}))
+    return directory
+
+
+def test_a_restart_goes_on_with_the_run_of_its_own_launch(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from support.launch import is_own, launch_name, own_run
+
+    names = ["Pong-v5-20260101-000000-1", "Pong-v5-20260102-000000-1", "Pong-v5-20260103-000000-1"]
+    first, second, _ = (config(tmp_path / name, "job") for name in names)
+    (tmp_path / names[2] / "config.json").write_text('{"launch": "another"}')
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "job")
+    monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "0")  # of a node that came later, say
+    assert is_own(first)
+    assert own_run(tmp_path, "Pong-v5") == second
+    assert own_run(tmp_path, "Breakout-v5") is None
+    assert not is_own(tmp_path / "nowhere")
+    with pytest.raises(RecipeError, match="holds a run already"):
+        refuse_old_run(first)
+
+    # Without a name it is that of the process; which may be another's later.
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "none")
+    unnamed = config(tmp_path / "Qbert-v5-20260101-000000-1", launch_name())
+    assert re.search(rf" {os.getppid()}$", str(launch_name()))
+    assert not is_own(unnamed)
+    monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "1")
+    assert is_own(unnamed)
+    assert not is_own(first)
+
+    monkeypatch.delenv("TORCHELASTIC_RUN_ID")
+    assert launch_name() is None
+    assert not is_own(config(tmp_path / "plain", None))
