@@ -10,8 +10,6 @@ import os
 import socket
 from pathlib import Path
 
-from torchrl_hts._world.launch import place
-
 __all__ = ["is_first", "is_own", "launch_name", "own_run"]
 
 _UNNAMED = "none"  # torchrun's --rdzv-id by default
@@ -19,11 +17,10 @@ _UNNAMED = "none"  # torchrun's --rdzv-id by default
 
 def is_first() -> bool:
     """Whether this process is the one that prints and writes: rank 0, or alone."""
-    try:
-        own = place(os.environ)
-    except ValueError:  # World says what is wrong
-        return True
-    return own is None or own.rank == 0
+    rank = os.environ.get("RANK")  # of torchrun; World, which imports torch, says what is wrong
+    if rank is None and "SLURM_STEP_NUM_TASKS" in os.environ:  # of srun, but not of its script
+        rank = os.environ.get("SLURM_PROCID")
+    return rank in (None, "0")
 
 
 def launch_name() -> str | None:
