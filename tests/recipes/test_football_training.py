@@ -18,6 +18,7 @@ pytestmark = pytest.mark.usefixtures("nothing_left")
 SMALL = "ppo_football.py --num-envs 2 --sync-interval 16 --minibatch-size 16 --log-interval 32"
 
 
+@pytest.mark.timeout(900)  # three trainings, each with engines of its own
 @pytest.mark.parametrize("engine", ENGINES)
 def test_i7_batches_and_parameters_are_equal_bit_for_bit(engine: str) -> None:
     """Corners of the grid that ``python -m torchrl_hts.testing determinism`` goes through."""
