@@ -26,10 +26,13 @@ from torchrl_hts._executor.old_gym import checked_reset, of_done, of_reset, of_s
 from torchrl_hts._executor.spaces import own_spaces, seed_spaces
 from torchrl_hts._executor.values import (
     FLOAT32_MAX,
+    another_shape,
     check_keys,
     checked_reward,
     converted,
     dict_levels,
+    lacking,
+    not_a_number,
     unknown_key,
     unsupported_observation,
 )
@@ -37,7 +40,6 @@ from torchrl_hts._rounds.keys import Key
 from torchrl_hts._rounds.shared_memory import Array, Field, SharedMemory
 from torchrl_hts.env_state import names_of, restore_environment, save_environment
 from torchrl_hts.env_state.names import Names
-from torchrl_hts.errors import InvalidValueError
 
 __all__ = [
     "BackgroundEnv",
@@ -339,25 +341,15 @@ class GymEnvironment:
                     for name in path:
                         value = value[name]
                 except (KeyError, TypeError, IndexError) as error:
-                    raise InvalidValueError(
-                        f"the environment returned an observation without "
-                        f"{'.'.join(field.key)!r}, which its observation space has"
-                    ) from error
+                    raise lacking(field) from error
             if type(value) is not np.ndarray or value.dtype != dtype:
                 value = converted(value, field)
             if value.shape != field.shape:
-                raise InvalidValueError(
-                    f"the environment returned {'.'.join(field.key)!r} of shape "
-                    f"{value.shape}; its observation space says {field.shape}"
-                )
+                raise another_shape(value, field)
             # A square is never NaN but for NaN; one call of BLAS costs less than isnan and any, and
             # this one doesn't warn where a square is too large.
             if dtype.kind == "f" and isnan(vdot(value, value)):
-                raise InvalidValueError(
-                    f"the environment returned NaN in {'.'.join(field.key)!r}, at "
-                    f"{np.argwhere(np.isnan(value))[:5].tolist()} of shape {value.shape}. If NaN "
-                    "is meant to say something, replace it with a gymnasium.ObservationWrapper"
-                )
+                raise not_a_number(value, field)
         for path, names in self._levels:
             value = observation
             for name in path:

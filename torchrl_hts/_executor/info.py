@@ -100,10 +100,7 @@ def info_number(info: Any, key: InfoKey) -> float:
     value = info
     for depth, name in enumerate(key):
         if not isinstance(value, Mapping):
-            raise InvalidValueError(
-                f"the environment returned {_called(key[:depth])} = {value!r}, in which info_keys "
-                f"looks for {name!r}: expected a dict"
-            )
+            raise _no_dict(value, key, depth)
         value = value.get(name)
         if value is None:
             return nan
@@ -139,10 +136,7 @@ def info_numbers(infos: Any, key: InfoKey, count: int) -> Array:
     value = infos
     for depth, name in enumerate(key):
         if not isinstance(value, Mapping):
-            raise InvalidValueError(
-                f"the environment returned {_called(key[:depth])} = {value!r}, in which info_keys "
-                f"looks for {name!r}: expected a dict"
-            )
+            raise _no_dict(value, key, depth)
         has &= np.asarray(value.get(f"_{name}", True), bool)
         value = value.get(name)
         if value is None:
@@ -159,6 +153,13 @@ def info_numbers(infos: Any, key: InfoKey, count: int) -> Array:
     for index in np.flatnonzero(has).tolist():
         numbers[index] = info_number({key[-1]: array[index]}, key[-1:])
     return numbers
+
+
+def _no_dict(value: Any, key: InfoKey, depth: int) -> InvalidValueError:
+    return InvalidValueError(
+        f"the environment returned {_called(key[:depth])} = {value!r}, in which info_keys looks "
+        f"for {key[depth]!r}: expected a dict"
+    )
 
 
 def _called(key: InfoKey) -> str:

@@ -21,10 +21,13 @@ from torchrl_hts.errors import InvalidValueError
 
 __all__ = [
     "FLOAT32_MAX",
+    "another_shape",
     "check_keys",
     "checked_reward",
     "converted",
     "dict_levels",
+    "lacking",
+    "not_a_number",
     "unknown_key",
     "unsupported_observation",
 ]
@@ -187,6 +190,36 @@ def dict_levels(
     for name, child in space.spaces.items():
         levels += dict_levels(child, (*path, name))
     return levels
+
+
+def lacking(field: Field) -> InvalidValueError:
+    """What to raise where an observation hasn't an entry that its space has."""
+    return InvalidValueError(
+        f"the environment returned an observation without {'.'.join(field.key)!r}, which its "
+        "observation space has"
+    )
+
+
+def another_shape(value: Array, field: Field, *lead: int) -> InvalidValueError:
+    """What to raise where an observation isn't of the shape that its space says.
+
+    Args:
+        value: of the field.
+        lead: k, where they are the observations of a batch.
+    """
+    return InvalidValueError(
+        f"the environment returned {'.'.join(field.key)!r} of shape {value.shape}; its observation "
+        f"space says {(*lead, *field.shape)}"
+    )
+
+
+def not_a_number(value: Array, field: Field) -> InvalidValueError:
+    """What to raise where an observation is NaN somewhere."""
+    return InvalidValueError(
+        f"the environment returned NaN in {'.'.join(field.key)!r}, at "
+        f"{np.argwhere(np.isnan(value))[:5].tolist()} of shape {value.shape}. If NaN is meant to "
+        "say something, replace it with a gymnasium.ObservationWrapper"
+    )
 
 
 def unknown_key(found: Mapping[Any, Any], known: Collection[str]) -> InvalidValueError:

@@ -15,13 +15,15 @@ from numpy import vdot
 from torchrl_hts._executor.gym_env import observation_fields
 from torchrl_hts._executor.values import (
     FLOAT32_MAX,
+    another_shape,
     checked_reward,
     converted,
     dict_levels,
+    lacking,
+    not_a_number,
     unknown_key,
 )
 from torchrl_hts._rounds.shared_memory import Array
-from torchrl_hts.errors import InvalidValueError
 
 __all__ = ["VectorReader", "check_rewards"]
 
@@ -48,30 +50,20 @@ class VectorReader:
         """
         arrays = []
         for field, path in self.fields:
-            name, dtype = ".".join(field.key), field.storage_dtype
+            dtype = field.storage_dtype
             value = observations
             try:
                 for part in path:
                     value = value[part]
             except (KeyError, TypeError, IndexError) as error:
-                raise InvalidValueError(
-                    f"the environments returned an observation without {name!r}, which their "
-                    "observation space has"
-                ) from error
+                raise lacking(field) from error
             if type(value) is not np.ndarray or value.dtype != dtype:
                 value = converted(value, field)
             if value.shape != (*lead, *field.shape):
-                raise InvalidValueError(
-                    f"the environments returned {name!r} of shape {value.shape}; their "
-                    f"observation space says {(*lead, *field.shape)}"
-                )
+                raise another_shape(value, field, *lead)
             # See `GymEnvironment._check`.
             if dtype.kind == "f" and isnan(vdot(value, value)):
-                raise InvalidValueError(
-                    f"the environments returned NaN in {name!r}, at "
-                    f"{np.argwhere(np.isnan(value))[:5].tolist()} of shape {value.shape}. If NaN "
-                    "is meant to say something, replace it with a wrapper"
-                )
+                raise not_a_number(value, field)
             arrays.append(value)
         for path, names in self._levels:
             value = observations
