@@ -396,6 +396,7 @@ class Run:
             )
 
     # What is written.
+
     def _measure(self) -> Row:
         """Add a row to the metrics."""
         statistics = self._collector.statistics()

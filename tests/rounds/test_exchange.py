@@ -163,7 +163,7 @@ def test_flush_tells_the_actors_once() -> None:
 
 
 def test_the_learner_hears_of_rounds_not_of_steps() -> None:
-    """I1: one message per environment and round, and is_full only when all have come."""
+    """I1: one message per environment and round; all are heard only when each has come."""
     with inboxes(4) as made:
         ports = Ports(Schedule(2, 2, 1), (0, 1), made)
         assert [ports.step(0) for _ in range(3)] == [True] * 3
