@@ -185,6 +185,6 @@ def test_what_the_page_shows() -> None:
 
 def test_the_package_gym_is_named() -> None:
     message = refusal(Foreign)
-    assert "expected a gymnasium.Env or a torchrl.envs.EnvBase. It has the API of" in message
+    assert "VectorEnv or a torchrl.envs.EnvBase. It has the API of the old gym" in message
     with pytest.raises(TypeError, match=r"expected a gymnasium\.Env\. It has the API of the old"):
         Evaluator(Foreign, marked())

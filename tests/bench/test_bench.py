@@ -231,7 +231,7 @@ def make_echo_policy() -> torch.nn.Module:
         ("--env-id no_such_module:make", "No module named 'no_such_module'"),
         ("--env-id environments:no_such_function", "no attribute 'no_such_function'"),
         ("--env-id environments:DictEnv", "--policy module:function"),
-        ("--env-id environments:wrapped_in_disguise", "only gymnasium environments"),
+        ("--env-id environments:wrapped_in_disguise", "only single gymnasium environments"),
         ("--env-id CartPole-v1 --policy make_policy", "expected module:function"),
         ("--env-id CartPole-v1 --policy policies:no_such_function", "no attribute"),
         ("--env-id CartPole-v1 --policy environments:EchoEnv", "gave no policy"),

@@ -201,7 +201,7 @@ class TestFactories:
     @pytest.mark.parametrize(
         ("factory", "said"),
         [
-            (int, "made a builtins.int; expected a gymnasium.Env or a torchrl.envs.EnvBase"),
+            (int, "made a builtins.int; expected a gymnasium.Env, a gymnasium.vector.VectorEnv or"),
             (EchoEnv().reset, "made a builtins.tuple; expected"),
             (partial(gym.make_vec, "CartPole-v1", 2), "which would waste a row of the batch"),
             (partial(GymEnv, "CartPole-v1", num_envs=2), r"of batch size \(2,\)"),

@@ -127,7 +127,7 @@ def _make(factory: bytes, index: int, job: ExecutorJob) -> Environment:
     hint = f" {REMEDY}." if is_old_gym(env) else ""
     raise TypeError(
         f"create_env_fn[{index}] made a {type(env).__module__}.{type(env).__qualname__}; expected "
-        f"a gymnasium.Env or a torchrl.envs.EnvBase, or a gymnasium.vector.VectorEnv.{hint}"
+        f"a gymnasium.Env, a gymnasium.vector.VectorEnv or a torchrl.envs.EnvBase.{hint}"
     )
 
 

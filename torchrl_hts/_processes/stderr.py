@@ -13,8 +13,10 @@ import select
 
 __all__ = ["WorkerOutput", "be_silent"]
 
-_KEPT_BYTES = 1 << 13
+_KEPT_BYTES = 1 << 15
 _KEPT_LINES = 40
+_LINES_BEFORE_CRASH = 10
+_CRASH = "Fatal Python error"  # how faulthandler begins, which writes the newest call first
 _LINE_LENGTH = 300
 _PIPE_BYTES = 1 << 16
 _CHUNK = 1 << 12  # a write of so much to a pipe that polls as writable does not block
@@ -50,9 +52,15 @@ class WorkerOutput:
         return True
 
     def tail(self) -> str:
-        """The last lines."""
-        lines = self._kept.decode(errors="replace").splitlines()[-_KEPT_LINES:]
-        return "\n".join(line[:_LINE_LENGTH] for line in lines)
+        """The last lines; of a crash that Python tells of, its begin and what came before it."""
+        lines = self._kept.decode(errors="replace").splitlines()
+        crash = next((n for n, line in enumerate(lines) if line.startswith(_CRASH)), None)
+        if crash is None:
+            kept = lines[-_KEPT_LINES:]
+        else:
+            begin = max(0, crash - _LINES_BEFORE_CRASH)
+            kept = lines[begin : begin + _KEPT_LINES]
+        return "\n".join(line[:_LINE_LENGTH] for line in kept)
 
     def close(self) -> None:
         """Close the end to read from; what was kept stays."""
