@@ -18,6 +18,7 @@ from processes import processes_below
 from tensordict.nn import TensorDictModule
 from torch import Tensor, nn
 from torchrl.envs import GymEnv, GymWrapper, StepCounter, TransformedEnv
+from torchrl_environments import Square
 
 from torchrl_hts import HTSCollector, HTSError, PolicyError, WorkerError
 from torchrl_hts._rounds.exchange import MAX_ENVS
@@ -204,7 +205,7 @@ class TestFactories:
             (int, "made a builtins.int; expected a gymnasium.Env, a gymnasium.vector.VectorEnv or"),
             (EchoEnv().reset, "made a builtins.tuple; expected"),
             (partial(gym.make_vec, "CartPole-v1", 2), "which would waste a row of the batch"),
-            (partial(GymEnv, "CartPole-v1", num_envs=2), r"of batch size \(2,\)"),
+            (Square, r"of batch size \(2, 2\)"),
             (partial(EchoEnv, colour="red"), "unexpected keyword argument 'colour'"),
             (partial(gym.make, "Nowhere-v0"), "doesn't exist"),
         ],

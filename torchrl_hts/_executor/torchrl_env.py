@@ -1,8 +1,15 @@
-"""A TorchRL environment, with any transforms, whose transitions lie in its row of the slots."""
+"""A TorchRL environment, with any transforms, whose transitions lie in its rows of the slots.
+
+It may be a batch of k environments that step as one: an ``EnvBase`` with ``batch_size=[k]``. Then
+it is one unit of the schedule, and the data are those of k single environments.
+
+Axes: k environments of a batch, S slots, T steps of a round.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import warnings
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,21 +18,22 @@ import torch
 from tensordict import TensorDictBase
 from torch import Tensor
 from torchrl.data import Composite
-from torchrl.envs import EnvBase, StepCounter, TransformedEnv
+from torchrl.envs import EnvBase, SerialEnv, StepCounter, TransformedEnv
 
 from torchrl_hts._executor.generators import Generators
 from torchrl_hts._executor.gym_env import RowOptions
 from torchrl_hts._executor.primers import primed_keys
 from torchrl_hts._executor.spaces import own_spaces, seed_spaces
+from torchrl_hts._executor.torchrl_play import torchrl_observations
 from torchrl_hts._executor.torchrl_values import guard_conversions
-from torchrl_hts._executor.trial_observations import MOST_PLAYED, Observations, at_resets, kept
+from torchrl_hts._executor.trial_observations import Observations
 from torchrl_hts._rounds.entries import check_specified, leaves
 from torchrl_hts._rounds.keys import Key, as_path, named
-from torchrl_hts._rounds.shared_memory import SharedMemory
+from torchrl_hts._rounds.shared_memory import Array, SharedMemory
 from torchrl_hts._rounds.slots import tensor_over
 from torchrl_hts.errors import CannotSaveError, InvalidValueError
 
-__all__ = ["TorchRLDescription", "TorchRLEnvironment", "TorchRLPlay"]
+__all__ = ["TorchRLDescription", "TorchRLEnvironment"]
 
 
 @dataclass(frozen=True)
@@ -33,15 +41,15 @@ class TorchRLDescription:
     """What the main process needs to know of an environment; equal for all of a collector.
 
     Attributes:
-        specs: every spec, transforms included.
-        transition: ``env.fake_tensordict()``, on the CPU.
+        specs: every spec of one environment, transforms included.
+        transition: ``env.fake_tensordict()`` of one environment, on the CPU.
         action_keys: keys of the actions.
         kept_keys: keys whose value an environment keeps from step to step as the policy leaves it:
             of its primers, and of its state.
         state_keys: observation and state keys, which ``compact_obs`` drops from ``"next"``.
         truncated_keys: keys of the truncation flags.
         observations: `trial_observations.Observations` of one of them; None where nobody looked.
-        num_envs: how many environments it has: one.
+        num_envs: how many environments it has, if it is a batch of them.
     """
 
     specs: Composite
@@ -55,17 +63,19 @@ class TorchRLDescription:
 
 
 class TorchRLEnvironment:
-    """One environment and its row ``[S][T, *shape]`` of every field.
+    """An environment and its row ``[S][T, *shape]`` of every field; ``[S][T, k, *shape]`` of k.
 
     Args:
-        env: an environment with an empty batch size.
+        env: an environment with an empty batch size, or a batch of them with ``batch_size=[k]``.
         index: of its unit of the schedule, among this learner's.
         generators: that it draws from besides its own ones, entered already; by default new ones.
         max_frames_per_traj: length at which a ``StepCounter`` truncates an episode; 0: never.
         device: where the environment computes; None leaves it where it is.
 
     Raises:
-        ValueError: if the environment is a batch, or counts steps already.
+        ValueError: if a batch has several dimensions or is empty, or the environment counts steps
+            already.
+        TypeError: if the environments of a batch differ in what they give.
     """
 
     def __init__(
@@ -77,11 +87,11 @@ class TorchRLEnvironment:
         max_frames_per_traj: int = 0,
         device: str | None = None,
     ) -> None:
-        if env.batch_size:
+        if len(env.batch_size) > 1 or 0 in env.batch_size:
             raise ValueError(
                 f"create_env_fn[{index}] made an environment of batch size "
-                f"{tuple(env.batch_size)}; give one factory per single environment: the collector "
-                "does what SerialEnv and ParallelEnv would"
+                f"{tuple(env.batch_size)}; expected a single environment, of batch size (), or a "
+                "batch of k, of batch size (k,): give several batches as entries of their own"
             )
         if max_frames_per_traj:
             if any("step_count" in as_path(key) for key in env.output_spec.keys(True, True)):
@@ -92,37 +102,54 @@ class TorchRLEnvironment:
             env = TransformedEnv(env, StepCounter(max_steps=max_frames_per_traj))
         if device is not None:
             env = env.to(device)
-        guard_conversions(env)
         self.env = env
         self.index = index
         self._generators = generators or Generators(index)
-        self._gymnasium = _gymnasium_within(env)
-        if self._gymnasium is not None:
-            own_spaces(self._gymnasium)
+        self._batch_size = env.batch_size
+        self._has_warned = False
+        # Those that can be seeded one by one.
+        self._singles = list(_singles_within(env))
+        self._gymnasium = [_gymnasium_within(single) for single in self._singles]
+        for single, gymnasium in zip(self._singles, self._gymnasium, strict=True):
+            guard_conversions(single)
+            if gymnasium is not None:
+                own_spaces(gymnasium)
         self._done_keys = [as_path(key) for key in env.done_keys]
+        # A flag at the root is what an environment is begun anew by, whatever its agents say.
+        self._end_keys = [key for key in self._done_keys if len(key) == 1] or self._done_keys
         state = (*env.full_observation_spec.keys(True, True), *env.full_state_spec.keys(True, True))
+        specs, transition = env.specs.cpu(), env.fake_tensordict().cpu()
+        if env.batch_size:
+            for _ in leaves(transition):  # which raises if they differ from each other
+                pass
+            specs, transition = specs[0], transition[0]
         self.description = TorchRLDescription(
-            env.specs.cpu(),
-            env.fake_tensordict().cpu(),
+            specs,
+            transition,
             tuple(as_path(key) for key in env.action_keys),
             tuple(sorted({*primed_keys(env), *map(as_path, env.full_state_spec.keys(True, True))})),
             tuple(as_path(key) for key in state),
             tuple(key for key in self._done_keys if key[-1] == "truncated"),
+            num_envs=self._batch_size.numel(),
         )
 
     def bind(self, memory: SharedMemory, options: RowOptions) -> None:
-        """Find this environment's rows; call once the layout is known."""
+        """Find the rows of this environment, or these; call once the layout is known."""
         layout = memory.layout
         self._all_envs = layout.all_envs or layout.num_envs
         self.rows = layout.rows(self.index)
-        (own,) = self.rows
-        self._number = layout.first_env + own
+        first = self.rows[0]
+        own = slice(first, self.rows.stop)
+        numbers = layout.first_env + torch.arange(first, self.rows.stop)
+        self._numbers = numbers.view(self._batch_size)
         dtypes = {field.key: field.dtype for field in layout.fields}
+
+        def over(array: Array, key: Key) -> Tensor:  # [T, *shape], or [T, k, *shape]
+            rows = tensor_over(array[own], dtypes[key])
+            return rows.transpose(0, 1) if self._batch_size else rows[0]
+
         rows = [
-            {
-                key: tensor_over(array[own], dtypes[key])
-                for key, array in memory.fields(slot).items()
-            }
+            {key: over(array, key) for key, array in memory.fields(slot).items()}
             for slot in range(layout.num_slots)
         ]
         ours = {key for key, _ in leaves(self.description.transition)}
@@ -148,24 +175,42 @@ class TorchRLEnvironment:
         )
         self._trajectory = [row["collector", "traj_ids"] for row in rows]
 
-    def reset(self, seed: int, steps: int) -> None:
-        """Start over with a new episode, after so many steps of this environment in all."""
-        self._episode = steps
-        self._generators.seed(seed)
+    def reset(self, seeds: int | Sequence[int], steps: int) -> None:
+        """Start over with new episodes, after so many steps of each environment in all.
+
+        Args:
+            seeds: of each environment.
+            steps: see `GymEnvironment.reset`.
+        """
+        seeds = [seeds] if isinstance(seeds, int) else seeds
+        self._episode = torch.full(self._batch_size, steps)
+        self._generators.seed(*seeds)
         self._generators.enter()
-        if self._gymnasium is not None:
-            seed_spaces(self._gymnasium, seed)
-        torch.manual_seed(seed)  # on all devices
-        self.env.set_seed(seed)
+        torch.manual_seed(seeds[0])  # on all devices
+        self._seed(seeds)
         self._current = self.env.reset()
         check_specified(self._current, self._known)
         self._has_stepped = False
         for carried, _, value in self._carried:
             self._current.set(carried.key, value.clone())
 
+    def _seed(self, seeds: Sequence[int]) -> None:
+        """Seed each environment, or all by the first seed where they can't be told apart."""
+        if len(self._singles) < len(seeds) and not self._has_warned:
+            self._has_warned = True
+            warnings.warn(
+                f"{_name(self.env)} takes one seed for all of its environments: it is given that "
+                "of the first, and what they do depends on how many share it",
+                stacklevel=2,
+            )
+        for single, gymnasium, seed in zip(self._singles, self._gymnasium, seeds, strict=False):
+            if gymnasium is not None:
+                seed_spaces(gymnasium, seed)
+            single.set_seed(seed)
+
     def observations(self) -> Observations:
         """What resets with seeds of their own give."""
-        return _observations(self.env)
+        return torchrl_observations(self.env)
 
     def save(self) -> bytes:
         """Raises CannotSaveError: what a TorchRL environment holds can't be known from outside."""
@@ -183,8 +228,8 @@ class TorchRLEnvironment:
         for key, rows in self._root:
             _copy(key, self._current.get(key), rows[slot][t])
 
-    def step(self, slot: int, t: int) -> bool:
-        """Step with the action at ``t`` and write the transition; returns if the episode ended."""
+    def step(self, slot: int, t: int) -> int:
+        """Step with the actions at ``t`` and write the transitions; returns how many ended."""
         current = self._current
         for key, rows in self._from_policy:
             current.set(key, rows[slot][t].clone())
@@ -196,86 +241,38 @@ class TorchRLEnvironment:
             self._has_stepped = True
         for key, rows in self._next:
             _copy(key, done_step.get(key), rows[slot][t])
-        self._trajectory[slot][t] = self._number + self._all_envs * self._episode
-        successor = done_step.get("next")
-        done = any(bool(successor.get(key).any()) for key in self._done_keys)
-        self._episode += done
+        self._trajectory[slot][t] = self._numbers + self._all_envs * self._episode
+        ended = self._ended(done_step.get("next"))
+        self._episode += ended
         for carried, left, start in self._carried:
-            self._current.set(carried.key, (start if done else left[slot][t]).clone())
-        return done
+            mine = ended.view(*ended.shape, *[1] * (start.ndim - ended.ndim))
+            self._current.set(carried.key, torch.where(mine, start, left[slot][t]))
+        return int(ended.sum())
+
+    def _ended(self, successor: TensorDictBase) -> Tensor:
+        """Which of them are at the end of an episode, of the batch's size."""
+        ended = torch.zeros(self._batch_size, dtype=torch.bool)
+        for key in self._end_keys:
+            flags: Tensor = successor.get(key)
+            ended |= flags.reshape(*self._batch_size, -1).any(-1).cpu()
+        return ended
 
     def close(self) -> None:
         """Close the environment."""
         self.env.close(raise_if_closed=False)
 
 
-class TorchRLPlay:
-    """An environment and what it takes to play it at random; see `probe.RandomPlay`."""
-
-    def __init__(self, env: EnvBase) -> None:
-        self.env = env
-        self.played: list[tuple[int, TensorDictBase]] = []  # see `GymPlay`
-        self._length = 0
-        self._done_keys = env.done_keys
-
-    def reset(self) -> None:
-        """Begin an episode."""
-        first = not self.played
-        self._current = _reset(self.env, 0) if first else self.env.reset()
-        self._length = 0
-        if first:
-            self._note()
-
-    def choose(self) -> None:
-        """Draw the next action."""
-        if self._length and len(self.played) < MOST_PLAYED:
-            self._note()
-        self.env.rand_action(self._current)
-
-    def _note(self) -> None:
-        self.played.append((self._length, self._current.clone()))
-
-    def observations(self) -> Observations:
-        """What there was to see, after resets with further seeds."""
-        return _observations(self.env, self.played)
-
-    def step(self) -> bool:
-        """Make a step; returns whether the episode has ended."""
-        successor = self.env.step(self._current).get("next")
-        self._current = self.env.step_mdp(self._current)
-        self._length += 1
-        return any(bool(successor.get(key).any()) for key in self._done_keys)
-
-
-def _reset(env: EnvBase, seed: int) -> TensorDictBase:
-    torch.manual_seed(seed)
-    env.set_seed(seed)
-    return env.reset()
-
-
-def _observations(env: EnvBase, played: Sequence[tuple[int, TensorDictBase]] = ()) -> Observations:
-    """What an environment gives at its root at resets, and what random play met with.
-
-    Args:
-        env: the environment.
-        played: steps since the reset, and what there was; a reset among them is that of seed 0.
-    """
-    known = [td for length, td in played if not length]
-    resets = at_resets(lambda seed: _reset(env, seed).clone(), known)
-    moments = [*((0, td) for td in resets), *(each for each in played if each[0])]
-    tensors = [dict(_stackable(td)) for _, td in moments]
-    # Not the action, which the last step leaves there.
-    keys = [key for key in tensors[0] if all(key in each for each in tensors)]
-    moments = moments[: kept(sum(tensors[0][key].nbytes for key in keys))]
-    values = torch.stack([td.select(*keys).cpu() for _, td in moments]).contiguous()
-    lengths = tuple(length for length, _ in moments)
-    return Observations(values, lengths, min(len(resets), len(moments)))
-
-
-def _stackable(td: TensorDictBase) -> Iterable[tuple[Any, Tensor]]:
-    for key, value in td.items(include_nested=True, leaves_only=True):
-        if isinstance(value, Tensor) and not value.is_nested:
-            yield key, value
+def _singles_within(env: EnvBase) -> Iterator[EnvBase]:
+    """The environments that are seeded: those of a SerialEnv, as if each were alone, or itself."""
+    base = env
+    while isinstance(base, TransformedEnv):
+        base = base.base_env
+    if isinstance(base, SerialEnv):
+        if base.is_closed:
+            base.start()
+        yield from base._envs
+    else:
+        yield env
 
 
 def _gymnasium_within(env: EnvBase) -> gym.Env[Any, Any] | None:
@@ -284,6 +281,12 @@ def _gymnasium_within(env: EnvBase) -> gym.Env[Any, Any] | None:
         env = env.base_env
     within = getattr(env, "_env", None)
     return within if isinstance(within, gym.Env) else None
+
+
+def _name(env: EnvBase) -> str:
+    while isinstance(env, TransformedEnv):
+        env = env.base_env
+    return type(env).__name__
 
 
 def _copy(key: Key, value: Tensor, row: Tensor) -> None:

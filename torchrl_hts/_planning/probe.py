@@ -286,7 +286,8 @@ def run_probe(control: Connection, fds: Sequence[int]) -> None:
             seed_spaces(env, 0)
             play = GymPlay(env)
         elif job.torch_allowed:
-            from torchrl_hts._executor.torchrl_env import TorchRLEnvironment, TorchRLPlay
+            from torchrl_hts._executor.torchrl_env import TorchRLEnvironment
+            from torchrl_hts._executor.torchrl_play import TorchRLPlay
 
             environment = TorchRLEnvironment(env, 0, **job.env_options)
             description = environment.description

@@ -57,10 +57,10 @@ class HTSCollector(StockAttributes, BaseCollector):  # type: ignore[misc]  # tor
 
     Args:
         create_env_fn: a callable per environment. Each returns a `gymnasium.Env` (the fast path:
-            its executor never imports torch) or a TorchRL `EnvBase` of empty batch size, with any
-            transforms. Or it returns a batch of environments that steps as one, a gymnasium
-            ``VectorEnv`` (docs/how_to/batches_of_environments.md). A single callable is called
-            once, or `num_workers` times.
+            its executor never imports torch) or a TorchRL `EnvBase`, with any transforms. Or it
+            returns a batch of environments that steps as one, a gymnasium ``VectorEnv`` or an
+            `EnvBase` with ``batch_size=[k]`` (docs/how_to/batches_of_environments.md). A single
+            callable is called once, or `num_workers` times.
         policy: a TensorDictModule that writes ``"action"``, in training or evaluation mode as it
             is; or a plain module that maps the only observation to the action; or a callable of
             either kind that uses no modules. By default, and with a ``RandomPolicy``, random.
