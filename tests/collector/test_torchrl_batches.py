@@ -1,4 +1,4 @@
-"""Batches of TorchRL's environments, each a unit of the schedule."""
+"""Batches of TorchRL's environments, and groups of agents, each a unit of the schedule."""
 
 from __future__ import annotations
 
@@ -10,6 +10,12 @@ import torch
 from collectors import start
 from policies import categorical
 from tensordict import TensorDictBase
+from tensordict.nn import TensorDictModule
+from torchrl.collectors import Collector
+from torchrl.envs import RewardSum, TransformedEnv
+from torchrl.envs.libs.vmas import VmasEnv
+from torchrl.modules import MultiAgentMLP, ProbabilisticActor
+from torchrl.objectives import ClipPPOLoss, ValueEstimators
 from torchrl_environments import Clocks
 
 pytestmark = [pytest.mark.usefixtures("collectors_end"), pytest.mark.timeout(120)]
@@ -49,3 +55,108 @@ def test_what_can_not_be_saved_begins_new_episodes_and_says_so() -> None:
         batch = next(iter(collector))
     assert (batch["observation"][:, 0, 1] == 0).all()
     assert len(batch["collector", "traj_ids"][:, 0].unique()) == K
+
+
+def learn(collector: Any, policy: Any, critic: Any, env: Any) -> list[TensorDictBase]:
+    """The loop of TorchRL's tutorial on multi-agent PPO, with one optimizer step for a batch."""
+    loss_module = ClipPPOLoss(policy, critic, clip_epsilon=0.2, normalize_advantage=False)
+    loss_module.set_keys(
+        reward=env.reward_key,
+        action=env.action_key,
+        value=("agents", "state_value"),
+        done=("agents", "done"),
+        terminated=("agents", "terminated"),
+    )
+    loss_module.make_value_estimator(ValueEstimators.GAE, gamma=0.9, lmbda=0.9)
+    optimizer = torch.optim.Adam(loss_module.parameters(), 1e-2)
+    batches = []
+    for batch in collector:
+        batches.append(batch.clone())
+        for name in ("done", "terminated"):
+            flags = batch["next", name].unsqueeze(-1)
+            shape = batch.get_item_shape(("next", env.reward_key))
+            batch["next", "agents", name] = flags.expand(shape)
+        with torch.no_grad():
+            loss_module.value_estimator(
+                batch,
+                params=loss_module.critic_network_params,
+                target_params=loss_module.target_critic_network_params,
+            )
+        losses = loss_module(batch.reshape(-1))
+        sum(value for name, value in losses.items() if name.startswith("loss_")).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        collector.update_policy_weights_()
+    return batches
+
+
+def make_group(*lengths: int) -> Any:
+    env = Clocks(*lengths, num_agents=2)
+    return TransformedEnv(
+        env, RewardSum(in_keys=[env.reward_key], out_keys=[("agents", "episode_reward")])
+    )
+
+
+def agents_of(env: Any, sizes: dict[str, int]) -> tuple[Any, Any]:
+    """Policy and critic of the tutorial, for indices as actions."""
+    torch.manual_seed(0)
+    common: dict[str, Any] = {"n_agents": 2, "centralized": True, "share_params": True,
+                              "depth": 1, "num_cells": 8}  # fmt: skip
+    actor = MultiAgentMLP(**{**common, "centralized": False}, **sizes)
+    critic = MultiAgentMLP(**common, **{**sizes, "n_agent_outputs": 1})
+    policy = ProbabilisticActor(
+        TensorDictModule(actor, [("agents", "observation")], [("agents", "logits")]),
+        in_keys=[("agents", "logits")],
+        out_keys=[env.action_key],
+        distribution_class=torch.distributions.Categorical,
+        return_log_prob=True,
+    )
+    value = TensorDictModule(critic, [("agents", "observation")], [("agents", "state_value")])
+    return policy, value
+
+
+def layout_of(batch: TensorDictBase) -> dict[Any, Any]:
+    """Shape and data type by key, and the batch size of what holds others."""
+    found: dict[Any, Any] = {}
+    for key, value in batch.items(True):
+        if "policy_version" not in key:
+            found[key] = (value.shape, getattr(value, "dtype", None))
+    return found
+
+
+def test_a_group_of_agents_learns_in_the_loop_of_torchrls_tutorial() -> None:
+    """With nothing but the collector's line changed, and batches that look the same."""
+    env = make_group(*LENGTHS)
+    sizes = {"n_agent_inputs": 3, "n_agent_outputs": 3}
+    frames: dict[str, Any] = {"frames_per_batch": K * ALPHA, "total_frames": 3 * K * ALPHA}
+    policy, critic = agents_of(env, sizes)
+    stock = Collector(env, policy, **frames)
+    wanted = learn(stock, policy, critic, env)
+    stock.shutdown()
+    runs = []
+    for envs in ([partial(make_group, *LENGTHS)], [partial(make_group, 2, 5),
+                                                   partial(make_group, 3, 4, 6, 7)]):  # fmt: skip
+        policy, critic = agents_of(env, sizes)
+        with start(envs, policy, lag=0, **frames) as collector:
+            runs.append(learn(collector, policy, critic, env))
+    assert layout_of(runs[0][0]) == layout_of(wanted[0])
+    assert all((one == other).all() for one, other in zip(*runs, strict=True))
+    rewards = torch.cat(runs[0], 1)["next", "agents", "episode_reward"]
+    assert rewards.shape == (K, 3 * ALPHA, 2, 1)
+    assert rewards.max() > 3
+
+
+def test_vmas() -> None:
+    """Many worlds of several agents, simulated as one."""
+    pytest.importorskip("vmas")
+    make = partial(VmasEnv, "balance", num_envs=K, continuous_actions=False, n_agents=2, seed=0)
+    env = make(max_steps=6)
+    policy, _ = agents_of(env, {"n_agent_inputs": 16, "n_agent_outputs": 9})
+    kwargs: dict[str, Any] = {"policy": policy, "rounds": 3}
+    batch = collect([partial(make, max_steps=6)], **kwargs)
+    assert batch["next", "agents", "reward"].shape == (K, 3 * ALPHA, 2, 1)
+    assert (collect([partial(make, max_steps=6)], **kwargs) == batch).all()
+    ended = batch["next", "done"].squeeze(-1)[:, :-1]
+    assert ended.sum() >= K
+    same = batch["agents", "observation"][:, 1:] == batch["next", "agents", "observation"][:, :-1]
+    assert (same.flatten(2).all(2) != ended).all(), "the true last observation, then a first one"

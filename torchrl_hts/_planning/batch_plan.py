@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from itertools import chain
 
 import torch
-from tensordict import TensorDictBase
+from tensordict import TensorDictBase, is_non_tensor, is_tensor_collection
 from tensordict.nn import TensorDictModuleBase
 from torch import Tensor
 from torchrl.envs.utils import ExplorationType, set_exploration_type
@@ -23,7 +23,7 @@ from torchrl_hts._planning.trial_rows import MadeUp, make_up, trial_inputs
 from torchrl_hts._policy.compiled import eagerly
 from torchrl_hts._policy.trial_inputs import TrialInputs
 from torchrl_hts._rounds.entries import is_private, leaves
-from torchrl_hts._rounds.keys import Key
+from torchrl_hts._rounds.keys import Key, as_path
 from torchrl_hts._rounds.shared_memory import Field
 from torchrl_hts._rounds.slots import field_of
 
@@ -44,6 +44,7 @@ class BatchPlan:
         outputs: keys that the policy writes.
         options: how executors write their rows.
         truncated_keys: ``("next", ...)`` keys of the truncation flags.
+        groups: see `Layout.groups`.
     """
 
     fields: tuple[Field, ...]
@@ -52,6 +53,7 @@ class BatchPlan:
     outputs: tuple[Key, ...]
     options: RowOptions
     truncated_keys: tuple[Key, ...]
+    groups: tuple[tuple[Key, tuple[int, ...]], ...] = ()
 
 
 def plan_batch(
@@ -120,6 +122,7 @@ def plan_batch(
             info_keys=info_keys,
         ),
         truncated_keys=tuple(("next", *key) for key in own.truncated_keys),
+        groups=own.groups,
     )
 
 
@@ -132,12 +135,14 @@ class _Rows:
         after: those below ``"next"``.
         truncated_keys: of the truncation flags among them.
         write_is_init: whether ``"is_init"`` is for the collector to write.
+        groups: see `Layout.groups`.
     """
 
     root: TensorDictBase
     after: TensorDictBase
     truncated_keys: tuple[Key, ...]
     write_is_init: bool = False
+    groups: tuple[tuple[Key, tuple[int, ...]], ...] = ()
 
 
 def _gym_rows(
@@ -175,7 +180,12 @@ def _torchrl_rows(
     check_torchrl_action(description, outputs)
     after = description.transition.get("next").expand(root.shape)
     after = after.exclude(*(description.state_keys if compact_obs else ()))
-    return _Rows(root, after, description.truncated_keys)
+    groups = tuple(
+        (as_path(key), tuple(value.batch_size))
+        for key, value in description.transition.items(include_nested=True)
+        if is_tensor_collection(value) and not is_non_tensor(value) and value.batch_size
+    )
+    return _Rows(root, after, description.truncated_keys, groups=groups)
 
 
 def _fields(own: _Rows, trial: PolicyTrial) -> dict[Key, Field]:

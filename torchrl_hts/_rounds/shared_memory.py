@@ -101,6 +101,8 @@ class Layout:
         all_envs: how many those are; 0: N.
         group: environments whose rows are given bits by themselves, whoever else there is; 0: N.
         units: how many environments each unit has; (): one each.
+        groups: by key, the batch size that what holds others has in a transition: the number of
+            agents of a group; of all else it is ().
     """
 
     num_envs: int
@@ -114,6 +116,7 @@ class Layout:
     all_envs: int = 0
     group: int = 0
     units: tuple[int, ...] = ()
+    groups: tuple[tuple[Key, tuple[int, ...]], ...] = ()
 
     @property
     def num_slots(self) -> int:

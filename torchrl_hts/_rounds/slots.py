@@ -5,6 +5,7 @@ Axes: N environments, T = alpha steps.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -42,7 +43,8 @@ class Slots:
     Attributes:
         fields: for each slot, its tensors ``[N, T, *shape]`` by key.
         batches: for each slot, the same as a TensorDict ``[N, T]`` with names ``(None, "time")``,
-            without those that are private: what a policy leaves for itself under a ``"_name"``.
+            without those that are private: what a policy leaves for itself under a ``"_name"``. A
+            group of agents is a TensorDict ``[N, T, agents]`` within.
         parameters: for each slot, its behaviour parameters and buffers.
     """
 
@@ -58,7 +60,14 @@ class Slots:
             }
             self.fields.append(tensors)
             public = {key: tensor for key, tensor in tensors.items() if not is_private(key)}
-            self.batches.append(_nest(public, [layout.num_envs, layout.sync_interval]))
+            batch = _nest(public, [layout.num_envs, layout.sync_interval])
+            for key, size in layout.groups:
+                group = batch.get(key, None)
+                # The policy may have written what is not of each agent there.
+                with contextlib.suppress(RuntimeError):
+                    if group is not None:
+                        group.batch_size = [*batch.batch_size, *size]
+            self.batches.append(batch)
             self.parameters.append(
                 [
                     tensor_over(array, field.dtype)

@@ -255,6 +255,7 @@ class Startup:
             rounds.num_envs,
             0 if rounds.units else settings.group,
             rounds.units,
+            plan.groups,
         )
 
     def _agree(self, sizes: InvariantSizes, rounds: Rounds) -> None:
