@@ -88,9 +88,24 @@ def test_candidates_ascend_to_the_full_size(full: int) -> None:
     assert sizes == tuple(sorted(set(sizes)))
     assert sizes[-1] == full
     assert set(range(1, min(full, 16) + 1)) <= set(sizes)
-    assert all(b - a <= 16 for a, b in pairwise(sizes))
+    assert all(b - a <= max(16, a / 8) for a, b in pairwise(sizes))
     assert all(size % 4 == 0 for size in sizes[:-1] if size > 16)
     assert all(size % 16 == 0 for size in sizes[:-1] if size > 64)
+
+
+def test_of_very_many_rows_few_sizes_are_tried() -> None:
+    """And of the smaller ones as many rows as of few."""
+    assert len(candidate_sizes(16 * 1024)) < 100
+    ran: dict[int, int] = {}
+
+    def run(rows: np.ndarray) -> list[Tensor]:
+        ran[len(rows)] = ran.get(len(rows), 0) + 1
+        return [torch.from_numpy(rows)]
+
+    found = choose_sizes(run, 16 * 1024, 64)
+    assert found.sizes == candidate_sizes(16 * 1024)
+    assert ran[1] == 512
+    assert ran[8 * 1024] == 2
 
 
 @pytest.mark.parametrize(

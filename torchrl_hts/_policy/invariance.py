@@ -34,6 +34,8 @@ __all__ = [
 ]
 
 _ROWS_PER_BATCH = 16  # what a batch costs beside its rows, in rows
+_LARGE = 256  # from so many rows on, 8 sizes are tried up to twice as many
+_ROWS_TRIED = 512  # at each size, at least, if there are so many; and two batches
 
 Rows = npt.NDArray[np.int64]
 Bits = npt.NDArray[np.uint8]
@@ -135,7 +137,9 @@ class InvariantSizes:
 
 
 def candidate_sizes(full_size: int) -> tuple[int, ...]:
-    """Sizes worth measuring: all to 16, every 4th to 64, every 16th above, and `full_size`.
+    """Sizes worth measuring: all to 16, every 4th to 64, every 16th to 256, and `full_size`.
+
+    Above 256 an eighth more than the last power of two, so that padding stays below that.
 
     Example:
         >>> candidate_sizes(22)
@@ -143,7 +147,11 @@ def candidate_sizes(full_size: int) -> tuple[int, ...]:
     """
     if full_size < 1:
         raise ValueError(f"expected full_size >= 1, got {full_size}")
-    steps = (*range(1, 17), *range(20, 65, 4), *range(80, full_size, 16))
+    steps = [*range(1, 17), *range(20, 65, 4), *range(80, _LARGE, 16)]
+    power = _LARGE
+    while power < full_size:
+        steps += range(power, 2 * power, power // 8)
+        power *= 2
     return (*(size for size in steps if size < full_size), full_size)
 
 
@@ -192,7 +200,7 @@ def calibrate(
         candidates: sizes to measure, by default `candidate_sizes`; the full size and those above
             it are passed over.
         draws: full batches of probe rows, at least 2 so that there are other batch-mates to try.
-            Each row is run once at every size.
+            Each row is run once at every size; of many rows, 512 and two batches at least.
         seed: of the random batches.
         suspects: modules to blame if rows aren't independent, as `mixing_modules` finds them.
 
@@ -227,8 +235,8 @@ def calibrate(
         return np.array_equal(bits(rows), reference[rows])
 
     def agrees_anywhere(m: int) -> bool:
-        """Every probe row, in batches of m, at positions and with mates drawn at random."""
-        order = rng.permutation(len(reference))
+        """Probe rows in batches of m, at positions and with mates drawn at random."""
+        order = rng.permutation(len(reference))[: max(_ROWS_TRIED, 2 * m)]
         return all(agrees(order[start : start + m]) for start in range(0, len(order) - m + 1, m))
 
     for _ in range(draws):
