@@ -12,13 +12,13 @@ import script_paths  # noqa: F401  so that the scripts are found
 import torch
 
 
-def run_script(script: str, *flags: str, code: int = 0) -> tuple[str, str]:
+def run_script(script: str, *flags: str, code: int | str = 0) -> tuple[str, str]:
     """Run a benchmark to its end, as its command line would.
 
     Args:
         script: its file's name.
         flags: of its command line.
-        code: the exit status to expect.
+        code: the exit status, or the last words, to expect.
 
     Returns:
         What it has written to stdout, and to stderr.
