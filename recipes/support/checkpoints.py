@@ -6,6 +6,7 @@ import contextlib
 import io
 import os
 import zipfile
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -100,13 +101,27 @@ class Checkpoints:
         path = path or self.newest()
         return None if path is None else self._read(path, path)
 
-    def load_part(self, path: Path, rank: int, learners: int) -> dict[str, Any]:
-        """The part of a learner that is not the first, of a checkpoint.
+    def collectors_of(
+        self, path: Path, state: Mapping[str, Any], rank: int, size: int
+    ) -> list[Mapping[str, Any]]:
+        """The states of the collectors that had a learner's environments when they were saved.
+
+        Args:
+            path: of the checkpoint.
+            state: in it, where the first learner's is.
+            rank, size: of the learner, and of how many today.
 
         Raises:
-            RecipeError: if it can't be read, is damaged, or would do more than hold data.
+            RecipeError: if one can't be read, is damaged, or would do more than hold data.
         """
-        return self._read(_part(path, rank, learners), path)
+        saved_by = state.get("learners", 1)
+        first, end = rank * saved_by // size, -(-(rank + 1) * saved_by // size)
+        return [
+            state["parts"]["collector"]
+            if part == 0
+            else self._read(_part(path, part, saved_by), path)["collector"]
+            for part in range(first, end)
+        ]
 
     def _read(self, path: Path, checkpoint: Path) -> dict[str, Any]:
         try:

@@ -193,14 +193,14 @@ def time_metrics(now: Statistics, before: tuple[int, float], elapsed_before_s: f
     }
 
 
-def draw_curve(path: Path, title: str, rows: list[Row], evaluations: list[Row]) -> None:
+def draw_curve(path: Path, title: str, rows: Sequence[Row], evaluations: Sequence[Row]) -> None:
     """Draw returns against steps."""
     picture = io.BytesIO()
     curve(title, rows, evaluations).savefig(picture, dpi=150, format=path.suffix[1:])
     write_atomically(path, picture.getbuffer())
 
 
-def curve(title: str, rows: list[Row], evaluations: list[Row]) -> Figure:
+def curve(title: str, rows: Sequence[Row], evaluations: Sequence[Row]) -> Figure:
     """Returns against steps, as far as there are any."""
     from matplotlib.figure import Figure  # half a second that the start does without
 

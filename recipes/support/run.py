@@ -3,55 +3,33 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import json
 import math
-import os
-import signal
 import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from datetime import datetime
-from operator import itemgetter
-from pathlib import Path
-from statistics import fmean
-from types import FrameType
-from typing import Any, Protocol
+from functools import partial
+from typing import Any
 
 import torch
 from tensordict import TensorDictBase
 from torch import Tensor
 
-from support.checkpoints import Checkpoints, save_atomically, write_atomically
+from support.checkpoints import Checkpoints, save_atomically
 from support.display import Display
-from support.errors import InterruptedTwice, RecipeError, quoted
+from support.errors import RecipeError, quoted
 from support.evaluations import Evaluations
-from support.launch import is_own, launch_name, own_run
-from support.loggers import make_logger, wandb_names
-from support.metrics import (
-    Row,
-    Table,
-    draw_curve,
-    episode_metrics,
-    evaluation_metrics,
-    learning_metrics,
-    time_metrics,
-)
-from support.options import RunOptions, refuse_old_run, to_json
-from support.states import FORMAT, check_state, random_states, set_random_states, versions
-from torchrl_hts import EpisodeReturns, Evaluation, HTSCollector, World, WorldError
+from support.metrics import Row, learning_metrics
+from support.options import RunOptions, to_json
+from support.output_dir import claim_output_dir, find_output_dir
+from support.records import Records
+from support.signals import StopSignals
+from support.states import FORMAT, Stateful, check_state, random_states, set_random_states, versions
+from torchrl_hts import EpisodeReturns, HTSCollector, World, WorldError
 
 __all__ = ["Run"]
 
 _OF_EPISODES = (("next", "reward"), ("next", "done"), ("collector", "traj_ids"))
-
-
-class Stateful(Protocol):
-    """What a checkpoint can hold."""
-
-    def state_dict(self) -> Mapping[str, Any]: ...
-
-    def load_state_dict(self, state_dict: Any, /) -> Any: ...
 
 
 class Run:
@@ -96,7 +74,8 @@ class Run:
         self._title = f"{recipe} on {options.task}"
         self._recipe = recipe
         self._collector = collector
-        self.output_dir, resumes = self._told(self._find_output_dir)
+        self._total_frames = len(collector) * collector.frames_per_batch
+        self.output_dir, resumes = self._told(partial(find_output_dir, recipe, options))
         self._display = Display(self._total_frames, quiet=not self._world.is_first)
         self._returns = EpisodeReturns()
         self._parts: dict[str, Stateful] = {
@@ -109,14 +88,18 @@ class Run:
         self._wandb_names: Mapping[str, Any] | None = None  # of the run at W&B, if it is there
         self._elapsed_before_s = 0.0
         self._recorded: list[Row] = []
-        self._last_speed = (0, 0.0)
-        self._signal: int | None = None  # that this process was sent
+        self._first_step = 0  # of this start
+        self._signals = StopSignals(
+            # Other learners are told by the first, which may know already.
+            tells=lambda: self._world.is_first and self._stop is None,
+            has_saved=lambda: self.exit_code != 0,
+        )
         self._stop: int | None = None  # that any learner was sent, as all have been told
         self._others_left = False
         self._told_of_loss = False
         with contextlib.ExitStack() as undoing:
             if self._world.is_first:
-                self._claim_output_dir(holds_own_run=resumes)
+                self._lock = claim_output_dir(self.output_dir, holds_own_run=resumes)
                 undoing.callback(self._lock.close)
             self._evaluations = Evaluations(
                 options,
@@ -131,98 +114,39 @@ class Run:
             if self._world.is_first:
                 self._parts["evaluations"] = self._evaluations
             kept_rows = self._resume() if resumes else 0
+            self._records: Records | None = None  # the first learner's
             if self._world.is_first:
-                self._open_files(kept_rows, undoing)
+                self._records = Records(
+                    recipe,
+                    options,
+                    self.output_dir,
+                    self._display,
+                    run_id=self._id,
+                    earlier_names=self._wandb_names,
+                    kept_rows=kept_rows,
+                    elapsed_before_s=self._elapsed_before_s,
+                    first_step=self._first_step,
+                )
+                undoing.callback(self._close_records, failed=True)
+                self._id = self._records.run_id
+                self._evaluations.open()
+                self._records.catch_up(self._evaluations.rows)
             undoing.pop_all()
 
     def _told(self, find: Callable[[], Any]) -> Any:
         """What the first learner finds, on every learner."""
         return self._world.gather(find() if self._world.is_first else None)[0]
 
-    def _find_output_dir(self) -> tuple[Path, bool]:
-        """The output directory, and whether there is a run in it to go on with."""
-        options = self.options
-        if options.resume is not None:
-            return options.resume, True
-        if options.output_dir is not None:
-            return options.output_dir, is_own(options.output_dir)
-        name = options.task.rpartition("/")[2]
-        runs = Path("runs", self._recipe)
-        own = own_run(runs, name)
-        if own is not None:
-            return own, True
-        return runs / f"{name}-{datetime.now():%Y%m%d-%H%M%S}-{os.getpid()}", False
-
-    def _claim_output_dir(self, *, holds_own_run: bool) -> None:
-        """Make the output directory, and keep other runs out of it as long as this process lives.
-
-        Raises:
-            RecipeError: if it can't be written to, or another run is at work in it.
-        """
-        try:
-            self.output_dir.mkdir(parents=True, exist_ok=True)
-            self._lock = (self.output_dir / ".lock").open("w")
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise RecipeError(
-                f"another run is at work in {self.output_dir}: wait for its end, or give another "
-                "--output-dir"
-            ) from None
-        except OSError as error:
-            raise RecipeError(
-                f"{self.output_dir} can't be written to: {error.strerror}; give another "
-                "--output-dir"
-            ) from error
-        if not holds_own_run:
-            refuse_old_run(self.output_dir)  # one that has ended since the options were read
-
-    def _open_files(self, kept_rows: int, undoing: contextlib.ExitStack) -> None:
-        """Begin, or go on with, all that is written while the run goes on."""
-        options = self.options
-        if options.logger == "wandb":
-            self._wandb_names = wandb_names(options, self.output_dir, self._id, self._wandb_names)
-            self._id = self._wandb_names["id"]
-        self._logger = make_logger(options, self.output_dir, self._wandb_names)
-        undoing.callback(self._close_logger, failed=True)
-        config = {
-            "recipe": self._recipe,
-            "id": self._id,
-            "launch": launch_name(),
-            "wandb": self._wandb_names,
-            "options": to_json(options),
-            "versions": versions(),
-        }
-        write_atomically(
-            self.output_dir / "config.json", (json.dumps(config, indent=2) + "\n").encode()
-        )
-        self._metrics = Table(self.output_dir / "metrics.csv", keep=kept_rows)
-        undoing.callback(self._metrics.close)
-        self._evaluations.open()
-        if options.logger == "wandb" and self._logger is None:
-            self.say("Weights & Biases is disabled: no metrics go there")
-        elif options.logger == "wandb" and self._logger.experiment.offline:
-            # Each start writes a file of its own, and a killed one may have left nothing.
-            for row in sorted(self._metrics.rows + self._evaluations.rows, key=itemgetter("step")):
-                self._send(row)
-
     @property
     def step(self) -> int:
         """Environment steps that have been learned from."""
         return (self._collector._iter + 1) * self._collector.frames_per_batch
 
-    @property
-    def _total_frames(self) -> int:
-        return len(self._collector) * self._collector.frames_per_batch
-
     # The loop.
 
     def __enter__(self) -> Run:
         self._display.__enter__()
-        self._handlers = {
-            number: signal.signal(number, self._take_signal)
-            for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-            if signal.getsignal(number) is not signal.SIG_IGN  # as under nohup
-        }
+        self._signals.take()
         collector = self._collector
         learners = f"learners {self._world.size}, " if self._world.size > 1 else ""
         self.say(
@@ -233,35 +157,21 @@ class Run:
 
     def __exit__(self, *exception: object) -> None:
         with contextlib.ExitStack() as closing:  # each, even if one of them fails
-            closing.callback(self._restore_handlers)
-            if self._stop is not None and not self._others_left and exception[0] is None:
-                closing.callback(self._leave_together)
+            stops = self._stop is not None and not self._others_left and exception[0] is None
+            alone = self._world.size == 1
+            closing.callback(self._signals.give_back, ignoring_sigterm=stops and not alone)
+            if stops:  # torchrun ends all when the first has ended with an error
+                closing.callback(self._world.gather, None)
             if self._world.is_first:
                 closing.callback(self._lock.close)
-                closing.callback(self._close_logger, failed=exception[0] is not None)
-                closing.callback(self._draw_curve)
+                closing.callback(self._close_records, failed=exception[0] is not None)
             closing.callback(self._evaluations.close)
-            if self._world.is_first:
-                closing.callback(self._metrics.close)
             closing.callback(self._display.__exit__, *exception)
 
-    def _restore_handlers(self) -> None:
-        for number, handler in self._handlers.items():
-            signal.signal(number, handler)
-
-    def _leave_together(self) -> None:
-        """Wait for the other learners: torchrun ends all when the first has ended with an error."""
-        self._world.gather(None)
-        if self._world.size > 1:
-            self._handlers[signal.SIGTERM] = signal.SIG_IGN
-
-    def _draw_curve(self) -> None:
-        file = self.output_dir / "curve.png"
-        if self._metrics.rows:
-            try:
-                draw_curve(file, self._title, self._metrics.rows, self._evaluations.rows)
-            except OSError as error:  # no reason to hide how the run ended
-                self.say(f"{file} can't be written: {error.strerror}")
+    def _close_records(self, *, failed: bool) -> None:
+        if self._records is not None:
+            code = 1 if failed else self.exit_code
+            self._records.close(self._title, self._evaluations.rows, code)
 
     def __iter__(self) -> Iterator[TensorDictBase]:
         """Yields the batches; what has to be done after an update is done between two."""
@@ -280,10 +190,10 @@ class Run:
                 return
         # All is saved, and what is left to do concerns the first learner alone.
         self._others_left = self._world.size > 1
-        if self._evaluations.pending and self._signal is None:
+        if self._evaluations.pending and self._signals.number is None:
             self._play_last_evaluations()
-        if self._signal is not None:
-            self._end_early(self._signal)
+        if self._signals.number is not None:
+            self._end_early(self._signals.number)
 
     def _count_episodes(self, batch: TensorDictBase) -> None:
         """Take in the episodes of all environments, in one order for any number of learners."""
@@ -293,14 +203,16 @@ class Run:
         self._returns.update(batch)
 
     def _play_last_evaluations(self) -> None:
+        assert self._records is not None  # others have none pending
         self.say(
             "the training is done and saved; the last evaluations are being played (Ctrl-C "
             "leaves them to --resume)"
         )
-        while self._evaluations.pending and self._signal is None:
+        while self._evaluations.pending and self._signals.number is None:
             time.sleep(0.05)
-            self._tell(None, self._evaluations.take())
-        if self._signal is None:
+            for evaluation in self._evaluations.take():
+                self._records.evaluated(evaluation, self.step)
+        if self._signals.number is None:
             self._save()
 
     def _after_update(self, at_end: bool) -> None:
@@ -309,12 +221,12 @@ class Run:
         First all that a checkpoint counts on. If others fail to take it up (a logger), what has
         been learned is saved. A run that fails in any other way goes on from its last checkpoint.
         """
-        failure = self._report(at_end) if self._world.is_first else None
+        failure = None if self._records is None else self._report(self._records, at_end)
         saved = at_end or self._is_due(self.options.checkpoint_interval)
         if saved:
             self._save()
         # Each learner's news to all, once a round; when the training is done it goes its own way.
-        news = [(failure is not None, self._signal)]
+        news = [(failure is not None, self._signals.number)]
         if not at_end:
             news = self._world.gather(news[0])
         failed = any(failing for failing, _ in news)
@@ -327,14 +239,20 @@ class Run:
         if failed:
             raise RecipeError("the run ends, since its first learner has failed")
 
-    def _report(self, at_end: bool) -> Exception | None:
+    def _report(self, records: Records, at_end: bool) -> Exception | None:
         """Measure, evaluate, and tell of it; returns what the logger or the display raised."""
-        row = self._measure() if at_end or self._is_due(self.options.log_interval) else None
+        row = None
+        if at_end or self._is_due(self.options.log_interval):
+            statistics = self._collector.statistics()
+            row = records.measure(self.step, self._returns, statistics, self._recorded)
         if at_end or self._is_due(self.options.eval_interval):
             self._evaluations.submit(self.step)
         evaluations = self._evaluations.take()
         try:
-            self._tell(row, evaluations, at_once=at_end)
+            if row is not None:
+                records.show(row, at_once=at_end)
+            for evaluation in evaluations:
+                records.evaluated(evaluation, self.step)
         except Exception as error:
             return error
         return None
@@ -383,68 +301,6 @@ class Run:
             return False
         return self.step // interval > (self.step - self._collector.frames_per_batch) // interval
 
-    def _take_signal(self, number: int, frame: FrameType | None) -> None:
-        if self._signal is not None:
-            raise InterruptedTwice(saved=self.exit_code != 0)
-        self._signal = number
-        if not self._world.is_first or self._stop is not None:
-            return  # or is told by the first, which may know already
-        # Not by print, in the middle of which the signal may have come.
-        with contextlib.suppress(OSError):  # from a terminal that has been closed
-            os.write(
-                2, b"\nstopping after this update; once more to stop at once, without saving\n"
-            )
-
-    # What is written.
-
-    def _measure(self) -> Row:
-        """Add a row to the metrics."""
-        statistics = self._collector.statistics()
-        means = {
-            name: fmean(each[name] for each in self._recorded)
-            for name in (self._recorded[0] if self._recorded else ())
-        }
-        row = {
-            "step": self.step,
-            **episode_metrics(self._returns),
-            **means,
-            **time_metrics(statistics, self._last_speed, self._elapsed_before_s),
-        }
-        self._last_speed = (statistics.frames, statistics.elapsed_s)
-        self._metrics.append(row)
-        return row
-
-    def _tell(
-        self, row: Row | None, evaluations: list[Evaluation], *, at_once: bool = False
-    ) -> None:
-        """Give new rows to the logger and to the display."""
-        if row is not None:
-            self._send(row)
-            self._display.show(row, at_once=at_once)
-        for evaluation in evaluations:
-            self._send(evaluation_metrics(evaluation))
-            late = self.step - evaluation.step
-            self.say(
-                f"{evaluation.step:,} steps: evaluation return {evaluation.mean:.1f} "
-                f"({evaluation.min:.1f} to {evaluation.max:.1f})"
-                + (f", {late:,} steps late" if late > self.options.eval_interval else "")
-            )
-
-    def _send(self, row: Row) -> None:
-        """Give a row to the logger; NaN, where there is nothing yet, is left out."""
-        if self._logger is not None:
-            metrics = {k: v for k, v in row.items() if k != "step" and not math.isnan(v)}
-            self._logger.log_metrics(metrics, step=int(row["step"]))
-
-    def _close_logger(self, *, failed: bool) -> None:
-        if self._logger is None:
-            return
-        experiment = self._logger.experiment
-        if self.options.logger == "wandb":
-            experiment.finish(exit_code=1 if failed else self.exit_code)
-        elif hasattr(experiment, "close"):
-            experiment.close()
-
     # Checkpoints.
 
     def _save(self) -> None:
@@ -469,8 +325,8 @@ class Run:
 
     def _save_part(self, collector: Mapping[str, Any]) -> None:
         """Write what this learner's checkpoint counts on."""
-        if self._world.is_first:
-            self._metrics.sync()
+        if self._records is not None:
+            self._records.sync()
             self._evaluations.sync()
         else:
             self._checkpoints.save_part(
@@ -479,6 +335,7 @@ class Run:
 
     def _save_rest(self, collector: Mapping[str, Any]) -> None:
         """Write the file that makes the parts a checkpoint."""
+        assert self._records is not None
         state = {
             "format": FORMAT,
             "recipe": self._recipe,
@@ -488,7 +345,7 @@ class Run:
             "step": self.step,
             "learners": self._world.size,
             "elapsed_s": self._elapsed_before_s + self._collector.statistics().elapsed_s,
-            "rows": len(self._metrics.rows),
+            "rows": self._records.num_rows,
             "random_states": random_states(),
             "parts": {
                 name: collector if name == "collector" else dict(part.state_dict())
@@ -528,23 +385,16 @@ class Run:
         )
         for name, part in self._parts.items():
             saved = state["parts"][name]
-            part.load_state_dict(self._own_parts(newest, state) if name == "collector" else saved)
+            if name == "collector":
+                saved = self._checkpoints.collectors_of(
+                    newest, state, self._world.rank, self._world.size
+                )
+            part.load_state_dict(saved)
         set_random_states(state["random_states"])
         self._id = state["id"]
         self._elapsed_before_s = state["elapsed_s"]
-        self._last_speed = (state["step"], 0.0)
+        self._first_step = state["step"]
         self.say(
             f"resumed from {newest}: {state['step']:,} of {self._total_frames:,} steps are done"
         )
         return state["rows"]
-
-    def _own_parts(self, path: Path, state: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-        """The states of the collectors that had this learner's environments."""
-        rank, size, saved_by = self._world.rank, self._world.size, state.get("learners", 1)
-        first, end = rank * saved_by // size, -(-(rank + 1) * saved_by // size)
-        return [
-            state["parts"]["collector"]
-            if part == 0
-            else self._checkpoints.load_part(path, part, saved_by)["collector"]
-            for part in range(first, end)
-        ]

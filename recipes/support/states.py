@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib.metadata
 import random
 from collections.abc import Collection, Mapping
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -13,13 +13,28 @@ import torch
 from support.errors import RecipeError
 from support.options import RunOptions, differences
 
-__all__ = ["FORMAT", "check_state", "random_states", "set_random_states", "versions"]
+__all__ = [
+    "FORMAT",
+    "Stateful",
+    "check_state",
+    "random_states",
+    "set_random_states",
+    "versions",
+]
 
 FORMAT = 2  # of checkpoints
 _PACKAGES = (
     *("torchrl_hts", "torch", "torchrl", "tensordict", "gymnasium", "numpy"),
     *("ale-py", "opencv-python", "opencv-python-headless", "envpool", "gfootball"),
 )
+
+
+class Stateful(Protocol):
+    """What a checkpoint can hold."""
+
+    def state_dict(self) -> Mapping[str, Any]: ...
+
+    def load_state_dict(self, state_dict: Any, /) -> Any: ...
 
 
 def check_state(

@@ -19,7 +19,7 @@ import support.metrics
 from processes import wait_until_gone
 from recipe_runs import CARTPOLE, assert_equal_runs, rows, run, start
 from support.errors import InterruptedTwice, exit_with
-from support.run import Run
+from support.records import Records
 
 from torchrl_hts import Evaluator
 from torchrl_hts._supervision.supervisor import Supervisor
@@ -48,12 +48,12 @@ def checkpoints(directory: Path) -> list[int]:
 def test_what_was_learned_is_saved_where_a_logger_fails(
     whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def send(self: Run, row: dict[str, float]) -> None:
+    def send(self: Records, row: dict[str, float]) -> None:
         if row["step"] == 320:
             raise ValueError("the network is down")
 
     with monkeypatch.context() as patch:
-        patch.setattr(Run, "_send", send)
+        patch.setattr(Records, "send", send)
         output = run(f"{FLAGS} 0", "--output-dir", str(tmp_path), code=1)
     assert "error: the network is down" in output
     assert checkpoints(tmp_path) == [320]

@@ -187,10 +187,10 @@ def test_a_training_that_diverges_ends_all_learners(tmp_path: Path) -> None:
 def test_a_logger_that_fails_ends_all_learners_and_what_was_learned_is_saved(
     whole: Path, tmp_path: Path
 ) -> None:
-    deed = Deed(0, 0, "support.run:Run._send", 3)
+    deed = Deed(0, 0, "support.records:Records.send", 3)
     ended = run_recipe(2, FLAGS, "--output-dir", str(tmp_path), deed=deed)
     assert codes(ended) == [1, 1]
-    assert "error: Run._send has failed" in ended[0].said
+    assert "error: Records.send has failed" in ended[0].said
     assert "error: the run ends, since its first learner has failed" in ended[1].said
     assert max((tmp_path / "checkpoints").iterdir()).name == "step-000000000384.pt"
     run("ppo_cartpole.py", "--resume", str(tmp_path))

@@ -1,0 +1,69 @@
+"""The directory that a run writes to: which it is, and that no other run writes to it."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from datetime import datetime
+from pathlib import Path
+from typing import TextIO
+
+from support.errors import RecipeError
+from support.launch import is_own, own_run
+from support.options import RunOptions, refuse_old_run
+
+__all__ = ["claim_output_dir", "find_output_dir"]
+
+
+def find_output_dir(recipe: str, options: RunOptions) -> tuple[Path, bool]:
+    """The output directory, and whether there is a run in it to go on with.
+
+    Args:
+        recipe: its name, which is also that of the directory under ``runs``.
+        options: of the run.
+    """
+    if options.resume is not None:
+        return options.resume, True
+    if options.output_dir is not None:
+        return options.output_dir, is_own(options.output_dir)
+    name = options.task.rpartition("/")[2]
+    runs = Path("runs", recipe)
+    own = own_run(runs, name)
+    if own is not None:
+        return own, True
+    return runs / f"{name}-{datetime.now():%Y%m%d-%H%M%S}-{os.getpid()}", False
+
+
+def claim_output_dir(directory: Path, *, holds_own_run: bool) -> TextIO:
+    """Make the directory, and keep other runs out of it until what is returned is closed.
+
+    Raises:
+        RecipeError: if it can't be written to, or another run is at work in it, or has ended there.
+    """
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        lock = (directory / ".lock").open("w")
+    except OSError as error:
+        raise _not_writable(directory, error) from error
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if not holds_own_run:
+            refuse_old_run(directory)  # one that has ended since the options were read
+    except BlockingIOError:
+        lock.close()
+        raise RecipeError(
+            f"another run is at work in {directory}: wait for its end, or give another --output-dir"
+        ) from None
+    except OSError as error:
+        lock.close()
+        raise _not_writable(directory, error) from error
+    except BaseException:
+        lock.close()
+        raise
+    return lock
+
+
+def _not_writable(directory: Path, error: OSError) -> RecipeError:
+    return RecipeError(
+        f"{directory} can't be written to: {error.strerror}; give another --output-dir"
+    )

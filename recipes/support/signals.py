@@ -1,0 +1,56 @@
+"""Ctrl-C and the like: the first one is noted, so that the run can end well; a second ends it."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+from collections.abc import Callable
+from types import FrameType
+
+from support.errors import InterruptedTwice
+
+__all__ = ["StopSignals"]
+
+
+class StopSignals:
+    """Takes SIGINT, SIGTERM and SIGHUP from `take` to `give_back`.
+
+    Args:
+        tells: whether this process says that it stops.
+        has_saved: whether the run has been saved for its end.
+
+    Attributes:
+        number: of the signal that this process was sent; None so far.
+    """
+
+    def __init__(self, tells: Callable[[], bool], has_saved: Callable[[], bool]) -> None:
+        self._tells, self._has_saved = tells, has_saved
+        self.number: int | None = None
+
+    def take(self) -> None:
+        """Begin to take them, but for those that are ignored, as SIGHUP is under nohup."""
+        self._handlers = {
+            number: signal.signal(number, self._note)
+            for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+            if signal.getsignal(number) is not signal.SIG_IGN
+        }
+
+    def give_back(self, *, ignoring_sigterm: bool) -> None:
+        """Let them do what they did before; or let SIGTERM, which torchrun sends, do nothing."""
+        if ignoring_sigterm:
+            self._handlers[signal.SIGTERM] = signal.SIG_IGN
+        for number, handler in self._handlers.items():
+            signal.signal(number, handler)
+
+    def _note(self, number: int, frame: FrameType | None) -> None:
+        if self.number is not None:
+            raise InterruptedTwice(saved=self._has_saved())
+        self.number = number
+        if not self._tells():
+            return
+        # Not by print, in the middle of which the signal may have come.
+        with contextlib.suppress(OSError):  # from a terminal that has been closed
+            os.write(
+                2, b"\nstopping after this update; once more to stop at once, without saving\n"
+            )
