@@ -34,7 +34,7 @@ class Passes:
     """
 
     def __init__(self, schedule: Schedule, layout: Layout) -> None:
-        self.group = layout.group or layout.num_envs
+        self.group = layout.group
         self._schedule = schedule
         # The rows of the first step, by unit; None where each unit is one environment.
         self._first_rows: list[Rows] | None = None

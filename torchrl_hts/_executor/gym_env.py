@@ -185,7 +185,7 @@ class GymEnvironment:
         def rows(*key: str) -> list[Array]:
             return [slot[key][row] for slot in slots]
 
-        self._all_envs = memory.layout.all_envs or memory.layout.num_envs
+        self._all_envs = memory.layout.all_envs
         self._number = memory.layout.first_env + row
         self._max_frames = options.max_frames_per_traj
 

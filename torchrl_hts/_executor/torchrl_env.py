@@ -136,7 +136,7 @@ class TorchRLEnvironment:
     def bind(self, memory: SharedMemory, options: RowOptions) -> None:
         """Find the rows of this environment, or these; call once the layout is known."""
         layout = memory.layout
-        self._all_envs = layout.all_envs or layout.num_envs
+        self._all_envs = layout.all_envs
         self.rows = layout.rows(self.index)
         first = self.rows[0]
         own = slice(first, self.rows.stop)

@@ -81,7 +81,7 @@ class VectorEnvironment:
         def kept(*key: str) -> list[Array] | None:  # private entries may have no rows
             return rows(*key) if key in slots[0] else None
 
-        self._all_envs = layout.all_envs or layout.num_envs
+        self._all_envs = layout.all_envs
         self._numbers = layout.first_env + np.arange(self.rows.start, self.rows.stop)
         self._max_frames = options.max_frames_per_traj
         if self._max_frames and not self._engine.can_begin_some:

@@ -118,6 +118,11 @@ class Layout:
     units: tuple[int, ...] = ()
     groups: tuple[tuple[Key, tuple[int, ...]], ...] = ()
 
+    def __post_init__(self) -> None:
+        for name in ("all_envs", "group"):
+            if not getattr(self, name):
+                object.__setattr__(self, name, self.num_envs)
+
     @property
     def num_slots(self) -> int:
         """S."""
