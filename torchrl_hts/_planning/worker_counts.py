@@ -15,7 +15,7 @@ from torchrl_hts._executor.torchrl_env import TorchRLDescription
 from torchrl_hts._planning.costs import PassCosts, StepCosts, TeamSize, team_for
 from torchrl_hts._planning.pass_times import PassJob, Timed
 from torchrl_hts._planning.probe import ProbeJob, Tried
-from torchrl_hts._processes.limits import check_descriptors, most_executors
+from torchrl_hts._processes.limits import most_executors
 from torchrl_hts._processes.messages import receive_object, send_object
 from torchrl_hts._processes.server_pool import Servers
 from torchrl_hts._processes.worker_process import WorkerProcess
@@ -36,7 +36,7 @@ class Tryout:
     the random play.
 
     Attributes:
-        servers: that the processes come from.
+        servers: that the processes come from, at work on importing torch.
         factories: of the environments, pickled; the first is tried.
         env_options: keyword arguments of `TorchRLEnvironment`.
         pass_job: how to time the policy on the observations of such an environment; None if it
@@ -56,7 +56,6 @@ class Tryout:
         Then it is known, too, whether executors need torch, and their server imports what the
         environment has imported.
         """
-        self.servers.begin(self.factories)
         for _ in range(2):
             target = "torchrl_hts._planning.probe:run_probe"
             probe = self.servers.spawn_executor(WorkerId("trial of an environment"), target, [])
@@ -114,14 +113,10 @@ def choose_team(
         num_actors: so many, if that is given.
         actor_threads: of each actor.
         cores: that the collector may use.
-
-    Raises:
-        ResourceError: this process may not open enough files.
     """
     num_envs = len(tryout.factories)
     if num_executors is not None:
         return TeamSize(min(num_envs, num_executors), num_actors or 1), None
-    check_descriptors(1, num_actors or 1)
     if num_envs > 1:
         _LOG.info("trying an environment and the policy out, to choose the number of workers")
     description: Description | None = None

@@ -34,7 +34,6 @@ def make_environments(workers: Workers, known: Observations | None = None) -> li
     """
     servers, num_executors = workers.servers, workers.num_executors
     factories = workers.source.factories
-    servers.begin(factories)
     _LOG.info("making %d environments (executors: %d)", len(factories), num_executors)
     descriptions: list[Description] = []
     if known is None:

@@ -20,7 +20,7 @@ from torchrl_hts._planning.planner import Planner
 from torchrl_hts._planning.policy_forms import Fitted, transforms_of
 from torchrl_hts._planning.worker_counts import Tryout, choose_team
 from torchrl_hts._policy.invariance import InvariantSizes
-from torchrl_hts._processes.limits import available_cores
+from torchrl_hts._processes.limits import available_cores, check_descriptors
 from torchrl_hts._processes.server_pool import Servers
 from torchrl_hts._rounds.event_rings import recorder
 from torchrl_hts._rounds.keys import Key
@@ -92,9 +92,15 @@ class Startup:
                 factories = tuple(with_transforms(factories, transforms_of(settings.policy)))
             env_device = None if settings.env_device is None else str(settings.env_device)
             self._policy, self._planner = policy, self._planner_of(policy)
+            pickled = pickle_factories(factories)
+            # Before the first of them: a server that lacks some says less.
+            check_descriptors(
+                min(len(factories), settings.num_executors or 1), settings.num_actors or 1
+            )
+            servers.begin(pickled)
             self._tryout = Tryout(
                 servers,
-                pickle_factories(factories),
+                pickled,
                 {"max_frames_per_traj": settings.max_frames_per_traj, "device": env_device},
                 self._planner.pass_job,
                 min(_TRYOUT_LIMIT_S, settings.timeout_s.get("executor", inf)),
