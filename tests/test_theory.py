@@ -249,5 +249,5 @@ def test_claims_refuse_what_makes_no_sense(call: Any) -> None:
     ],
 )
 def test_counts_are_integers(call: Any) -> None:
-    with pytest.raises(TypeError, match="must be an integer, got"):
+    with pytest.raises(TypeError, match="must be an int, got"):
         call()

@@ -14,11 +14,12 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from numbers import Integral
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
+
+from torchrl_hts.errors.checks import check_integer
 
 __all__ = ["Timetable", "asynchronous_latency", "rollout_time", "timetable"]
 
@@ -59,7 +60,9 @@ def rollout_time(
         >>> [round(rollout_time(1600, 16, alpha)) for alpha in (1, 20, 100)]
         [335, 144, 119]
     """
-    _check_counts(num_steps=num_steps, num_envs=num_envs, sync_interval=sync_interval)
+    check_integer("num_steps", num_steps)
+    check_integer("num_envs", num_envs)
+    check_integer("sync_interval", sync_interval)
     if not 0 <= mean_step_s < math.inf:
         raise ValueError(f"mean_step_s must be finite and not negative, got {mean_step_s}")
     g = np.euler_gamma
@@ -94,7 +97,7 @@ def asynchronous_latency(num_envs: int, env_rate: float, learner_rate: float) ->
         >>> [round(asynchronous_latency(n, 1.0, 20.0), 1) for n in (4, 16, 19, 20)]
         [0.2, 4.0, 19.0, inf]
     """
-    _check_counts(num_envs=num_envs)
+    check_integer("num_envs", num_envs)
     if not (0 < env_rate < math.inf and 0 < learner_rate < math.inf):
         raise ValueError(f"rates must be positive and finite, got {env_rate} and {learner_rate}")
     load = num_envs * env_rate / learner_rate
@@ -198,7 +201,7 @@ def timetable(
             "barrier='step' needs the time of each step, step_times of shape [rounds, "
             f"environments, alpha]; got {steps.shape}"
         )
-    _check_counts(0, lag=lag)
+    check_integer("lag", lag, least=0)
     rounds, n = steps.shape[:2]
     learner = np.asarray(learner_time, np.float64)
     if learner.shape not in ((), (rounds,)):
@@ -243,11 +246,3 @@ def _gamma_upper_quantile(tail: float, shape: int) -> float:
             break
         low, high = (middle, high) if exceeds(middle) > tail else (low, middle)
     return (low + high) / 2
-
-
-def _check_counts(least: int = 1, **counts: Any) -> None:
-    for name, value in counts.items():
-        if isinstance(value, bool) or not isinstance(value, Integral):
-            raise TypeError(f"{name} must be an integer, got {value!r}")
-        if value < least:
-            raise ValueError(f"{name} must be at least {least}, got {value}")

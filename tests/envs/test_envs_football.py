@@ -465,8 +465,8 @@ def test_what_cannot_be_is_refused(options: dict[str, Any], message: str) -> Non
 
 
 def test_more_players_than_a_scenario_has_are_refused() -> None:
-    with pytest.raises(TypeError, match=r"controls is 2\.0; expected an int"):
-        make_football(number_of_left_players_agent_controls=2.0)  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match=r"controls must be an int, got 2\.5"):
+        make_football(number_of_left_players_agent_controls=2.5)  # type: ignore[arg-type]
     need("gfootball")
     with pytest.raises(ValueError, match="academy_empty_goal_close has 2 players to control"):
         make_football(number_of_left_players_agent_controls=5)

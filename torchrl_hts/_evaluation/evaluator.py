@@ -35,11 +35,7 @@ from torchrl_hts._evaluation.player_process import PlayerProcess
 from torchrl_hts._evaluation.video import find_ffmpeg, partial_path
 from torchrl_hts._executor.gym_env import GymDescription
 from torchrl_hts._executor.messages import Observe, Observed
-from torchrl_hts._planning.arguments import (
-    check_factories,
-    check_integer,
-    make_policy,
-)
+from torchrl_hts._planning.arguments import check_factories, make_policy
 from torchrl_hts._planning.batch_plan import BatchPlan, plan_batch
 from torchrl_hts._planning.pickling import pickle_factories, pickle_policy
 from torchrl_hts._planning.policy_forms import Fitted
@@ -47,6 +43,7 @@ from torchrl_hts._rounds.entries import leaves
 from torchrl_hts._rounds.shared_memory import Layout, SharedMemory
 from torchrl_hts._rounds.slots import Slots, field_of, policy_tensors
 from torchrl_hts.errors import PolicyError
+from torchrl_hts.errors.checks import check_integer
 
 __all__ = ["Evaluation", "Evaluator"]
 

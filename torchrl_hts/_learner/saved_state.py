@@ -5,7 +5,6 @@ from __future__ import annotations
 import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from numbers import Integral
 from typing import Any
 
 import torch
@@ -15,6 +14,7 @@ from torchrl_hts._learner.packing import recut
 from torchrl_hts._policy.invariance import InvariantSizes
 from torchrl_hts._rounds.shared_memory import Layout
 from torchrl_hts._rounds.slots import policy_tensors
+from torchrl_hts.errors.checks import check_integer
 
 __all__ = ["own_state", "saved_sizes"]
 
@@ -49,7 +49,7 @@ def own_state(state: Any, policy: nn.Module, layout: Layout) -> Mapping[str, Any
         raise ValueError("no state to go on with: the list is empty")
     for one in states:
         _check_entries(one)
-    all_envs = layout.all_envs or layout.num_envs
+    all_envs = layout.all_envs
     if len(states) == 1:
         place = (_first_env(states[0]), _integer(states[0], "num_envs"))
         if place == (layout.first_env, layout.num_envs) or layout.num_envs == all_envs:
@@ -62,8 +62,8 @@ def own_state(state: Any, policy: nn.Module, layout: Layout) -> Mapping[str, Any
         )
     states.sort(key=_first_env)
     for one in states:
-        first, count = _first_env(one), _integer(one, "num_envs")
-        if count < 1 or first + count > all_envs:
+        first, count = _first_env(one), _integer(one, "num_envs", least=1)
+        if first + count > all_envs:
             raise ValueError(
                 f"the state is of environments {first} to {first + count - 1}; this run has "
                 f"{all_envs}"
@@ -99,7 +99,7 @@ def _cut(states: Sequence[Mapping[str, Any]], layout: Layout) -> dict[str, Any]:
         raise ValueError("the states are not of one checkpoint: they have collected other rounds")
     found = dict(states[0])
     found["num_envs"], found["first_env"] = layout.num_envs, first
-    found["all_envs"] = layout.all_envs or layout.num_envs
+    found["all_envs"] = layout.all_envs
     found["frames"] = found["round"] * layout.num_envs * layout.sync_interval
     skipped = first - start
     found["collected"] = [
@@ -118,10 +118,7 @@ def _cut(states: Sequence[Mapping[str, Any]], layout: Layout) -> dict[str, Any]:
 
 def _first_env(state: Mapping[str, Any]) -> int:
     """The number of a state's first environment; a lone learner's begin with 0."""
-    first = _integer(state, "first_env") if "first_env" in state else 0
-    if first < 0:
-        raise ValueError(f"state_dict['first_env'] must be at least 0, got {first}")
-    return first
+    return _integer(state, "first_env") if "first_env" in state else 0
 
 
 def _check_entries(state: Any) -> None:
@@ -137,7 +134,7 @@ def _check_entries(state: Any) -> None:
 def _check_state(state: Mapping[str, Any], policy: nn.Module, layout: Layout) -> None:
     """Raise if a state dict is not one that a collector of these sizes can go on from."""
     own = {name: getattr(layout, name) for name in ("lag", "num_envs", "sync_interval")}
-    own |= {"first_env": layout.first_env, "all_envs": layout.all_envs or layout.num_envs}
+    own |= {"first_env": layout.first_env, "all_envs": layout.all_envs}
     # A learner that had no others has all environments.
     found = {"first_env": 0, "all_envs": state["num_envs"], **state}
     for name, value in own.items():
@@ -178,15 +175,15 @@ def _check_state(state: Mapping[str, Any], policy: nn.Module, layout: Layout) ->
 
 
 def _check_counts(state: Mapping[str, Any], layout: Layout) -> None:
-    frames, iteration, round_ = (_integer(state, name) for name in ("frames", "iter", "round"))
+    frames, round_ = _integer(state, "frames"), _integer(state, "round")
+    iteration = _integer(state, "iter", least=-1)
     batch = layout.num_envs * layout.sync_interval
-    if not (round_ == iteration + 1 >= 0 and frames == round_ * batch < 2**62):
+    if not (round_ == iteration + 1 and frames == round_ * batch < 2**62):
         raise ValueError(
             f"the state's frames={frames}, iter={iteration} and round={round_} don't fit: after "
             f"iteration i comes round i + 1, and so many batches of {batch} frames were collected"
         )
-    if _integer(state, "seed") < 0:
-        raise ValueError(f"state_dict['seed'] must be at least 0, got {state['seed']}")
+    _integer(state, "seed")
     _entry(state, "static_seed", bool)
 
 
@@ -249,11 +246,8 @@ def _check_tensors(
         )
 
 
-def _integer(state: Mapping[str, Any], name: str) -> int:
-    value = _entry(state, name, Integral)
-    if isinstance(value, bool):
-        raise TypeError(f"state_dict[{name!r}] must be an int, got {value!r}")
-    return int(value)
+def _integer(state: Mapping[str, Any], name: str, least: int = 0) -> int:
+    return check_integer(f"state_dict[{name!r}]", state[name], least=least, most=None)
 
 
 def saved_sizes(state: Mapping[str, Any]) -> InvariantSizes:

@@ -7,7 +7,7 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from math import inf
-from numbers import Integral, Real
+from numbers import Real
 from typing import Any
 
 import gymnasium as gym
@@ -23,6 +23,7 @@ from torchrl_hts._planning.batched_envs import factories_of
 from torchrl_hts._planning.policy_forms import as_module
 from torchrl_hts._policy.compiled import check_wrapping, uncompiled
 from torchrl_hts._rounds.exchange import MAX_ENVS, MAX_PENDING
+from torchrl_hts.errors.checks import check_integer, check_seconds
 
 __all__ = [
     "MAX_THREADS",
@@ -33,11 +34,9 @@ __all__ = [
     "check_factories",
     "check_flags",
     "check_frames",
-    "check_integer",
     "check_lag",
     "check_max_frames",
     "check_on_failure",
-    "check_seconds",
     "check_seed",
     "check_storage_dir",
     "check_timeouts",
@@ -48,36 +47,6 @@ Device = torch.device | str | int | None
 
 MAX_LAG = 1000  # a slot each
 MAX_THREADS = 1024  # torch crashes with a hundred times as many
-_LARGEST_INT = 2**63 - 1  # of shared words and of TensorDicts
-
-
-def check_integer(name: str, value: Any, *, least: int = 1, most: int | None = _LARGEST_INT) -> int:
-    """An integer argument of at least, and of at most some value; None: of any size.
-
-    It may come as a float without a fraction, such as 1e6.
-    """
-    whole = isinstance(value, float | np.floating) and float(value).is_integer()
-    if isinstance(value, bool) or not (whole or isinstance(value, Integral)):
-        raise TypeError(f"{name} must be an int, got {value!r}")
-    number = int(value)
-    if number < least:
-        raise ValueError(f"{name} must be at least {least}, got {value}")
-    if most is not None and number > most:
-        raise ValueError(f"{name} must be at most {most}, got {value}")
-    return number
-
-
-def check_seconds(name: str, value: Any) -> float:
-    """A positive number of seconds."""
-    if isinstance(value, bool) or not isinstance(value, Real):
-        raise TypeError(f"{name} must be a number of seconds, got {value!r}")
-    try:
-        seconds = float(value)
-    except OverflowError:
-        seconds = inf
-    if not 0 < seconds < inf:
-        raise ValueError(f"{name} must be more than 0 seconds, and finite, got {value}")
-    return seconds
 
 
 def check_timeouts(timeout_s: Any) -> dict[str, float]:

@@ -27,6 +27,7 @@ from torchrl_hts._world.meeting import meet
 from torchrl_hts._world.tree import is_power_of_two, tree_sum
 from torchrl_hts._world.versions import versions
 from torchrl_hts.errors import WorldError
+from torchrl_hts.errors.checks import check_integer, check_seconds
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -101,12 +102,13 @@ class World:
         timeout_s: float = 300.0,
         threads: int | None = None,
     ) -> None:
-        if shards is not None and (not isinstance(shards, int) or not is_power_of_two(shards)):
-            raise ValueError(f"shards must be None or a power of two, got {shards!r}")
-        if not timeout_s > 0:
-            raise ValueError(f"timeout_s must be above 0, got {timeout_s!r}")
-        if threads is not None and (not isinstance(threads, int) or threads < 1):
-            raise ValueError(f"threads must be None or at least 1, got {threads!r}")
+        if shards is not None:
+            shards = check_integer("shards", shards)
+            if not is_power_of_two(shards):
+                raise ValueError(f"shards must be None or a power of two, got {shards}")
+        timeout_s = check_seconds("timeout_s", timeout_s)
+        if threads is not None:
+            threads = check_integer("threads", threads)
         self.shards = shards
         local_size = self._join(place(os.environ), timeout_s)
         self._group = Group(timeout_s) if self.size > 1 else None

@@ -21,7 +21,7 @@ from torchrl.envs.utils import ExplorationType
 
 from torchrl_hts._learner.saved_state import own_state, saved_sizes
 from torchrl_hts._learner.weights import WeightSource
-from torchrl_hts._planning.arguments import Device, check_flags, check_integer
+from torchrl_hts._planning.arguments import Device, check_flags
 from torchrl_hts._reports.statistics import Statistics, summarise
 from torchrl_hts._reports.timeline import Timeline, check_path, read_timeline
 from torchrl_hts._rounds.slots import policy_tensors
@@ -33,6 +33,7 @@ from torchrl_hts.collector.startup import Startup
 from torchrl_hts.collector.stock_attributes import StockAttributes
 from torchrl_hts.delayed_gradient.undelayed import UpdateWatch
 from torchrl_hts.errors import WorldError
+from torchrl_hts.errors.checks import check_integer
 
 __all__ = ["HTSCollector"]
 

@@ -20,11 +20,9 @@ from torchrl_hts._planning.arguments import (
     check_factories,
     check_flags,
     check_frames,
-    check_integer,
     check_lag,
     check_max_frames,
     check_on_failure,
-    check_seconds,
     check_seed,
     check_storage_dir,
     check_timeouts,
@@ -33,6 +31,7 @@ from torchrl_hts._planning.arguments import (
 from torchrl_hts._rounds.exchange import MAX_ENVS
 from torchrl_hts._world.world import World
 from torchrl_hts.collector.stock_arguments import Stock, take_stock_arguments
+from torchrl_hts.errors.checks import check_integer, check_seconds
 
 __all__ = ["Settings"]
 

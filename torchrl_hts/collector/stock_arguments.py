@@ -12,7 +12,7 @@ from typing import Any
 
 from torchrl.collectors import Collector
 
-from torchrl_hts._planning.arguments import check_integer
+from torchrl_hts.errors.checks import check_integer
 
 __all__ = ["STOCK_ARGUMENTS", "Stock", "StockArgument", "take_stock_arguments"]
 

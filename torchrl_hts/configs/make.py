@@ -18,9 +18,9 @@ from torchrl.envs.utils import ExplorationType
 from torchrl.trainers import Trainer
 from torchrl.trainers.trainers import TrainerHookBase
 
-from torchrl_hts._planning.arguments import check_integer
 from torchrl_hts.collector import HTSCollector
 from torchrl_hts.delayed_gradient import DelayedGradient, GradientAt
+from torchrl_hts.errors.checks import check_integer
 
 __all__ = ["DelayedGradientHook", "make_collector"]
 

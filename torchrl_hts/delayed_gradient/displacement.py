@@ -15,6 +15,7 @@ from torchrl.trainers import Trainer
 from torchrl.trainers.trainers import TrainerHookBase
 
 from torchrl_hts.delayed_gradient.undelayed import note_use
+from torchrl_hts.errors.checks import check_integer
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -96,7 +97,7 @@ class DelayedGradient(TrainerHookBase):  # type: ignore[misc]  # torchrl is unty
         self.loss_module = loss_module
         self.gradient_at = gradient_at
         self._lag_is_given = lag is not None
-        self._lag = 1 if lag is None else _check_lag(lag, "lag")
+        self._lag = 1 if lag is None else check_integer("lag", lag, least=0)
         self._round = 0
         self._active = False
         # theta_i lives in slot i % len(ring). The newest parameters are the live ones between two
@@ -356,7 +357,7 @@ class DelayedGradient(TrainerHookBase):  # type: ignore[misc]  # torchrl is unty
                 f"the trainer's collector, a {type(trainer.collector).__name__}, has no lag. "
                 "HTSCollector is needed, whose batches have parameters of a known age."
             )
-        lag = _check_lag(trainer.collector.lag, "the collector's lag")
+        lag = check_integer("the collector's lag", trainer.collector.lag, least=0)
         if lag != self._lag and (self._lag_is_given or self._round > 0):
             raise ValueError(
                 f"DelayedGradient has lag {self._lag}, the trainer's collector {lag}. Leave the "
@@ -378,20 +379,4 @@ class DelayedGradient(TrainerHookBase):  # type: ignore[misc]  # torchrl is unty
 
 
 def _count(state_dict: Mapping[str, Any], name: str) -> int:
-    """A count, of whatever kind a checkpoint's format has made of it."""
-    value = state_dict[name]
-    try:
-        number = int(value)
-        if number >= 0 and bool(number == value):
-            return number
-    except (TypeError, ValueError, OverflowError, RuntimeError):
-        pass
-    raise ValueError(f"state_dict[{name!r}] must be an integer of at least 0, got {value!r}.")
-
-
-def _check_lag(lag: object, name: str) -> int:
-    if isinstance(lag, bool) or not isinstance(lag, int):
-        raise TypeError(f"{name} must be an integer, got {lag!r}.")
-    if lag < 0:
-        raise ValueError(f"{name} must be 0 (no delay) or more, got {lag}.")
-    return lag
+    return check_integer(f"state_dict[{name!r}]", state_dict[name], least=0)

@@ -25,6 +25,7 @@ from torchrl_hts.envs.football_rules import (
     paint,
 )
 from torchrl_hts.errors import CannotSaveError
+from torchrl_hts.errors.checks import check_integer
 
 __all__ = ["FootballEnv", "check_football", "make_football"]
 
@@ -278,11 +279,9 @@ def make_football(
     _check("rewards", rewards, ["scoring", "scoring,checkpoints"])
     _check("render_mode", render_mode, [None, "rgb_array"])
     _check("stacked", stacked, [True, False])
-    num_players = number_of_left_players_agent_controls
-    if isinstance(num_players, bool) or not isinstance(num_players, int):
-        raise TypeError(
-            f"number_of_left_players_agent_controls is {num_players!r}; expected an int"
-        )
+    num_players = check_integer(
+        "number_of_left_players_agent_controls", number_of_left_players_agent_controls, least=0
+    )
     game: Engine
     if engine == "gfootball":
         game = GFootballEngine(scenario, num_players)
