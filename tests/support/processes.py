@@ -17,6 +17,12 @@ from typing import Any
 import pytest
 
 from torchrl_hts._processes.linux import ON_LINUX
+from torchrl_hts._processes.server_pool import (
+    TORCH_FREE,
+    ServerUser,
+    acquire_server,
+    release_servers,
+)
 
 _HERE = Path(__file__).parent
 
@@ -53,6 +59,18 @@ def open_descriptors(*kinds: str) -> set[tuple[int, str]]:
         with contextlib.suppress(FileNotFoundError):  # that of the listing itself
             held.add((int(fd), os.readlink(f"/proc/self/fd/{fd}")))
     return {(fd, target) for fd, target in held if any(kind in target for kind in kinds)}
+
+
+def comes_from_torch_free_server(pid: int) -> bool:
+    """Whether a worker was forked by the server that imports no torch, unless an environment has.
+
+    What others have had it import since is of no concern.
+    """
+    user = ServerUser()
+    try:
+        return pid in processes_below(acquire_server(TORCH_FREE, user).pid)
+    finally:
+        release_servers(user)
 
 
 def is_server(pid: int) -> bool:
