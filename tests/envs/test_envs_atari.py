@@ -17,7 +17,7 @@ from gymnasium.wrappers import AtariPreprocessing, FrameStackObservation
 pytest.importorskip("ale_py")
 pytest.importorskip("cv2")
 
-from torchrl_hts.envs import EpisodicLife, FireOnReset, make_atari
+from torchrl_hts.envs import EpisodicLife, FireOnReset, make_atari, make_atari_batch
 
 Trace = list[tuple[bytes, float, bool, bool]]
 
@@ -231,3 +231,39 @@ def test_an_unknown_game_is_named() -> None:
         make_atari("ALE/Pogn-v5")
     with pytest.raises(ValueError, match="'ALE/'"):
         make_atari("Pong-v5")
+
+
+class TestBatches:
+    def test_spaces_and_rewards_are_those_of_single_games(self) -> None:
+        options: dict[str, Any] = {"frame_stack": 2, "screen_size": 42}
+        one = make_atari("ALE/Breakout-v5", **options)
+        batch = make_atari_batch("ALE/Breakout-v5", 3, **options)
+        assert batch.num_envs == 3
+        assert batch.single_observation_space == one.observation_space
+        assert batch.single_action_space == one.action_space
+        batch.close()
+
+    def test_frames_and_rewards_are_those_of_single_games(self) -> None:
+        """From the same start on, as soon as there are frames for a whole stack."""
+        options: dict[str, Any] = {"noop_max": 0, "fire_on_reset": False}
+        one = make_atari("ALE/Breakout-v5", **options)
+        batch = make_atari_batch("ALE/Breakout-v5", 2, **options)
+        one.reset(seed=0)
+        batch.reset(seed=0)
+        rewarded = 0.0
+        for step, action in enumerate(np.random.default_rng(0).integers(4, size=400).tolist()):
+            frames, reward, terminated, _, _ = one.step(action)
+            observations, rewards, terminations, _, _ = batch.step(np.full(2, action))
+            assert (rewards[0], terminations[0]) == (reward, terminated)
+            if terminated:
+                break
+            rewarded += float(reward)
+            if step >= 2:
+                assert np.array_equal(observations[0], frames)
+        batch.close()
+        assert terminated
+        assert rewarded > 0
+
+    def test_there_is_no_batch_of_a_game_that_there_is_not(self) -> None:
+        with pytest.raises(gym.error.NameNotFound, match="Did you mean"):
+            make_atari_batch("ALE/Pongg-v5", 2)

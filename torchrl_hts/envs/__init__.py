@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
-from torchrl_hts.envs.atari import EpisodicLife, FireOnReset, check_atari, make_atari
+from torchrl_hts.envs.atari import (
+    EpisodicLife,
+    FireOnReset,
+    check_atari,
+    make_atari,
+    make_atari_batch,
+)
 from torchrl_hts.envs.football import FootballEnv, check_football, make_football
 
 __all__ = [
@@ -12,5 +18,6 @@ __all__ = [
     "check_atari",
     "check_football",
     "make_atari",
+    "make_atari_batch",
     "make_football",
 ]

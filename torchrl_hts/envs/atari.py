@@ -12,9 +12,10 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 from gymnasium.utils import RecordConstructorArgs
+from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.wrappers import AtariPreprocessing, FrameStackObservation
 
-__all__ = ["EpisodicLife", "FireOnReset", "check_atari", "make_atari"]
+__all__ = ["EpisodicLife", "FireOnReset", "check_atari", "make_atari", "make_atari_batch"]
 
 Info = dict[str, Any]
 Observation = np.ndarray[Any, np.dtype[np.uint8]]
@@ -204,3 +205,64 @@ def make_atari(
     if fire_on_reset and len(meanings) >= 3 and meanings[1] == "FIRE":
         env = FireOnReset(env)
     return FrameStackObservation(env, frame_stack)
+
+
+def make_atari_batch(
+    env_id: str = "ALE/Pong-v5",
+    num_envs: int = 16,
+    *,
+    frame_stack: int = 4,
+    noop_max: int = 30,
+    fire_on_reset: bool = True,
+    sticky_actions: bool = False,
+    frame_skip: int = 4,
+    screen_size: int = 84,
+    num_threads: int = 1,
+) -> VectorEnv[Any, Any, Any]:
+    """Builds a batch of games that step as one: ale_py's ``AtariVectorEnv``, all of it C++.
+
+    Spaces, rewards and frames are those of `make_atari`. What differs is how a game starts: the
+    frames before its first one are black, FIRE is pressed alone, without the third action, and a
+    seed draws another number of no-op frames. A life can't be an episode: ale_py starts the game
+    anew at each lost life. Games can't be saved either: where a run is resumed they begin new
+    episodes (docs/how_to/batches_of_environments.md says when to use which).
+
+    Args:
+        env_id: an id of ale-py, such as ``"ALE/Breakout-v5"``.
+        num_envs: games, k. Observations of all are ``[k, frame_stack, screen_size, screen_size]``.
+        frame_stack: frames per observation.
+        noop_max: most no-op frames at the start of a game.
+        fire_on_reset: press FIRE at the start, in games that have it.
+        sticky_actions: repeat the last action with probability 0.25 instead of never.
+        frame_skip: emulator frames per step; the observation is the maximum of the last two.
+        screen_size: height and width of a frame, in pixels.
+        num_threads: that step the games. Give `HTSCollector` a batch for each core rather than a
+            batch a thread for each.
+
+    Raises:
+        ModuleNotFoundError, ValueError, gymnasium.error.NameNotFound: as `make_atari`.
+
+    >>> envs = make_atari_batch("ALE/Pong-v5", num_envs=2)
+    >>> observations, infos = envs.reset(seed=0)
+    >>> observations.shape, observations.dtype
+    ((2, 4, 84, 84), dtype('uint8'))
+    >>> envs.close()
+    """
+    check_atari(env_id)
+    from ale_py.vector_env import AtariVectorEnv
+
+    spec = gym.spec(env_id)
+    return AtariVectorEnv(
+        spec.kwargs["game"],
+        num_envs,
+        num_threads=num_threads,
+        autoreset_mode=AutoresetMode.SAME_STEP,
+        repeat_action_probability=0.25 if sticky_actions else 0.0,
+        img_height=screen_size,
+        img_width=screen_size,
+        stack_num=frame_stack,
+        frameskip=frame_skip,
+        noop_max=noop_max,
+        reward_clipping=False,
+        use_fire_reset=fire_on_reset,
+    )
