@@ -14,12 +14,12 @@ import gymnasium as gym
 import numpy as np
 import pytest
 import torch
+from advised import gather, refusal
 from collectors import start
 from environments import EchoEnv
 from policies import Marked, categorical, marked
 from tensordict import TensorDict, TensorDictBase
 from tensordict.nn import TensorDictModule
-from test_advice import gather, refusal, warm_servers  # noqa: F401  a fixture
 from torch import Tensor, nn
 from torch.distributions import Bernoulli
 from torchrl.data import Categorical, Composite
@@ -36,6 +36,7 @@ from torchrl_hts._policy.draws import WordStream
 from torchrl_hts._processes.limits import check_descriptors, check_storage
 from torchrl_hts.collector.stock_arguments import take_stock_arguments
 
+pytestmark = pytest.mark.usefixtures("warm_servers")
 TAKEN = {"frames_per_batch": 4, "total_frames": 4}
 
 

@@ -14,12 +14,12 @@ from collectors import start
 from environments import EchoEnv
 from policies import categorical, marked
 from tensordict import TensorDictBase
-from test_advice import warm_servers  # noqa: F401  a fixture
 
 from torchrl_hts import DelayedGradient, HTSCollector
 from torchrl_hts.collector.stock_arguments import STOCK_ARGUMENTS, take_stock_arguments
 from torchrl_hts.collector.stock_attributes import ABSENT
 
+pytestmark = pytest.mark.usefixtures("warm_servers")
 OURS = inspect.signature(HTSCollector.__init__).parameters
 NAMED = {"num_envs", "sync_interval", "frames_per_batch"}  # attributes that its constructor sets
 OTHERS = {"policy_version", "replay_buffer", "collector_class", "zero_"}  # of batches, and TorchRL

@@ -10,15 +10,16 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 import pytest
+from advised import BOX, ZEROS, gather, refusal
 from environments import EchoEnv
 from policies import marked
-from test_advice import BOX, ZEROS, gather, refusal
 
 from torchrl_hts import Evaluator
 from torchrl_hts._executor.gym_env import GymEnvironment
 from torchrl_hts._executor.old_gym import is_old_gym
 from torchrl_hts.errors import WorkerError
 
+pytestmark = pytest.mark.usefixtures("warm_servers")
 PAGE = Path(__file__).parents[2] / "docs" / "how_to" / "old_gym.md"
 
 

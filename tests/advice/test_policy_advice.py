@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from advised import gather, refusal
 from collectors import start
 from environments import EchoEnv
 from tensordict import TensorDictBase
 from tensordict.nn import TensorDictModule, TensorDictModuleBase
-from test_advice import gather, refusal, warm_servers  # noqa: F401  a fixture
 from torch import Tensor, nn
 from torch.distributions import Categorical
 from torchrl.data import Categorical as CategoricalSpec
@@ -22,6 +22,8 @@ from torchrl.envs import EnvBase
 from torchrl.modules import ProbabilisticActor
 
 from torchrl_hts import PolicyError
+
+pytestmark = pytest.mark.usefixtures("warm_servers")
 
 
 def acting(layer: nn.Module | Callable[[Tensor], Tensor]) -> Any:

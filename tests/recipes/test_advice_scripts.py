@@ -19,13 +19,13 @@ import learning
 from _curves import COLUMNS
 from _records import read_record
 from delay_study import Cell, is_done
+from recipe_options import Options, saved_run
 from recipe_runs import CARTPOLE, run
 from support.checkpoints import Checkpoints
 from support.errors import RecipeError
 from support.metrics import Table
 from support.options import parse_options, refuse_old_run
 from support.study import load
-from test_recipe_options import Options, saved_run
 from throughput import Measurements
 
 

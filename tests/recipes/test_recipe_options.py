@@ -6,36 +6,14 @@ import importlib
 import json
 import re
 import shlex
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
 
 import pytest
-import script_paths  # noqa: F401  so that the scripts are found
+from recipe_options import Options, saved_run
 from support.checkpoints import Checkpoints
 from support.errors import RecipeError
 from support.metrics import Table
-from support.options import (
-    RunOptions,
-    differences,
-    from_json,
-    option,
-    parse_options,
-    refuse_old_run,
-    to_json,
-)
-
-
-@dataclass(frozen=True)
-class Options(RunOptions):
-    """Options of a recipe for tests."""
-
-    steps: int = option(3, "how many", most=100)
-    rate: float = option(0.5, "how fast, in % of the most")
-    fast: bool = option(False, "whether")
-    goal: float | None = option(None, "how much")
-    kind: Literal["a", "b"] = option("a", "which")
-    workers: int = option(1, "how many at a time", may_change=True, least=1)
+from support.options import differences, from_json, parse_options, refuse_old_run, to_json
 
 
 def test_each_field_is_a_flag_of_its_type() -> None:
@@ -94,12 +72,6 @@ def test_help_explains_each_flag(capsys: pytest.CaptureFixture[str]) -> None:
 def test_options_survive_json() -> None:
     options = Options(output_dir=Path("x/y"), goal=3.5)
     assert from_json(Options, json.loads(json.dumps(to_json(options)))) == options
-
-
-def saved_run(directory: Path, **changes: object) -> Path:
-    config = {"recipe": "r", "options": {**to_json(Options(steps=9, rate=0.25)), **changes}}
-    (directory / "config.json").write_text(json.dumps(config))
-    return directory
 
 
 def test_a_resumed_run_has_the_options_of_the_run(tmp_path: Path) -> None:

@@ -1,0 +1,120 @@
+"""Advice about what environments observe, take, pay and are made of, followed."""
+
+from __future__ import annotations
+
+import functools
+from functools import partial
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import pytest
+import torch
+from advised import BOX, ZEROS, Odd, Says, gather, refusal, shown
+from collectors import start
+from environments import EchoEnv
+from gymnasium import wrappers
+from policies import categorical
+from torchrl.data import Unbounded
+from torchrl.envs import Compose, GymEnv, StepCounter, TransformedEnv
+from torchrl_environments import Spoken
+
+S = gym.spaces
+pytestmark = pytest.mark.usefixtures("warm_servers")
+
+TEXT = S.Text(5)
+SENTENCE = S.Sequence(BOX)
+GRAPH = S.Graph(BOX, None)
+
+
+class TestSpaces:
+    """Spaces that have no fixed array shape."""
+
+    @pytest.mark.parametrize("space", [TEXT, SENTENCE, GRAPH, S.Tuple([TEXT, SENTENCE])], ids=repr)
+    def test_in_a_dict(self, space: gym.Space[Any]) -> None:
+        seen = {"observation": ZEROS, "odd": "text"}
+        make = partial(Odd, S.Dict(observation=BOX, odd=space), seen)
+        message = refusal(make)
+        assert f"'odd' is a {type(space).__name__} space; supported are Box" in message
+        assert "Leave it out with gymnasium.wrappers.FilterObservation(env, ['observation'])" in (
+            message
+        )
+        gather(lambda: wrappers.FilterObservation(make(), ["observation"]))
+
+    @pytest.mark.parametrize("space", [TEXT, S.Dict(a=S.Dict(b=GRAPH))], ids=repr)
+    def test_without_others_beside_it(self, space: gym.Space[Any]) -> None:
+        make = partial(Odd, space, "text")
+        assert "Make an array of it with gymnasium.wrappers.TransformObservation" in refusal(make)
+        gather(lambda: wrappers.TransformObservation(make(), lambda _: ZEROS, BOX))
+
+    @pytest.mark.parametrize(
+        ("space", "seen"),
+        [
+            (S.Tuple([BOX, S.Discrete(2)]), (ZEROS, 1)),
+            (S.OneOf([BOX, S.Discrete(2)]), (0, ZEROS)),
+            (S.Dict(a=S.Tuple([BOX, S.Discrete(2)]), b=BOX), {"a": (ZEROS, 1), "b": ZEROS}),
+        ],
+        ids=repr,
+    )
+    def test_that_can_be_flattened(self, space: gym.Space[Any], seen: Any) -> None:
+        make = partial(Odd, space, seen)
+        assert "Flatten it with gymnasium.wrappers.FlattenObservation(env)" in refusal(make)
+        gather(lambda: wrappers.FlattenObservation(make()))
+
+    def test_of_actions(self) -> None:
+        class Pairs(Odd):
+            def step(self, action: Any) -> Any:
+                return super().step(action[0])
+
+        def make() -> Any:
+            env = Pairs(BOX, ZEROS)
+            return wrappers.TransformAction(env, lambda a: a, S.Tuple([S.Discrete(3)]))
+
+        message = refusal(make)
+        assert "the action space has a Tuple" in message
+        assert "Turn it into one of these with gymnasium.wrappers.TransformAction" in message
+        gather(lambda: wrappers.TransformAction(make(), lambda a: (a,), S.Discrete(3)))
+
+    def test_a_vector_of_environments(self) -> None:
+        class Blind(gym.vector.VectorEnv):  # type: ignore[type-arg]
+            num_envs = 2
+            single_observation_space = S.Box(0, 1, (4,))
+            observation_space = S.Box(0, 1, (2, 4))
+            single_action_space, action_space = S.Discrete(3), S.MultiDiscrete([3, 3])
+
+        message = refusal(Blind)
+        assert "make it with autoreset_mode=gymnasium.vector.AutoresetMode.SAME_STEP" in message
+        gather(lambda: gym.vector.SyncVectorEnv([EchoEnv], autoreset_mode="SameStep"))
+
+
+class TestEnvironments:
+    """What a factory makes, and how long episodes are."""
+
+    def test_a_name(self) -> None:
+        with pytest.raises(TypeError) as caught:
+            start("CartPole-v1", categorical())  # type: ignore[arg-type]
+        line = shown(str(caught.value), "such as")
+        gather(eval(line, {"functools": functools, "gymnasium": gym}), categorical(num_actions=2))
+
+    def test_a_batch_of_environments(self) -> None:
+        message = refusal(partial(GymEnv, "CartPole-v1", num_envs=2))
+        assert "give one factory per single environment" in message
+        gather(partial(Spoken, "none", "text"))
+
+    def test_steps_that_are_counted_already(self) -> None:
+        def make() -> Any:
+            return TransformedEnv(Spoken("none", "text"), StepCounter())
+
+        message = refusal(make, max_frames_per_traj=3)
+        assert "set max_frames_per_traj=0, or remove its StepCounter" in message
+        gather(make, max_frames_per_traj=0)
+        gather(partial(Spoken, "none", "text"), max_frames_per_traj=3)
+
+    def test_no_number_where_there_is_one_to_replace(self) -> None:
+        make = partial(Odd, BOX, np.array([0, np.nan], np.float32))
+        assert "replace it with a gymnasium.ObservationWrapper" in refusal(make)
+        gather(lambda: wrappers.TransformObservation(make(), np.nan_to_num, BOX))
+        spoken = partial(TransformedEnv, Spoken("none", "text"))
+        says = Says(torch.full((2,), torch.nan), Unbounded((2,)))
+        assert "replace it with a transform" in refusal(lambda: spoken(Compose(says)))
+        gather(lambda: spoken(Compose(says, Says(torch.zeros(2), Unbounded((2,))))))
