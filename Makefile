@@ -36,8 +36,8 @@ CONSTRAINTS := requirements/constraints.txt
 OTHER_TORCHES := 2.11.0 2.14.1
 
 POSIX_TESTS := $(addprefix tests/,processes/test_fork_server.py processes/test_portability.py \
-    planning/test_boundaries.py collector/test_hosts.py collector/test_collector_faults.py \
-    collector/test_collector_ends.py)
+    planning/test_boundaries.py collector/test_hosts.py collector/test_notebooks.py \
+    collector/test_collector_faults.py collector/test_collector_ends.py)
 
 .PHONY: train test test-others check format-check lint types docs format bench dist contenders \
     football venv

@@ -1,6 +1,6 @@
 """Collectors in programs of every kind.
 
-Scripts, threads, forks and pools of processes, Jupyter, pytest-xdist, and each start method of
+Scripts, threads, forks and pools of processes, pytest-xdist, and each start method of
 multiprocessing.
 """
 
@@ -16,14 +16,12 @@ import time
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 from environments import EchoEnv
-from jupyter_client.manager import KernelManager
 from policies import categorical
-from processes import Script, alive, needs_linux, wait_until_gone
+from processes import Script, alive, needs_linux, script_environment, wait_until_gone
 from tensordict import TensorDictBase
 from torch import Tensor, nn
 
@@ -31,12 +29,6 @@ from torchrl_hts import HTSCollector
 
 pytestmark = pytest.mark.timeout(180)
 
-SUPPORT = Path(__file__).parents[1] / "support"
-ENVIRONMENT = {
-    **os.environ,
-    "PYTHONPATH": os.pathsep.join([str(SUPPORT.parents[1]), str(SUPPORT)]),
-    "PYTHONWARNINGS": "ignore",
-}
 SECONDS_TO_END = 5.0
 
 
@@ -152,13 +144,13 @@ for preloads_torch in (False, True):
     next(batches)
     pids = collector.worker_pids()
     servers = collector._workers.servers._current.values()
-    (server,) = [server for server in servers if has_torch(server.pid) == preloads_torch]
-    os.kill(server.pid, signal.SIGKILL)
+    (server,) = [s.pid for s in servers if has_torch(s.pid) == preloads_torch]
+    os.kill(server, signal.SIGKILL)
     try:
         while True:  # until the signal has done its work
             next(batches)
     except WorkerError as error:
-        print(json.dumps([str(error), error.worker, server.pid, [*pids.values()]]), flush=True)
+        print(json.dumps([str(error), error.worker, server, [*pids.values()]]), flush=True)
 """
 
 
@@ -221,143 +213,6 @@ def test_collectors_in_a_pool_of_spawned_processes(tmp_path: Path) -> None:
         assert (status, errors) == (0, "")
 
 
-CELL = """
-import json, os
-import gymnasium as gym
-import numpy as np
-import torch
-from tensordict.nn import TensorDictModule
-from torch import nn
-from torchrl_hts import HTSCollector
-
-class Countdown(gym.Env):
-    action_space = gym.spaces.Discrete(2)
-    observation_space = gym.spaces.Box(-1, 9, (1,), np.float32)
-
-    def __init__(self, bell=None):
-        self.bell = bell
-
-    def reset(self, *, seed=None, options=None):
-        super().reset(seed=seed)
-        self.left = 3.0
-        return self.observe(), {}
-
-    def observe(self):
-        return np.array([self.left], np.float32)
-
-    def step(self, action):
-        if self.bell:
-            with open(self.bell, "w"):  # waits for somebody who reads
-                self.bell = None
-        self.left -= 1
-        return self.observe(), REWARD, self.left == 0, False, {}
-
-REWARD = 7.0
-
-class Policy(nn.Module):
-    def forward(self, observation):
-        return (observation[..., 0] > 1).long()
-
-def make(bell=None, **options):
-    policy = TensorDictModule(Policy(), ["observation"], ["action"])
-    return HTSCollector([lambda: Countdown(bell), Countdown], policy, num_executors=2, **options)
-
-def pids(collector):
-    servers = collector._workers.servers._current.values()
-    return [*collector.worker_pids().values(), *(server.pid for server in servers)]
-"""
-
-
-class Notebook:
-    """A kernel, and what its cells print."""
-
-    def __init__(self, directory: Path) -> None:
-        self.manager = KernelManager(kernel_name="python3")
-        self.manager.start_kernel(cwd=str(directory), env=ENVIRONMENT)
-        self.client = self.manager.client()
-        self.client.start_channels()
-        self.client.wait_for_ready(timeout=60)
-
-    def run(self, code: str) -> Any:
-        """Run a cell; returns what it has printed, as JSON, or the name of its error."""
-        self.begin(code)
-        return self.end()
-
-    def begin(self, code: str) -> None:
-        """Begin to run a cell."""
-        self.cell = self.client.execute(code)
-
-    def end(self) -> Any:
-        """Wait for the cell."""
-        printed, error = "", None
-        while True:
-            message = self.client.get_iopub_msg(timeout=90)
-            content = message["content"]
-            if message["parent_header"].get("msg_id") != self.cell:
-                continue
-            if message["msg_type"] == "stream" and content["name"] == "stdout":
-                printed += content["text"]
-            elif message["msg_type"] == "error":
-                error = content["ename"]
-            elif message["msg_type"] == "status" and content["execution_state"] == "idle":
-                return error or (json.loads(printed) if printed else None)
-
-
-@pytest.fixture
-def notebook(tmp_path: Path) -> Iterator[Notebook]:
-    notebook = Notebook(tmp_path)
-    yield notebook
-    notebook.client.stop_channels()
-    if notebook.manager.has_kernel:
-        notebook.manager.shutdown_kernel(now=True)
-    notebook.manager.cleanup_resources()
-
-
-def test_a_kernel_is_interrupted_and_shut_down(notebook: Notebook, tmp_path: Path) -> None:
-    """What a cell defines comes by value; an interrupt ends the collector; nothing is left."""
-    assert notebook.run(CELL) is None
-    rewards, pids = notebook.run(
-        "with make(frames_per_batch=8) as collector:\n"
-        "    rewards = next(iter(collector))['next', 'reward'].unique().tolist()\n"
-        "    print(json.dumps([rewards, pids(collector)]))"
-    )
-    assert rewards == [7.0]
-    wait_until_gone(pids, SECONDS_TO_END)
-
-    bell = tmp_path / "bell"
-    os.mkfifo(bell)
-    pids = notebook.run(
-        f"collector = make({str(bell)!r}, frames_per_batch=10**6)\n"
-        "print(json.dumps(pids(collector)))"
-    )
-    notebook.begin("next(iter(collector))")
-    bell.read_text()  # as soon as an environment steps: a round of minutes has begun
-    notebook.manager.interrupt_kernel()
-    assert notebook.end() == "KeyboardInterrupt"
-    wait_until_gone(pids, SECONDS_TO_END)
-    assert notebook.run("next(iter(collector))") == "RuntimeError"
-
-    pids = notebook.run(
-        "again = make(frames_per_batch=8)\nbatches = iter(again)\nbatch = next(batches)\n"
-        "print(json.dumps([os.getpid(), *pids(again)]))"
-    )
-    assert all(map(alive, pids))
-    notebook.manager.shutdown_kernel()
-    wait_until_gone(pids, SECONDS_TO_END)
-
-
-def test_a_kernel_is_killed(notebook: Notebook) -> None:
-    assert notebook.run(CELL) is None
-    pids = notebook.run(
-        "collector = make(frames_per_batch=8)\nbatches = iter(collector)\nbatch = next(batches)\n"
-        "print(json.dumps([os.getpid(), *pids(collector)]))"
-    )
-    assert len(pids) == 6, "the kernel, two servers and three workers"
-    assert all(map(alive, pids))
-    notebook.manager.shutdown_kernel(now=True)
-    wait_until_gone(pids, SECONDS_TO_END)
-
-
 INNER = """
 import json, os
 from pathlib import Path
@@ -387,7 +242,7 @@ def test_pytest_xdist(tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-m", "pytest", "-n", "2", "-p", "no:cacheprovider", "test_inner.py"],
         cwd=tmp_path,
-        env={key: v for key, v in ENVIRONMENT.items() if not key.startswith("PYTEST_")},
+        env={key: v for key, v in script_environment().items() if not key.startswith("PYTEST_")},
         capture_output=True,
         text=True,
         timeout=150,
@@ -435,7 +290,11 @@ def test_start_methods_of_multiprocessing(tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text(NESTED)
     done = subprocess.run(
-        [sys.executable, script], env=ENVIRONMENT, capture_output=True, text=True, timeout=270
+        [sys.executable, script],
+        env=script_environment(),
+        capture_output=True,
+        text=True,
+        timeout=270,
     )
     ended = time.monotonic()
     found = [json.loads(line) for line in done.stdout.splitlines()]

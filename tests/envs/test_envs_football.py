@@ -1,28 +1,21 @@
-"""make_football: what it yields on each engine, its rewards, ends, seeds and saved states."""
+"""make_football: what it yields on each engine, its rewards and seeds."""
 
 from __future__ import annotations
 
-import os
-import pickle
 import subprocess
 import sys
 import warnings
-from pathlib import Path
 from typing import Any
 
 import gymnasium as gym
 import numpy as np
 import pytest
 from football_installed import ENGINES, need
+from football_play import play
 from gymnasium.utils.env_checker import check_env
 
-from torchrl_hts.env_state import restore_environment, save_environment
 from torchrl_hts.envs import make_football
-from torchrl_hts.envs.football_rules import SCENARIOS, Moment, Referee, engine_seeds
-from torchrl_hts.errors import CannotSaveError
-
-DRILL = SCENARIOS["academy_empty_goal_close"]
-MATCH = SCENARIOS["11_vs_11_stochastic"]
+from torchrl_hts.envs.football_rules import engine_seeds
 
 
 @pytest.fixture(params=ENGINES)
@@ -30,19 +23,6 @@ def engine(request: pytest.FixtureRequest) -> str:
     """Each engine that is installed."""
     need(request.param)
     return str(request.param)
-
-
-def play(env: gym.Env[Any, Any], steps: int, actions: Any) -> list[Any]:
-    """Steps with random actions, on over the ends of episodes; all that the environment gives."""
-    trace: list[Any] = []
-    for _ in range(steps):
-        action = actions.integers(19, size=env.action_space.shape)
-        observation, reward, terminated, truncated, info = env.step(action)
-        trace.append((observation.tobytes(), reward, terminated, truncated, str(info)))
-        if terminated or truncated:
-            observation, info = env.reset()
-            trace.append((observation.tobytes(), str(info)))
-    return trace
 
 
 def run_towards_goal(env: gym.Env[Any, Any]) -> list[tuple[float, dict[str, Any]]]:
@@ -154,12 +134,13 @@ def test_a_scenario_of_which_the_episodes_number_decides_the_kick_off() -> None:
 def test_engine_seeds_are_envpools() -> None:
     need("envpool")
     env = make_football(engine="envpool")
+    engine = env._engine
     for seed in (0, 2**31 - 1):
-        env._engine.seed(seed)
+        engine.seed(seed)
         drawn = []
         for _ in range(3):
-            env._engine.reset()
-            drawn.append(env._engine.engine_seed)
+            engine.reset()
+            drawn.append(engine.engine_seed)
         seeds = engine_seeds(seed)
         assert drawn == [next(seeds) for _ in range(4)][1:]
     env.close()
@@ -225,87 +206,6 @@ def test_gfootball_gives_what_its_own_wrappers_give(scenario: str) -> None:
     own.close()
 
 
-def test_scenarios_end_as_gfootballs_do() -> None:
-    need("gfootball")
-    from gfootball.env.config import Config
-
-    for name, scenario in SCENARIOS.items():
-        config = Config({"level": name, "game_engine_random_seed": 0}).ScenarioConfig()
-        assert scenario.duration == config.game_duration
-        assert scenario.ends_on_score == config.end_episode_on_score
-        assert scenario.ends_out_of_play == config.end_episode_on_out_of_play
-        assert scenario.ends_on_possession_change == config.end_episode_on_possession_change
-
-
-def moment(**changes: Any) -> Moment:
-    """A moment of a game in which nothing happens, but for the changes."""
-    quiet = {"score": (0, 0), "game_mode": 0, "ball_owned_team": 0, "steps_left": 100}
-    return Moment(**{**quiet, "ball": (0.0, 0.0), "has_ball": (False,), **changes})
-
-
-@pytest.mark.parametrize(
-    ("change", "in_drill", "in_match"),
-    [
-        ({}, (False, False), (False, False)),
-        ({"score": (1, 0)}, (True, False), (False, False)),
-        ({"score": (0, 1)}, (True, False), (False, False)),
-        ({"game_mode": 3}, (True, False), (False, False)),
-        ({"ball_owned_team": 1}, (True, False), (False, False)),
-        ({"ball_owned_team": -1}, (False, False), (False, False)),
-        ({"steps_left": 0}, (False, True), (False, True)),
-        ({"steps_left": 0, "score": (1, 0)}, (True, False), (False, True)),
-    ],
-)
-def test_the_rules_terminate_and_the_clock_truncates(
-    change: dict[str, Any], in_drill: tuple[bool, bool], in_match: tuple[bool, bool]
-) -> None:
-    for scenario, expected in ((DRILL, in_drill), (MATCH, in_match)):
-        referee = Referee(scenario, 1)
-        referee.judge(moment())
-        verdict = referee.judge(moment(**change))
-        assert (verdict.terminated, verdict.truncated) == expected
-
-
-def test_a_ball_that_nobody_had_in_between_still_changes_hands() -> None:
-    referee = Referee(DRILL, 1)
-    owners = [-1, 1, -1, 1, 0]
-    ends = [referee.judge(moment(ball_owned_team=owner)).terminated for owner in owners]
-    assert ends == [False, False, False, False, True]
-
-
-def test_a_referee_goes_on_from_its_state() -> None:
-    referee, other = Referee(DRILL, 2), Referee(DRILL, 2)
-    referee.judge(moment(ball=(0.5, 0.0), has_ball=(True, False)))
-    other.set_state(referee.get_state())
-    for one in (referee, other):
-        verdict = one.judge(moment(score=(1, 0), has_ball=(False, False)))
-        assert verdict.rewards.tolist() == pytest.approx([1.4, 2.0])
-
-
-def test_a_forged_state_runs_no_code(tmp_path: Path) -> None:
-    """The package unpickles a part of its state."""
-    need("gfootball")
-
-    class Harmful:
-        def __reduce__(self) -> Any:
-            return os.mkdir, (str(tmp_path / "made"),)
-
-    env, other = (make_football(engine="gfootball") for _ in range(2))
-    env.reset(seed=1)
-    base: Any = env.unwrapped
-    kind, playing, of_engine, *others = base.get_state()
-    *numbers, state = of_engine
-    size = int.from_bytes(state[:4], "little")
-    harm = pickle.dumps(Harmful())
-    forged = len(harm).to_bytes(4, "little") + harm + state[4 + size :]
-    other.reset(seed=2)
-    with pytest.raises(pickle.UnpicklingError, match=r"it names posix\.mkdir"):
-        other.unwrapped.set_state((kind, playing, (*numbers, forged), *others))
-    assert not (tmp_path / "made").exists()
-    other.unwrapped.set_state((kind, playing, of_engine, *others))
-    env.close(), other.close()
-
-
 # More than one player, and features.
 
 
@@ -333,66 +233,6 @@ def test_features_instead_of_minimaps() -> None:
     assert observation.shape == (115,)
     assert observation[88:90] == pytest.approx([0.77, 0.0], abs=0.01)  # where the ball lies
     assert env.render().shape == (576, 768, 3)
-    env.close()
-
-
-# Saved states.
-
-
-@pytest.mark.parametrize(
-    ("scenario", "steps"),
-    [("academy_empty_goal_close", 3), ("academy_pass_and_shoot_with_keeper", 200)],
-)
-def test_a_restored_game_goes_on_bit_for_bit(scenario: str, steps: int) -> None:
-    need("gfootball")
-    first, second = (make_football(scenario, engine="gfootball") for _ in range(2))
-    first.reset(seed=5)
-    play(first, steps, np.random.default_rng(0))
-    state = save_environment(first)
-    goes_on = play(first, 70, np.random.default_rng(1))
-    second.reset(seed=6)  # what it was at before doesn't matter
-    play(second, 2, np.random.default_rng(2))
-    restore_environment(second, state)
-    assert play(second, 70, np.random.default_rng(1)) == goes_on
-    assert any(len(step) == 2 for step in goes_on)  # into the next episode
-    third = make_football(scenario, engine="gfootball")  # never reset
-    restore_environment(third, state)
-    again = play(third, 9, np.random.default_rng(1))
-    assert again == goes_on[: len(again)]
-    for env in (first, second, third):
-        env.close()
-
-
-def test_a_game_of_another_kind_is_not_restored() -> None:
-    """Gfootball itself would end the process."""
-    need("gfootball")
-    env: Any = make_football("academy_empty_goal", engine="gfootball")
-    with pytest.raises(CannotSaveError, match="has not begun"):
-        env.get_state()
-    env.reset(seed=0)
-    state = save_environment(env)
-    other: dict[str, dict[str, Any]] = {
-        "academy_empty_goal_close, 1 controlled": {},
-        "academy_empty_goal, 2 controlled": {"number_of_left_players_agent_controls": 2},
-        "1 controlled, simple115v2": {"representation": "simple115v2"},
-        "stacked=False": {"stacked": False},
-    }
-    for expected, options in other.items():
-        scenario = "academy_empty_goal" if options else "academy_empty_goal_close"
-        another = make_football(scenario, engine="gfootball", **options)
-        said = f"one of academy_empty_goal, 1 .*expected .*{expected}"
-        with pytest.raises(ValueError, match=said):
-            restore_environment(another, state)
-        another.close()
-    env.close()
-
-
-def test_envpools_games_cannot_be_saved() -> None:
-    need("envpool")
-    env = make_football(engine="envpool")
-    env.reset(seed=0)
-    with pytest.raises(CannotSaveError, match=r"EnvPool can't save.*engine='gfootball'"):
-        save_environment(env)
     env.close()
 
 

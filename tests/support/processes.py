@@ -147,6 +147,12 @@ def held_at(gate: str) -> Iterator[None]:
         os.close(held[0])
 
 
+def script_environment() -> dict[str, str]:
+    """The variables of a script that imports the package, and what lies beside this file."""
+    path = os.pathsep.join([str(_HERE.parents[1]), str(_HERE)])
+    return {**os.environ, "PYTHONPATH": path, "PYTHONWARNINGS": "ignore"}
+
+
 # A test that is killed takes its script along.
 _ENDS_WITH_THE_TEST = """\
 import ctypes, signal, sys
@@ -163,17 +169,12 @@ class Script:
 
     def __init__(self, path: Path, source: str, *args: str) -> None:
         path.write_text(_ENDS_WITH_THE_TEST + source)
-        package = str(_HERE.parents[1])
         self.process = subprocess.Popen(
             [sys.executable, str(path), *args],
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
-            env={
-                **os.environ,
-                "PYTHONPATH": os.pathsep.join([package, str(_HERE)]),
-                "PYTHONWARNINGS": "ignore",
-            },
+            env=script_environment(),
             start_new_session=True,
         )
 
