@@ -313,3 +313,50 @@ def test_environments_that_cannot_be_shared_out_are_refused() -> None:
 def test_damaged_variables_are_named(variables: dict[str, str], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         place(variables)
+
+
+def wrapped() -> tuple[bytes, str]:
+    """DistributedDataParallel by itself, and in a loop over gradients."""
+    model = Square()
+    with World(timeout_s=30) as world:
+        ddp = nn.parallel.DistributedDataParallel(model, find_unused_parameters=True)
+        rows = torch.stack([*world.own([vector(row, 3).clamp(-2, 2) for row in range(8)])])
+        ddp(rows).backward()
+        with pytest.raises(ValueError, match="averages gradients by itself") as raised:
+            next(world.gradients(ddp, batch_of(rows)))
+    assert model.used.grad is not None
+    return model.used.grad.numpy().tobytes(), str(raised.value)
+
+
+def test_a_wrapped_module_averages_by_itself_and_is_refused_where_the_world_does() -> None:
+    (first, message), (second, _) = results(run_ranks(wrapped, 2))
+    (expected, _) = results(run_ranks(gradient, 2, None, False))[0]
+    assert first == second == expected
+    assert "its .module" in message
+
+
+def drawn(shards: int) -> list[list[float]]:
+    """What the loops over gradients of two rounds draw for each part of all ranks, and after."""
+    torch.manual_seed(5)
+    found, model = [], nn.Linear(2, 1)
+    with World(shards=shards, timeout_s=30) as world:
+        for round_ in (3, 3, 4):
+            batch = batch_of(torch.ones(4 // world.size, 2))
+            batch["policy_version"] = torch.full((len(batch),), round_)
+            own = []
+            for part in world.gradients(model, batch):
+                own.append(float(torch.rand(())))
+                model(part["x"]).sum().backward()
+            found.append([value for values in world.gather(own) for value in values])
+        found.append([float(torch.rand(()))])
+    return found
+
+
+def test_what_is_drawn_for_a_part_is_the_same_for_every_number_of_ranks() -> None:
+    found = [draws for size in (1, 2, 4) for draws in results(run_ranks(drawn, size, 4))]
+    assert all(draws == found[0] for draws in found)
+    *loops, after = found[0]
+    assert len({value for values in loops for value in values}) == 12
+    torch.manual_seed(5)
+    nn.Linear(2, 1)
+    assert after == [float(torch.rand(()))]  # as if nothing had been drawn

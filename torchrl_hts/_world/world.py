@@ -5,25 +5,22 @@ from __future__ import annotations
 import os
 import socket
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from datetime import timedelta
+from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any
 from weakref import WeakSet
 
-import numpy as np
 import torch
-import torch.distributed as dist
 from tensordict import TensorDictBase
 from torch import Tensor, nn
-from torch.distributed import PrefixStore  # type: ignore[attr-defined]
-from torch.distributed.rendezvous import rendezvous
 
 from torchrl_hts._processes.limits import available_cores
 from torchrl_hts._world import protocol
 from torchrl_hts._world.digest import digest
+from torchrl_hts._world.draws import PartDraws, permutation
 from torchrl_hts._world.gradients import flat_gradient, set_gradient
 from torchrl_hts._world.group import Group
-from torchrl_hts._world.launch import Place, place
-from torchrl_hts._world.meeting import meet
+from torchrl_hts._world.joining import join
+from torchrl_hts._world.launch import place
 from torchrl_hts._world.tree import is_power_of_two, tree_sum
 from torchrl_hts._world.versions import versions
 from torchrl_hts.errors import WorldError
@@ -110,10 +107,11 @@ class World:
         if threads is not None:
             threads = check_integer("threads", threads)
         self.shards = shards
-        local_size = self._join(place(os.environ), timeout_s)
+        self.rank, self.size, local_size = join(place(os.environ), timeout_s)
         self._group = Group(timeout_s) if self.size > 1 else None
         self.local_size = self._count_local() if local_size is None else local_size
         self._agreed: WeakSet[nn.Module] = WeakSet()  # the same on every rank, unlike ids
+        self._draws: PartDraws | None = None
         if threads is None and shards is not None:
             threads = 1
         if threads is None and self.size > 1:
@@ -132,27 +130,6 @@ class World:
     def is_first(self) -> bool:
         """Whether this learner is rank 0."""
         return self.rank == 0
-
-    def _join(self, own: Place | None, timeout_s: float) -> int | None:
-        """Find out who this is; returns how many are on this machine, if that is known."""
-        if dist.is_available() and dist.is_initialized():
-            self.rank, self.size = dist.get_rank(), dist.get_world_size()
-            return own.local_size if own is not None and own.size == self.size else None
-        self.rank, self.size = (0, 1) if own is None else (own.rank, own.size)
-        if own is None or own.size == 1:
-            return 1
-        at_torchrun = "RANK" in os.environ  # whose own store outlives rank 0
-        where = "env://" if at_torchrun else f"tcp://{own.address}:{own.port}"
-        patience = timedelta(seconds=timeout_s)
-        store, *_ = next(rendezvous(where, own.rank, own.size, timeout=patience))
-        dist.init_process_group(
-            "gloo",
-            store=PrefixStore(meet(store, own.rank, own.size, timeout_s), store),
-            rank=own.rank,
-            world_size=own.size,
-            timeout=patience,
-        )
-        return own.local_size
 
     def _count_local(self) -> int:
         here = socket.gethostname()
@@ -276,7 +253,8 @@ class World:
 
         Raises:
             WorldError: if the ranks' parameters differ, or a rank doesn't come.
-            ValueError: if there are more or fewer parts than this rank has.
+            ValueError: if there are more or fewer parts than this rank has, or the module is
+                wrapped in DistributedDataParallel.
         """
         parts = self.parts(data) if isinstance(data, TensorDictBase) else list(data)
         if len(parts) != self.parts_per_rank:
@@ -285,16 +263,18 @@ class World:
             yield parts[0]
             return
         if module not in self._agreed:
-            self.agree(parameters=digest(module.parameters()))
-            self._agreed.add(module)
+            self._meet(module)
+        if self._draws is not None:
+            self._draws.begin(parts[0])
         parameters = [p for p in module.parameters() if p.requires_grad]
         before = [p.grad for p in parameters]
         found = []
         try:
-            for part in parts:
+            for index, part in enumerate(parts):
                 for p in parameters:
                     p.grad = None
-                yield part
+                with self._drawing(index, parameters[0].device):
+                    yield part
                 found.append(flat_gradient(parameters))
         except GeneratorExit:
             if self._group is not None:
@@ -302,6 +282,22 @@ class World:
             raise
         mean = self._sum(found, "gradients") / self.num_parts
         set_gradient(parameters, mean, before)
+
+    def _meet(self, module: nn.Module) -> None:
+        """A module is seen for the first time."""
+        if isinstance(module, nn.parallel.DistributedDataParallel):
+            raise ValueError(
+                "the module is wrapped in DistributedDataParallel, which averages gradients by "
+                "itself: give what it wraps, its .module, and compute the loss with that"
+            )
+        self.agree(parameters=digest(module.parameters()))
+        self._agreed.add(module)
+        if self.shards is not None and self._draws is None:
+            seed = self.gather(torch.initial_seed())[0]
+            self._draws = PartDraws(seed, self.rank * self.parts_per_rank)
+
+    def _drawing(self, index: int, device: torch.device) -> AbstractContextManager[None]:
+        return nullcontext() if self._draws is None else self._draws.of(index, device)
 
     def minibatches(
         self, parts: Sequence[TensorDictBase], count: int, *, seed: int, epoch: int
@@ -325,11 +321,11 @@ class World:
         if count < 1 or steps % count:
             raise ValueError(f"{steps} steps of a part can't be cut into {count} minibatches")
         round_ = int(flat[0]["policy_version"][0])
-        orders = []
-        for index in range(len(flat)):
-            words = [seed, round_, epoch, self.rank * self.parts_per_rank + index]
-            order = np.random.Generator(np.random.Philox(np.random.SeedSequence(words)))
-            orders.append(torch.from_numpy(order.permutation(steps)).reshape(count, -1))
+        first = self.rank * self.parts_per_rank
+        orders = [
+            permutation(steps, seed, round_, epoch, first + index).reshape(count, -1)
+            for index in range(len(flat))
+        ]
         for number in range(count):
             yield [part[order[number]] for part, order in zip(flat, orders, strict=True)]
 
