@@ -14,11 +14,22 @@ from tensordict import TensorDict
 from torch import nn
 from torchrl.checkpoint import Checkpoint
 from torchrl.collectors import BaseCollector
-from torchrl.data import LazyTensorStorage, ReplayBuffer, SamplerWithoutReplacement
-from torchrl.trainers import DefaultOptimizationStepper, Trainer, UpdateWeights
+from torchrl.data import (
+    LazyTensorStorage,
+    ReplayBuffer,
+    SamplerWithoutReplacement,
+    TensorDictReplayBuffer,
+)
+from torchrl.trainers import (
+    DefaultOptimizationStepper,
+    ReplayBufferTrainer,
+    Trainer,
+    UpdateWeights,
+)
 from torchrl.trainers.algorithms import A2CTrainer, PPOTrainer
 from torchrl.trainers.trainers import ValueEstimatorHook
 
+from torchrl_hts import World
 from torchrl_hts.delayed_gradient import DelayedGradient
 
 torch.set_num_threads(1)
@@ -32,6 +43,8 @@ class FixedBatches(BaseCollector):
 
     init_random_frames = 0
     _weight_sync_schemes = None
+    seed = 0
+    world: World | None = None
 
     def __init__(self, lag: int, policy: nn.Module) -> None:
         self.lag = lag
@@ -75,11 +88,20 @@ class CountingAdam(torch.optim.Adam):
 
 
 def make_trainer(
-    kind: str, *, lag: int = 1, rounds: int = 5, delayed: bool = True, **options: Any
+    kind: str,
+    *,
+    lag: int = 1,
+    rounds: int = 5,
+    delayed: bool = True,
+    minibatch: int = 6,
+    world: World | None = None,
+    **options: Any,
 ) -> Trainer:
     loss_module, advantage = make_loss("a2c" if kind == "a2c" else "ppo_clip", shared=True)
+    collector = FixedBatches(lag, loss_module)
+    collector.world = world
     common = {
-        "collector": FixedBatches(lag, loss_module),
+        "collector": collector,
         "total_frames": rounds * FRAMES,
         "frame_skip": 1,
         "loss_module": loss_module,
@@ -96,7 +118,9 @@ def make_trainer(
         trainer.register_op("post_steps", UpdateWeights(common["collector"], 1))
     else:
         buffer = ReplayBuffer(
-            storage=LazyTensorStorage(FRAMES), sampler=SamplerWithoutReplacement(), batch_size=6
+            storage=LazyTensorStorage(FRAMES),
+            sampler=SamplerWithoutReplacement(),
+            batch_size=minibatch,
         )
         trainer_class = {"a2c": A2CTrainer, "ppo": PPOTrainer}[kind]
         epochs = {"ppo": {"num_epochs": 4}, "a2c": {}}[kind]
@@ -108,6 +132,12 @@ def make_trainer(
     if delayed:
         DelayedGradient(loss_module).register(trainer)
     return trainer
+
+
+def make_loss_of(trainer: Trainer) -> nn.Module:
+    """The trainer's loss, or another where it has none that is a module."""
+    is_module = isinstance(trainer.loss_module, nn.Module)
+    return trainer.loss_module if is_module else make_loss()[0]
 
 
 def hook(trainer: Trainer) -> DelayedGradient:
@@ -293,3 +323,81 @@ def test_trainer_that_does_not_train_batch_by_batch_is_refused():
         trainer = make_trainer("trainer", delayed=False, async_collection=True)
     with pytest.raises(ValueError, match="async_collection=False"):
         DelayedGradient(trainer.loss_module).register(trainer)
+
+
+@pytest.fixture
+def shards() -> Iterator[World]:
+    """Two, of a lone learner."""
+    threads = torch.get_num_threads()
+    with World(shards=2) as world:
+        yield world
+    torch.set_num_threads(threads)
+
+
+@pytest.mark.parametrize("kind", ["trainer", "stepper", "a2c", "ppo"])
+def test_shards_learn_what_a_whole_batch_does(kind: str, shards: World) -> None:
+    """Up to rounding; the minibatches of a replay buffer are the whole batch here."""
+    results = []
+    for world in (None, shards):
+        trainer = make_trainer(kind, world=world, minibatch=FRAMES)
+        trainer.train()
+        results.append(snapshot(trainer.loss_module))
+    for whole, cut in zip(*results, strict=True):
+        torch.testing.assert_close(whole, cut, rtol=0, atol=1e-9)
+    assert not same_bits(*results)
+
+
+def test_advantages_are_normalised_over_all_shards(shards: World) -> None:
+    """By the loss, and by GAE."""
+    results = []
+    for world in (None, shards):
+        trainer = make_trainer("ppo", world=world, minibatch=FRAMES, delayed=False)
+        trainer.loss_module.normalize_advantage = True
+        trainer._modules["value_estimator"].value_estimator.average_gae = True
+        DelayedGradient(trainer.loss_module).register(trainer)
+        trainer.train()
+        assert trainer.loss_module.normalize_advantage
+        results.append(snapshot(trainer.loss_module))
+    for whole, cut in zip(*results, strict=True):
+        torch.testing.assert_close(whole, cut, rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda t: setattr(t, "loss_module", lambda batch: batch), "must be a module that is not"),
+        (
+            lambda t: t.register_op("process_loss", lambda batch, losses: losses),
+            "hooks of process_loss",
+        ),
+        (
+            lambda t: t.optimizer.add_param_group({"params": [nn.Parameter(torch.ones(1))]}),
+            "the optimizer has parameters that",
+        ),
+        (lambda t: setattr(t.collector, "split_trajs", True), "split_trajs=True"),
+        (lambda t: setattr(t, "optimization_stepper", object()), "DefaultOptimizationStepper"),
+        (
+            lambda t: ReplayBufferTrainer(TensorDictReplayBuffer(batch_size=3)).register(t),
+            "a replay buffer that keeps steps",
+        ),
+        (
+            lambda t: setattr(t, "replay_buffer", ReplayBuffer(batch_size=3)),
+            "must be a SamplerWithoutReplacement",
+        ),
+    ],
+)
+def test_what_several_learners_cannot_do_is_refused(
+    change: Any, message: str, shards: World
+) -> None:
+    trainer = make_trainer("trainer", world=shards, delayed=False)
+    change(trainer)
+    with pytest.raises(ValueError, match=message):
+        DelayedGradient(make_loss_of(trainer)).register(trainer)
+    assert trainer.optim_steps.__func__ is Trainer.optim_steps  # and nothing is left behind
+    assert "delayed_gradient" not in trainer._modules
+
+
+def test_a_minibatch_that_cannot_be_cut_out_of_all_shards_is_refused(shards: World) -> None:
+    trainer = make_trainer("ppo", world=shards, minibatch=8 - 1)
+    with pytest.raises(ValueError, match="batch_size 7 must divide the 24 steps of all learners"):
+        trainer.train()

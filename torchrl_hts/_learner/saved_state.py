@@ -44,6 +44,8 @@ def own_state(state: Any, policy: nn.Module, layout: Layout) -> Mapping[str, Any
         TypeError, ValueError: the message says which entry is wrong, or what is missing.
     """
     states: list[Mapping[str, Any]]
+    if isinstance(state, Mapping) and "learners" in state:  # as `DelayedGradient.register` saves
+        state = state["learners"]
     states = list(state) if isinstance(state, (list, tuple)) else [state]
     if not states:
         raise ValueError("no state to go on with: the list is empty")

@@ -14,6 +14,7 @@ from torch.nn.parameter import is_lazy
 from torchrl.trainers import Trainer
 from torchrl.trainers.trainers import TrainerHookBase
 
+from torchrl_hts.delayed_gradient.trainer import check_trainer, many_of
 from torchrl_hts.delayed_gradient.undelayed import note_use
 from torchrl_hts.errors.checks import check_integer
 
@@ -202,6 +203,9 @@ class DelayedGradient(TrainerHookBase):  # type: ignore[misc]  # torchrl is unty
         what becomes of it; those around it, such as ``post_steps`` with its weight update, and the
         trainer's checkpoints see the newest parameters.
 
+        If the collector has a `World` of several learners, or shards, the trainer becomes one of
+        them: gradients are averaged, frames, scalars and checkpoints are those of all.
+
         Args:
             trainer: trains on the batches of a collector that has a `lag`.
             name: under which the trainer saves this object.
@@ -209,15 +213,17 @@ class DelayedGradient(TrainerHookBase):  # type: ignore[misc]  # torchrl is unty
         Raises:
             TypeError: if the trainer's collector has no `lag`.
             ValueError: if the lag given or already trained with isn't the collector's, or the
-                trainer doesn't train these parameters, or not here, batch by batch.
+                trainer doesn't train these parameters, or not here, batch by batch, or has what
+                several learners can't do.
             RuntimeError: if the trainer has such a hook already.
         """
         lag = self._lag_in(trainer)
         if any(isinstance(module, DelayedGradient) for module in trainer._modules.values()):
             raise RuntimeError("the trainer has a DelayedGradient already: one is enough.")
+        many = many_of(trainer)
         trainer.register_module(name, self)
         self._lag = lag
-        optim_steps = trainer.optim_steps
+        optim_steps = trainer.optim_steps if many is None else many.join()
 
         # The method is wrapped, rather than the stages pre_optim_steps and post_optim_complete_log
         # hooked: those don't get the batch that is to be checked, the second is skipped when there
@@ -363,18 +369,7 @@ class DelayedGradient(TrainerHookBase):  # type: ignore[misc]  # torchrl is unty
                 f"DelayedGradient has lag {self._lag}, the trainer's collector {lag}. Leave the "
                 "argument out, and register before the first round, to use the collector's."
             )
-        if trainer.learner_backend != "local" or trainer.async_collection:
-            raise ValueError(
-                "DelayedGradient needs a trainer that trains on each batch as it comes: "
-                "learner_backend='local' and async_collection=False."
-            )
-        if isinstance(trainer.loss_module, nn.Module):
-            trained = {id(parameter) for parameter in trainer.loss_module.parameters()}
-            if not trained >= {id(parameter) for parameter in self.loss_module.parameters()}:
-                raise ValueError(
-                    "DelayedGradient has other parameters than the trainer's loss module. "
-                    "Construct it with trainer.loss_module, or with the policy that this trains."
-                )
+        check_trainer(trainer, self.loss_module)
         return lag
 
 
