@@ -10,7 +10,7 @@ import os
 import socket
 from pathlib import Path
 
-__all__ = ["is_first", "is_own", "launch_name", "own_run"]
+__all__ = ["is_first", "is_first_here", "is_own", "launch_name", "own_run"]
 
 _UNNAMED = "none"  # torchrun's --rdzv-id by default
 
@@ -21,6 +21,14 @@ def is_first() -> bool:
     if rank is None and "SLURM_STEP_NUM_TASKS" in os.environ:  # of srun, but not of its script
         rank = os.environ.get("SLURM_PROCID")
     return rank in (None, "0")
+
+
+def is_first_here() -> bool:
+    """Whether this process is the first of the run on its machine, or alone."""
+    local = os.environ.get("LOCAL_RANK")
+    if local is None and "SLURM_STEP_NUM_TASKS" in os.environ:
+        local = os.environ.get("SLURM_LOCALID")
+    return local in (None, "0")
 
 
 def launch_name() -> str | None:

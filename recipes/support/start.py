@@ -7,15 +7,16 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import io
 import logging
 import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import TypeVar
+from typing import NoReturn, TypeVar
 
 from support.errors import RecipeError, what_users_can_mend
-from support.launch import is_first
+from support.launch import is_first, is_first_here
 from support.options import Options, parse_options
 
 __all__ = ["announce", "begin", "parse_or_exit"]
@@ -44,7 +45,7 @@ def begin(options_class: type[Options], description: str | None) -> Options:
     try:
         from torchrl_hts import keep_servers  # which knows gymnasium
     except ImportError as error:  # another TorchRL, say
-        sys.exit(f"error: {error}")
+        _exit_with(error)
 
     opened = contextlib.ExitStack()
     atexit.register(opened.close)
@@ -52,23 +53,33 @@ def begin(options_class: type[Options], description: str | None) -> Options:
     try:
         options.check_task()
     except what_users_can_mend() as error:
-        sys.exit(f"error: {error}")
+        _exit_with(error)
     return options
 
 
 def parse_or_exit(parse: Callable[[], Given]) -> Given:
     """What a command line says; ends the process with a message if that makes no sense.
 
+    Of several learners the first on each machine has the message, or the help.
     From now on the package says what it is doing too.
     """
-    try:
-        given = parse()
-    except RecipeError as error:
-        sys.exit(f"error: {error}")
+    with contextlib.ExitStack() as quiet:
+        if not is_first_here():
+            quiet.enter_context(contextlib.redirect_stdout(io.StringIO()))
+            quiet.enter_context(contextlib.redirect_stderr(io.StringIO()))
+        try:
+            given = parse()
+        except RecipeError as error:
+            _exit_with(error)
     logger = logging.getLogger("torchrl_hts")
     logger.addHandler(_Announcing())
     logger.setLevel(logging.INFO)
     return given
+
+
+def _exit_with(error: Exception) -> NoReturn:
+    """End the process; with the message, if no other one on this machine has it."""
+    sys.exit(f"error: {error}" if is_first_here() else 1)
 
 
 def announce(text: str) -> None:

@@ -217,6 +217,36 @@ def test_what_learners_cannot_do_is_told_by_each(flags: str, message: str, tmp_p
     assert not (tmp_path / "run" / "checkpoints").exists()
 
 
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--help"], "usage:"),
+        (["--num-envs", "many"], "invalid int value"),
+        (["--num-envs", "0"], "--num-envs"),
+    ],
+)
+def test_one_learner_of_a_machine_tells_of_options(
+    flags: list[str],
+    message: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    from ppo_cartpole import Options
+    from support.options import parse_options
+    from support.start import parse_or_exit
+
+    said = []
+    for rank in ("0", "1"):
+        monkeypatch.setenv("LOCAL_RANK", rank)
+        with pytest.raises(SystemExit) as raised:
+            parse_or_exit(lambda: parse_options(Options, None, flags))
+        assert raised.value.code == 0 if flags == ["--help"] else raised.value.code
+        text = raised.value.code if isinstance(raised.value.code, str) else ""  # Python prints it
+        said.append("".join([*capsys.readouterr(), text]))
+    assert message in said[0]
+    assert said[1] == ""
+
+
 def test_shards_are_a_power_of_two() -> None:
     assert "error: --shards must be a power of two, and is 3" in run(
         f"{CARTPOLE} --shards 3", code=1
