@@ -41,3 +41,23 @@ def test_a_tutorial_runs_from_top_to_bottom(name: str, tmp_path: Path) -> None:
     done = subprocess.run(command, capture_output=True, text=True, timeout=200, check=False)
     assert done.returncode == 0, done.stderr
     assert re.search(r"^mean return of the last 100 episodes: \d+$", done.stdout, re.MULTILINE)
+
+
+@pytest.mark.timeout(900)  # three starts, on a machine that may be busy
+def test_the_tutorial_of_many_learners_gives_two_the_bits_of_one(tmp_path: Path) -> None:
+    """With fewer frames."""
+    text = (TUTORIALS / "many_learners.md").read_text()
+    (code,) = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+    script = tmp_path / "train.py"
+    script.write_text(code.replace("total_frames=32_768", "total_frames=2_048"))
+    launch = next(line for line in text.splitlines() if line.startswith("torchrun ")).split()[1:-1]
+    said = []
+    for start in ([], ["-m", "torch.distributed.run", *launch]):
+        command = [sys.executable, "-W", "ignore", *start, str(script)]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=400, check=False)
+        assert done.returncode == 0, done.stderr
+        said.append(done.stdout)
+    assert said[0] == said[1]
+    assert re.fullmatch(
+        r"mean return of the last 100 episodes: \d+\npolicy [0-9a-f]{16}\n", said[0]
+    )
