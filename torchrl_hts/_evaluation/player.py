@@ -33,6 +33,7 @@ from torchrl_hts._executor.generators import Generators
 from torchrl_hts._executor.gym_env import GymDescription, GymEnvironment
 from torchrl_hts._executor.messages import Observe, Observed
 from torchrl_hts._executor.old_gym import REMEDY, checked_reset, is_old_gym
+from torchrl_hts._executor.own_seeds import seed_from_own_draws
 from torchrl_hts._executor.trial_observations import (
     gym_observations,
     observed,
@@ -61,6 +62,7 @@ def run_player(control: Connection, fds: list[int]) -> None:
     job: PlayerJob = receive_object(control)
     os.nice(_NICENESS)
     torch.set_num_threads(1)
+    seed_from_own_draws()
     generators = [Generators(job.seed, episode) for episode in range(job.num_episodes)]
     environments = [_make(job.factory, own) for own in generators]
     stage = None

@@ -23,6 +23,7 @@ from torchrl_hts._executor.messages import (
     Observing,
 )
 from torchrl_hts._executor.old_gym import REMEDY, is_old_gym
+from torchrl_hts._executor.own_seeds import seed_from_own_draws
 from torchrl_hts._executor.trial_observations import (
     Observations,
     gym_observations,
@@ -78,6 +79,7 @@ def make_environments(
             process has been told and has hung up.
     """
     observations: Observations | None = None
+    seed_from_own_draws()
     for index, factory in zip(job.env_indices, job.factories, strict=True):
         try:
             environments[index] = first = _make(factory, index, job)

@@ -18,7 +18,7 @@ import torch
 from tensordict import TensorDictBase
 from torch import Tensor
 from torchrl.data import Composite
-from torchrl.envs import EnvBase, SerialEnv, StepCounter, TransformedEnv
+from torchrl.envs import ActionMask, EnvBase, SerialEnv, StepCounter, TransformedEnv
 
 from torchrl_hts._executor.generators import Generators
 from torchrl_hts._executor.gym_env import RowOptions
@@ -50,6 +50,7 @@ class TorchRLDescription:
         truncated_keys: keys of the truncation flags.
         observations: `trial_observations.Observations` of one of them; None where nobody looked.
         num_envs: how many environments it has, if it is a batch of them.
+        masks_actions: whether a transform restricts the actions from step to step.
     """
 
     specs: Composite
@@ -60,6 +61,7 @@ class TorchRLDescription:
     truncated_keys: tuple[Key, ...]
     observations: Any = None
     num_envs: int = 1
+    masks_actions: bool = False
 
 
 class TorchRLEnvironment:
@@ -131,6 +133,7 @@ class TorchRLEnvironment:
             tuple(as_path(key) for key in state),
             tuple(key for key in self._done_keys if key[-1] == "truncated"),
             num_envs=self._batch_size.numel(),
+            masks_actions=_masks_actions(env),
         )
 
     def bind(self, memory: SharedMemory, options: RowOptions) -> None:
@@ -245,7 +248,7 @@ class TorchRLEnvironment:
         ended = self._ended(done_step.get("next"))
         self._episode += ended
         for carried, left, start in self._carried:
-            mine = ended.view(*ended.shape, *[1] * (start.ndim - ended.ndim))
+            mine = ended.view([*ended.shape, *[1] * (start.ndim - ended.ndim)])
             self._current.set(carried.key, torch.where(mine, start, left[slot][t]))
         return int(ended.sum())
 
@@ -281,6 +284,15 @@ def _gymnasium_within(env: EnvBase) -> gym.Env[Any, Any] | None:
         env = env.base_env
     within = getattr(env, "_env", None)
     return within if isinstance(within, gym.Env) else None
+
+
+def _masks_actions(env: EnvBase) -> bool:
+    """Whether it has an ``ActionMask``, whose mask comes into the spec with each reset and step."""
+    while isinstance(env, TransformedEnv):
+        if any(isinstance(part, ActionMask) for part in env.transform.modules()):
+            return True
+        env = env.base_env
+    return False
 
 
 def _name(env: EnvBase) -> str:

@@ -25,6 +25,7 @@ import numpy.typing as npt
 from torchrl_hts._executor.generators import Generators
 from torchrl_hts._executor.gym_env import GymDescription
 from torchrl_hts._executor.messages import NeedsTorch
+from torchrl_hts._executor.own_seeds import seed_from_own_draws
 from torchrl_hts._executor.spaces import own_spaces, seed_spaces
 from torchrl_hts._executor.trial_observations import (
     MOST_PLAYED,
@@ -268,6 +269,7 @@ def run_probe(control: Connection, fds: Sequence[int]) -> None:
     """
     job: ProbeJob = receive_object(control)
     be_silent()  # the executors' environments will say it as well
+    seed_from_own_draws()
     Generators(0).enter()  # so that the same is tried each time
     costs: StepCosts | None = None
     env = unpickled(job.factory)()

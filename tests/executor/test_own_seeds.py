@@ -1,0 +1,82 @@
+"""Environments that seed the global generators with nothing have the same bits in every run."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import pytest
+import torch
+from environments import EchoEnv
+from tensordict import TensorDictBase
+from torchrl.modules import RandomPolicy
+
+from torchrl_hts import Evaluator, HTSCollector
+
+pytestmark = pytest.mark.usefixtures("nothing_left")
+
+
+class Seeding(gym.Env[Any, Any]):
+    """As many write it: seeds what it draws from with what `reset` is given, mostly None."""
+
+    observation_space = gym.spaces.Box(0, 1, (2,), np.float32)
+    action_space = gym.spaces.Discrete(2)
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
+        super().reset(seed=seed)
+        random.seed(a=seed)
+        np.random.seed(seed)
+        self.t = 0
+        return self._observe(), {}
+
+    def _observe(self) -> Any:
+        return np.array([random.random(), np.random.rand()], np.float32)
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        self.t += 1
+        return self._observe(), float(np.random.rand()), self.t == 3, False, {}
+
+
+def gather(num_executors: int) -> TensorDictBase:
+    with HTSCollector(
+        [Seeding] * 3,
+        None,
+        frames_per_batch=3 * 10,
+        total_frames=3 * 10,
+        num_executors=num_executors,
+        seed=0,
+    ) as collector:
+        return next(iter(collector)).clone()
+
+
+def test_resets_without_a_seed_give_the_same_bits_in_every_run() -> None:
+    one, other = gather(1), gather(3)
+    assert (one == other).all()
+    drawn = one["observation"]
+    assert len(torch.unique(drawn[..., 0])) == drawn[..., 0].numel()  # and each its own
+    assert len(torch.unique(drawn[..., 1])) == drawn[..., 1].numel()
+
+
+def test_evaluations_likewise() -> None:
+    returns = []
+    for _ in range(2):
+        with Evaluator(Seeding, RandomPolicy(), num_episodes=2) as evaluator:
+            evaluator.submit(0)
+            evaluator.submit(1)
+            returns.append([evaluation.returns for evaluation in evaluator.wait()])
+    assert returns[0] == returns[1]
+
+
+def test_this_process_seeds_as_ever() -> None:
+    with HTSCollector([EchoEnv] * 2, None, frames_per_batch=4, total_frames=4) as collector:
+        next(iter(collector))
+    random.seed(1)
+    first = random.random()
+    random.seed()
+    again = random.random()
+    random.seed(1)
+    assert random.random() == first
+    random.seed()
+    assert random.random() != again
