@@ -16,8 +16,17 @@ from policies import categorical
 from tensordict.nn import TensorDictModule, TensorDictSequential
 from torch import Tensor, nn
 from torch.distributions import Categorical
-from torchrl.envs import Compose, DoubleToFloat, GymWrapper, InitTracker, Transform, TransformedEnv
-from torchrl.modules import LSTMModule, OneHotCategorical, ProbabilisticActor
+from torchrl.data import Unbounded
+from torchrl.envs import (
+    Compose,
+    DoubleToFloat,
+    GymWrapper,
+    InitTracker,
+    TensorDictPrimer,
+    Transform,
+    TransformedEnv,
+)
+from torchrl.modules import LSTMModule, MaskedCategorical, OneHotCategorical, ProbabilisticActor
 
 S = gym.spaces
 pytestmark = pytest.mark.usefixtures("warm_servers")
@@ -78,8 +87,58 @@ class TestPolicies:
     def test_whole_numbers(self) -> None:
         make = partial(Odd, S.Box(0, 255, (4,), np.uint8), np.zeros(4, np.uint8))
         message = refusal(make, actor())
-        assert "'observation' is no floats: let the policy convert them first" in message
+        assert "'observation' is of integers: let the policy convert them first" in message
         gather(make, categorical())
+
+    def test_an_action_that_is_read_back(self) -> None:
+        class Last(nn.Module):
+            def forward(self, observation: Tensor, action: Tensor) -> Tensor:
+                return (action + 1) % 3
+
+        class Twice(Last):
+            def forward(self, observation: Tensor, action: Tensor) -> tuple[Tensor, Tensor]:
+                found = super().forward(observation, action)
+                return found, found
+
+        def make(*transforms: Transform) -> Any:
+            env = GymWrapper(floats(), categorical_action_encoding=True)
+            return TransformedEnv(env, Compose(*transforms))
+
+        policy = TensorDictModule(Last(), ["observation", "action"], ["action"])
+        for refused in (make, floats):
+            message = refusal(refused, policy)
+            assert "Write it twice, also as last_action" in message
+        advised = TensorDictModule(
+            Twice(), ["observation", "last_action"], ["action", "last_action"]
+        )
+        primer = TensorDictPrimer(last_action=Unbounded((), dtype=torch.int64))
+        actions = gather(lambda: make(primer), advised)["action"][0]
+        assert (actions == torch.arange(1, len(actions) + 1) % 3).all()
+
+    def test_a_mask_of_integers(self) -> None:
+        class Allowing(nn.Module):
+            def __init__(self, *, advised: bool) -> None:
+                super().__init__()
+                self.advised = advised
+
+            def forward(self, mask: Tensor) -> tuple[Tensor, Tensor]:
+                logits = torch.zeros(mask.shape)
+                return logits, mask.bool() if self.advised else mask
+
+        def masked(*, advised: bool) -> Any:
+            net = TensorDictModule(
+                Allowing(advised=advised), ["observation"], ["logits", "allowed"]
+            )
+            return ProbabilisticActor(
+                net,
+                in_keys={"logits": "logits", "mask": "allowed"},
+                distribution_class=MaskedCategorical,
+            )
+
+        make = partial(Odd, S.MultiBinary(3), np.array([0, 1, 1], np.int8))
+        message = refusal(make, masked(advised=False))
+        assert "'observation' is of integers: let the policy make masks bool" in message
+        assert (gather(make, masked(advised=True))["action"] > 0).all()
 
     def test_a_failure_that_has_nothing_to_do_with_data_types(self) -> None:
         assert "float64" not in refusal(partial(Odd, S.Box(-1, 1, (5,)), ZEROS), actor())

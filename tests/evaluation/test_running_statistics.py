@@ -61,6 +61,28 @@ class Welford(gym.ObservationWrapper[Any, Any, Any]):
         return (difference / np.sqrt(self.M2 / self.n + 1e-8)).astype(np.float32)
 
 
+class Torchs(gym.ObservationWrapper[Any, Any, Any]):
+    """With torch's names."""
+
+    def __init__(self, env: gym.Env[Any, Any]) -> None:
+        super().__init__(env)
+        self.running_mean, self.running_var, self.count = np.zeros(1), np.ones(1), 0
+
+    def observation(self, observation: Any) -> Any:
+        return observation
+
+
+class Short(gym.ObservationWrapper[Any, Any, Any]):
+    """With those of a formula."""
+
+    def __init__(self, env: gym.Env[Any, Any]) -> None:
+        super().__init__(env)
+        self.mu, self.m2, self.n = 0.0, 0.0, 0
+
+    def observation(self, observation: Any) -> Any:
+        return observation
+
+
 class Moments:
     """Not gymnasium's."""
 
@@ -107,7 +129,7 @@ def frozen(*, loaded: bool) -> gym.Env[Any, Any]:
     return env
 
 
-@pytest.mark.parametrize("wrapper", [NormalizeObservation, Derived, Welford, Filter])
+@pytest.mark.parametrize("wrapper", [NormalizeObservation, Derived, Welford, Filter, Torchs, Short])
 def test_observations_with_statistics_of_their_own(wrapper: Any) -> None:
     for env in (wrapper(Context()), gym.wrappers.TimeLimit(wrapper(Context()), 3)):
         (said,) = normalisation_warnings(env)

@@ -16,7 +16,7 @@ from tensordict import TensorDict, TensorDictBase
 from tensordict.nn import TensorDictModule
 from torch import nn
 from torchrl.data import Categorical
-from torchrl.envs import GymEnv
+from torchrl.envs import ActionMask, GymEnv, GymWrapper, TransformedEnv
 from torchrl.modules import RandomPolicy
 
 from torchrl_hts import Evaluator, HTSCollector, PolicyError
@@ -102,6 +102,19 @@ class TestRandom:
         with pytest.raises(TypeError, match="random actions would ignore the mask of 'action'"):
             HTSCollector([CARTPOLE], RandomPolicy(spec), frames_per_batch=8)
 
+    @pytest.mark.parametrize("policy", [None, RandomPolicy, "with its spec"])
+    def test_a_transform_that_masks_actions(self, policy: Any) -> None:
+        """Its mask comes into the spec with the first reset, after the policy has been made."""
+
+        def make() -> Any:
+            env = GymWrapper(Masked(), categorical_action_encoding=True)
+            return TransformedEnv(env, ActionMask(mask_key="mask"))
+
+        if policy is not None:
+            policy = RandomPolicy(make().full_action_spec if isinstance(policy, str) else None)
+        with pytest.raises(TypeError, match="random actions would ignore the mask of the action"):
+            gather(make, policy)
+
     def test_an_evaluator(self) -> None:
         with Evaluator(CARTPOLE, RandomPolicy(), num_episodes=3) as evaluator:
             evaluator.submit(0)
@@ -158,6 +171,17 @@ class TestCallables:
             (functools.partial(on_tensordicts), {}),
             (lambda x: on_tensordicts(x), {"trust_policy": True}),
             (lambda observation: on_tensors(observation), {}),
+            (lambda observation: on_tensors(observation).tolist(), {}),
+            (lambda observation: on_tensors(observation).numpy(), {}),
+            (torch.compile(on_tensors, backend="eager"), {}),
+            (
+                TensorDictModule(
+                    torch.compile(lambda x: on_tensors(x), backend="eager"),
+                    in_keys=["observation"],
+                    out_keys=["action"],
+                ),
+                {},
+            ),
         ],
     )
     def test_they_act(self, policy: Any, kwargs: Any) -> None:
@@ -234,6 +258,11 @@ class TestCallables:
                 as_module(policy)
         advised = TensorDictModule(net, in_keys=["observation"], out_keys=["action"])
         gather(functools.partial(gym.make, "Pendulum-v1"), advised)
+
+    @pytest.mark.parametrize("action", [1, torch.tensor(1), [0]])
+    def test_what_returns_no_action_for_each_row(self, action: Any) -> None:
+        with pytest.raises(PolicyError, match="observations; return one action for each"):
+            gather(CARTPOLE, lambda observation: action)
 
     def test_what_returns_no_tensordict(self) -> None:
         with pytest.raises(PolicyError, match="given a TensorDict and returned a Tensor"):

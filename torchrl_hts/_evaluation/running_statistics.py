@@ -26,8 +26,10 @@ _REWARDS = (
 )
 
 _REWARD = re.compile(r"_*re[tw]")  # return_rms, ret_rms, reward_statistics
-_VARIANCES = {"M2", "S", "m2", "s", "std", "var", "variance"}  # as Welford's method names them
-_COUNTS = {"count", "k", "n", "num", "num_samples", "steps", "t"}
+# As torch and Welford's method name them.
+_MEANS = {"mean", "mu", "running_mean"}
+_VARIANCES = {"M2", "S", "m2", "running_std", "running_var", "s", "sigma", "std", "var", "variance"}
+_COUNTS = {"count", "k", "n", "num", "num_batches_tracked", "num_samples", "steps", "t"}
 
 
 def normalisation_warnings(env: gym.Env[Any, Any]) -> list[str]:
@@ -74,7 +76,7 @@ def _counts_moments(value: Any) -> bool:
     """Whether it has a mean, a variance and a count, whatever they are called."""
     names = getattr(value, "__dict__", {}).keys()
     names = {name.lstrip("_") for name in names}
-    return bool("mean" in names and names & _VARIANCES and names & _COUNTS)
+    return bool(names & _MEANS and names & _VARIANCES and names & _COUNTS)
 
 
 def _is_frozen(wrapper: gym.Wrapper[Any, Any, Any, Any]) -> bool:

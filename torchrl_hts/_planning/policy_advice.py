@@ -17,6 +17,7 @@ from torchrl_hts._rounds.keys import Key, named
 
 __all__ = ["on_action", "on_failure", "on_missing"]
 
+_OF_MASKS = re.compile(r"boolean masks?", re.I)
 _OF_DATA_TYPES = re.compile(r"dtype|same type|scalar type|data type|tensors? (of|for) .*type", re.I)
 
 
@@ -65,13 +66,16 @@ def on_failure(error: Exception, inputs: Mapping[Key, Tensor], space: gym.Space[
         inputs: what it was given, ``[count]``.
         space: the observation space of a gymnasium environment; None for one of TorchRL.
     """
+    whole = [key for key, value in inputs.items() if not value.is_floating_point()]
+    if _OF_MASKS.search(str(error)):
+        masks = [key for key in whole if inputs[key].dtype != torch.bool]
+        return f". {_names(masks)} of integers: let the policy make masks bool" if masks else ""
     if not _OF_DATA_TYPES.search(str(error)):
         return ""
     doubles = [key for key, value in inputs.items() if value.dtype == torch.float64]
     if doubles:
         return f". {_names(doubles)} float64: {_to_float32(doubles, inputs, space)}"
-    whole = [key for key, value in inputs.items() if not value.is_floating_point()]
-    return f". {_names(whole)} no floats: let the policy convert them first" if whole else ""
+    return f". {_names(whole)} of integers: let the policy convert them first" if whole else ""
 
 
 def _to_float32(

@@ -28,6 +28,7 @@ from torchrl_hts._executor.gym_env import GymDescription
 from torchrl_hts._executor.torchrl_env import TorchRLDescription
 from torchrl_hts._executor.trial_observations import gym_reader
 from torchrl_hts._planning.pickling import parts
+from torchrl_hts._policy.compiled import uncompiled
 from torchrl_hts._rounds.keys import Key, as_written
 from torchrl_hts.errors import PolicyError
 
@@ -72,6 +73,8 @@ class RandomActions(Fitted):
 
     def fit(self, description: Description) -> None:
         """Draw from the environment's action space, unless a spec was given."""
+        if isinstance(description, TorchRLDescription) and description.masks_actions:
+            self._refuse_mask("the action")
         if self.out_keys:
             return
         if isinstance(description, GymDescription):
@@ -85,11 +88,14 @@ class RandomActions(Fitted):
             key for key, leaf in spec.items(True, True) if getattr(leaf, "mask", None) is not None
         ]
         if masked:
-            raise TypeError(
-                f"random actions would ignore the mask of {masked[0]!r}, which changes from step "
-                "to step: give a policy that reads the mask, with MaskedCategorical"
-            )
+            self._refuse_mask(repr(masked[0]))
         self._spec, self.out_keys = spec, list(spec.keys(True, True))
+
+    def _refuse_mask(self, of: str) -> None:
+        raise TypeError(
+            f"random actions would ignore the mask of {of}, which changes from step to step: give "
+            "a policy that reads the mask, with MaskedCategorical"
+        )
 
     def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
         """Write an action for each row."""
@@ -186,6 +192,24 @@ class OnTensorDicts(Fitted):
         return tensordict.update(written.select(*self.out_keys, strict=False))
 
 
+class _OnRows:
+    """A callable from tensors ``[m, ...]`` to an action for each row; a list is made a tensor."""
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        self._function = function
+
+    def __call__(self, *inputs: Tensor) -> Tensor | np.ndarray[Any, Any]:
+        found = self._function(*inputs)
+        actions = found if isinstance(found, Tensor | np.ndarray) else torch.as_tensor(found)
+        rows = inputs[0].shape[0]
+        if actions.shape[:1] != (rows,):
+            raise ValueError(
+                f"the policy returned values of shape {tuple(actions.shape)} for {rows} "
+                "observations; return one action for each"
+            )
+        return actions
+
+
 def _observations(description: Description) -> TensorDictBase:
     """Observations for a trial, ``[m]``: real ones where some are known."""
     known = description.observations
@@ -239,16 +263,17 @@ def as_module(policy: Any, *, trust_policy: bool = False) -> Any:
             f"policy must be a TensorDictModule, an nn.Module or another callable, got the class "
             f"{policy.__name__}: make one of it, or give it as policy_factory"
         )
-    call = policy if module is None else module.forward
     if module is None:
+        policy = uncompiled(policy)
         _refuse_hidden_modules(policy)
+    call = policy if module is None else module.forward
     if trust_policy or _takes_tensordicts(call):
         return OnTensorDicts(policy)
     if module is not None:
         return module
     names = list(_parameters(call))
     return TensorDictModule(
-        policy, in_keys=names if len(names) > 1 else ["observation"], out_keys=["action"]
+        _OnRows(policy), in_keys=names if len(names) > 1 else ["observation"], out_keys=["action"]
     )
 
 

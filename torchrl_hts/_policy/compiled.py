@@ -14,7 +14,7 @@ from typing import Any
 
 import cloudpickle
 import torch
-from tensordict.nn import CudaGraphModule
+from tensordict.nn import CudaGraphModule, TensorDictModule
 from torch import nn
 from torch.nn.utils import parametrize
 
@@ -77,6 +77,11 @@ class PolicyPickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle h
             return _same, (plain,)
         if isinstance(obj, nn.Module) and parametrize.is_parametrized(obj):
             return _with_attributes, (type(obj), vars(obj))
+        if isinstance(obj, TensorDictModule):  # which pickles a function by itself
+            function = vars(obj).get("module")
+            plain = uncompiled(function)
+            if plain is not function:
+                return _with_attributes, (type(obj), {**vars(obj), "module": plain})
         return super().reducer_override(obj)
 
 

@@ -37,6 +37,11 @@ _REMEDY = (
     "and action_dim) among the transforms of a TorchRL environment"
 )
 
+_REMEDY_OF_STATE = f"{_REMEDY}: a recurrent module's make_tensordict_primer() makes one"
+_REMEDY_OF_ACTION = (
+    "Write it twice, also as last_action, and give that a torchrl.envs.TensorDictPrimer"
+)
+
 
 @dataclass(frozen=True)
 class PolicyReads:
@@ -334,10 +339,11 @@ class _Search:
         ]
         for key in map(as_path, self.policy.in_keys):
             if key in left and not _below(key, self.given):
+                of_action = key == ("action",)
                 raise ValueError(
                     f"the policy reads {named(key)}, which it writes for its next step itself, and "
-                    f"fails where there is none yet: {type(error).__name__}: {error}. {_REMEDY}: "
-                    "a recurrent module's make_tensordict_primer() makes one"
+                    f"fails where there is none yet: {type(error).__name__}: {error}. "
+                    f"{_REMEDY_OF_ACTION if of_action else _REMEDY_OF_STATE}"
                 ) from error
 
 
