@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 from environments import EchoEnv
+from probe import inference_of
 from tensordict import TensorDictBase
 from tensordict.nn import NormalParamExtractor, TensorDictModule, TensorDictSequential
 from torch import distributions as D
@@ -50,16 +51,6 @@ def dense() -> TensorDictSequential:
         drawing(32),
         ValueOperator(nn.Linear(32, 1), ["hidden"]),
     )
-
-
-def inference_of(collector: HTSCollector) -> BatchInference:
-    """What the collector's actors have, but for the calibration."""
-    job = collector._workers._actor_job
-    assert job is not None
-    return BatchInference(
-        collector._memory, job.policy, job.examples, job.outputs,
-        exploration_type=job.exploration_type, device=job.device, last_round=None,
-    )  # fmt: skip
 
 
 class Three(gym.ActionWrapper):  # type: ignore[type-arg]

@@ -35,21 +35,25 @@ def test_rows_are_run_once_and_units_answered_when_all_theirs_are(
         sizes = InvariantSizes((full,), full, fixed_rows=False)
         for ready in combinations(range(len(units)), count):
             wanted = [env * T + steps[unit] % T for unit in ready for env in envs[unit]]
-            check(passes_of(units, steps), ready, sizes, wanted)
+            check(passes_of(units, steps), units, ready, sizes, wanted)
     if num_envs % group == 0:
         fixed = InvariantSizes((num_envs // group,), num_envs // group, fixed_rows=True)
         wanted = [env * T + steps[unit] % T for unit in range(len(units)) for env in envs[unit]]
         passes = passes_of(units, steps, group=num_envs // group)
-        check(passes, tuple(range(len(units))), fixed, wanted)
+        check(passes, units, tuple(range(len(units))), fixed, wanted)
 
 
-def check(passes: Passes, ready: tuple[int, ...], sizes: InvariantSizes, wanted: list[int]) -> None:
+def check(
+    passes: Passes,
+    units: tuple[int, ...],
+    ready: tuple[int, ...],
+    sizes: InvariantSizes,
+    wanted: list[int],
+) -> None:
     run: list[int] = []
     told: list[int] = []
     left = dict.fromkeys(ready, 0)
-    ends = dict(
-        zip(ready, np.cumsum([_rows(passes, unit) for unit in ready]).tolist(), strict=True)
-    )
+    ends = dict(zip(ready, np.cumsum([units[unit] for unit in ready]).tolist(), strict=True))
     for answered, rows in passes.of(ready, sizes):
         assert 1 <= len(rows) <= sizes.full_size
         if sizes.fixed_rows:
@@ -62,7 +66,3 @@ def check(passes: Passes, ready: tuple[int, ...], sizes: InvariantSizes, wanted:
     assert run == wanted
     assert told == [*ready]
     assert not left
-
-
-def _rows(passes: Passes, unit: int) -> int:
-    return 1 if passes._first_rows is None else len(passes._first_rows[unit])

@@ -18,6 +18,7 @@ from advised import gather, refusal
 from collectors import start
 from environments import EchoEnv
 from policies import Marked, categorical, marked
+from probe import layout
 from tensordict import TensorDict, TensorDictBase
 from tensordict.nn import TensorDictModule
 from torch import Tensor, nn
@@ -259,7 +260,7 @@ class TestResources:
             given: Any = {"frames_per_batch": 64, "lag": 2} | options
             collector = start([EchoEnv], marked(), num_executors=1, num_actors=1, **given)
             with collector:
-                return collector._memory.layout.num_bytes
+                return layout(collector).num_bytes
 
         most = size()
         assert most > size(frames_per_batch=32)

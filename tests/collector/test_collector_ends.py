@@ -15,6 +15,7 @@ import pytest
 from collectors import ENDLESS, assert_others_ended_by_themselves, exit_statuses, start
 from environments import ClosingEnv, GatedEnv, SlowlySavedEnv
 from policies import marked
+from probe import finished_steps, workers
 from processes import (
     Script,
     alive,
@@ -82,7 +83,7 @@ class TestTheLoop:
         if threading.current_thread() is not main:
             pytest.skip("signals reach the main thread only")
         collector = start([ENDLESS], frames_per_batch=10**6)  # a round that takes minutes
-        steps = collector._supervisor.schedule.steps
+        steps = finished_steps(collector)
 
         def interrupt() -> None:
             wait_until(lambda: steps[0] > 10)
@@ -105,13 +106,13 @@ class TestTheLoop:
         gate = str(tmp_path / "gate")
         os.mkfifo(gate)
         collector = start([partial(GatedEnv, gate, at=2), ENDLESS], num_executors=2)
-        steps = collector._supervisor.schedule.steps
+        steps = finished_steps(collector)
         collecting = threading.Thread(target=pytest.raises, args=(Exception, collector.next))
         collecting.start()
         wait_until(lambda: list(steps) == [2, 8])
 
         def interrupt() -> None:
-            wait_until(collector._workers.is_closed)
+            wait_until(workers(collector).is_closed)
             os.kill(os.getpid(), signal.SIGINT)
 
         handler = signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -148,7 +149,7 @@ class TestTheLoop:
     def test_shutdown_from_another_thread_wakes_the_learner(self, mode: str) -> None:
         """Workers that end then are not replaced, and no server begins."""
         collector = start([ENDLESS] * 2, frames_per_batch=10**6, on_executor_failure=mode)
-        steps = collector._supervisor.schedule.steps
+        steps = finished_steps(collector)
         before = processes_below(os.getpid())
 
         def shut_down() -> None:
@@ -187,13 +188,13 @@ class TestTheLoop:
         collector = start([ENDLESS] * 2)
         batches = iter(collector)
         next(batches)
-        workers, gone = collector._workers, weakref.ref(collector)
+        remaining, gone = workers(collector), weakref.ref(collector)
         del collector, batches
         gc.collect()
         assert gone() is None
-        assert workers.is_closed()
-        wait_until_gone(worker.pid for worker in workers.processes)
-        assert {worker.exit_status(0) for worker in workers.processes} == {0}
+        assert remaining.is_closed()
+        wait_until_gone(worker.pid for worker in remaining.processes)
+        assert {worker.exit_status(0) for worker in remaining.processes} == {0}
 
 
 # One interpreter imports torch and then forks: each child is a script with an end of its own.
@@ -203,6 +204,7 @@ from contextlib import nullcontext
 from functools import partial
 from environments import EchoEnv
 from policies import categorical
+from probe import server_pids
 from torchrl_hts import HTSCollector
 
 signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored in a shell's background
@@ -226,7 +228,7 @@ def say(*collectors):
         for collector in collectors
         for pid in [
             *collector.worker_pids().values(),
-            *(server.pid for server in collector._workers.servers._current.values()),
+            *server_pids(collector),
         ]
     }
     print(json.dumps([name, main, sorted(pids)]), flush=True)

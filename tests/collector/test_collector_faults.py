@@ -15,6 +15,7 @@ import torch
 from collectors import ENDLESS, assert_others_ended_by_themselves, exit_statuses, start
 from environments import FaultyEnv, GatedEnv, SimulatorEnv
 from policies import categorical
+from probe import finished_steps, process_of, workers
 from processes import (
     Script,
     alive,
@@ -97,7 +98,7 @@ class TestEnvironments:
         collector = start([partial(GatedEnv, gate, at=2), ENDLESS], num_executors=2)
         thread = threading.Thread(target=pytest.raises, args=(Exception, collector.next))
         thread.start()
-        steps = collector._supervisor.schedule.steps
+        steps = finished_steps(collector)
         wait_until(lambda: list(steps) == [2, 8])
         with held_at(gate):
             collector.shutdown(timeout=0.2)
@@ -185,7 +186,7 @@ class TestSimulators:
         batches = iter(collector)
         next(batches)
         os.kill(server.pid, signal.SIGKILL)
-        server._process.wait()
+        process_of(server).wait()
         said = "executor . .*was killed: the worker server"
         if mode == "raise":
             with pytest.raises(WorkerError, match=said):
@@ -216,8 +217,8 @@ class TestKilled:
     ) -> None:
         """There is another one."""
         server = WorkerServer(TORCH_FREE)
-        server._process.kill()
-        server._process.wait()
+        process_of(server).kill()
+        process_of(server).wait()
         ended = iter([False])  # as far as is known when it is first asked
 
         def acquire(preload: tuple[str, ...], user: ServerUser) -> WorkerServer:
@@ -235,7 +236,7 @@ class TestKilled:
         collector = start([ENDLESS] * 3, num_executors=2, num_actors=2)
         batches = iter(collector)
         next(batches)
-        steps = collector._supervisor.schedule.steps
+        steps = finished_steps(collector)
         wait_until(lambda: list(steps) == [8] * 3)
         self.kill(collector, name)
         next(batches)  # round 1 was full already
@@ -268,11 +269,11 @@ class TestKilled:
 
         learner = threading.Thread(target=learn)
         learner.start()
-        steps = collector._supervisor.schedule.steps
+        steps = finished_steps(collector)
         wait_until(lambda: list(steps) == [2, 8])  # the other has finished rounds 0 and 1
         with held_at(gate):
             self.kill(collector, name)
-            wait_until(lambda: collector._workers.is_closed())
+            wait_until(workers(collector).is_closed)
         learner.join()
         assert raised[0].worker == name
         assert_others_ended_by_themselves(collector, name)

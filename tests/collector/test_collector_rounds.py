@@ -12,6 +12,7 @@ import pytest
 import torch
 from environments import EchoEnv, GatedEnv
 from policies import categorical, marked
+from probe import finished_steps
 from tensordict import TensorDict
 from tensordict.nn import TensorDictModule
 from torchrl.collectors import BaseCollector
@@ -115,7 +116,7 @@ def test_i4_no_barrier(tmp_path: Path) -> None:
         next(batches)
         waiting = threading.Thread(target=next, args=(batches,))
         waiting.start()  # says that update 0 is done, and waits for round 1
-        steps = collector._learner._schedule.steps
+        steps = finished_steps(collector)
         while (steps[0] < 5 or steps[1] < 12) and waiting.is_alive():  # or times out
             waiting.join(0.01)
         assert (steps[0], steps[1]) == (5, 12)

@@ -12,6 +12,7 @@ import pytest
 import torch
 from environments import EchoEnv
 from policies import categorical
+from probe import finished_steps
 from torchrl.envs import Compose, GymEnv, NoopResetEnv, StepCounter, TransformedEnv
 
 from torchrl_hts import HTSCollector
@@ -120,7 +121,7 @@ def test_idle_workers_use_no_processor() -> None:
     ) as collector:
         batches = iter(collector)
         next(batches)
-        steps = collector._learner._schedule.steps
+        steps = finished_steps(collector)
         deadline = time.monotonic() + 60
         while min(steps[env] for env in range(4)) < 20 and time.monotonic() < deadline:
             time.sleep(0.01)  # until both slots are full

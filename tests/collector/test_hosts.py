@@ -21,6 +21,7 @@ import pytest
 import torch
 from environments import EchoEnv
 from policies import categorical
+from probe import workers
 from processes import Script, alive, needs_linux, script_environment, wait_until_gone
 from tensordict import TensorDictBase
 from torch import Tensor, nn
@@ -98,7 +99,7 @@ class TestOneProgram:
         self.take(batches, 5)
         collector.shutdown()
         assert alive(child)
-        assert {worker.exit_status(0) for worker in collector._workers.processes} == {0}
+        assert {worker.exit_status(0) for worker in workers(collector).processes} == {0}
         os.close(end_write)
         assert os.waitpid(child, 0) == (child, 0)
         for fd in (go_read, go_write, end_read):
@@ -112,6 +113,7 @@ import torch
 import torchrl_hts.envs
 from environments import EchoEnv
 from policies import categorical
+from probe import server_pids
 from torchrl_hts import HTSCollector, WorkerError
 
 print(json.dumps("begun"), flush=True)
@@ -143,8 +145,7 @@ for preloads_torch in (False, True):
     batches = iter(collector)
     next(batches)
     pids = collector.worker_pids()
-    servers = collector._workers.servers._current.values()
-    (server,) = [s.pid for s in servers if has_torch(s.pid) == preloads_torch]
+    (server,) = [pid for pid in server_pids(collector) if has_torch(pid) == preloads_torch]
     os.kill(server, signal.SIGKILL)
     try:
         while True:  # until the signal has done its work
@@ -219,6 +220,7 @@ from pathlib import Path
 import pytest
 from environments import EchoEnv
 from policies import categorical
+from probe import server_pids
 from torchrl_hts import HTSCollector
 
 LEFT = []
@@ -226,8 +228,7 @@ LEFT = []
 @pytest.mark.parametrize("number", range(4))
 def test_collects(number, worker_id):
     collector = HTSCollector([EchoEnv] * 2, categorical(), frames_per_batch=8, seed=3)
-    servers = collector._workers.servers._current.values()
-    pids = [*collector.worker_pids().values(), *(server.pid for server in servers)]
+    pids = [*collector.worker_pids().values(), *server_pids(collector)]
     batch = next(iter(collector))
     LEFT.append(collector)  # not shut down
     found = [worker_id, pids, batch["observation"].tolist()]
@@ -260,6 +261,7 @@ NESTED = """
 import json, multiprocessing
 from environments import EchoEnv
 from policies import categorical
+from probe import server_pids
 from torchrl_hts import HTSCollector
 
 class Mine(EchoEnv):
@@ -267,8 +269,7 @@ class Mine(EchoEnv):
 
 def work(connection):
     collector = HTSCollector([Mine] * 2, categorical(), frames_per_batch=8, seed=3)
-    servers = collector._workers.servers._current.values()
-    pids = [*collector.worker_pids().values(), *(server.pid for server in servers)]
+    pids = [*collector.worker_pids().values(), *server_pids(collector)]
     batch = next(iter(collector))
     connection.send([pids, batch["observation"].tolist()])  # and ends without a shutdown
 

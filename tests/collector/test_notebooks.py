@@ -21,6 +21,7 @@ import json, os
 import gymnasium as gym
 import numpy as np
 import torch
+from probe import server_pids
 from tensordict.nn import TensorDictModule
 from torch import nn
 from torchrl_hts import HTSCollector
@@ -58,8 +59,7 @@ def make(bell=None, **options):
     return HTSCollector([lambda: Countdown(bell), Countdown], policy, num_executors=2, **options)
 
 def pids(collector):
-    servers = collector._workers.servers._current.values()
-    return [*collector.worker_pids().values(), *(server.pid for server in servers)]
+    return [*collector.worker_pids().values(), *server_pids(collector)]
 """
 
 

@@ -24,6 +24,7 @@ from hydra.core.config_store import ConfigStore
 from hydra.errors import InstantiationException
 from hydra.utils import instantiate
 from omegaconf import MISSING, DictConfig
+from probe import batched_env_target, hook_of
 from processes import comes_from_torch_free_server
 from tensordict import TensorDictBase
 from torch import nn
@@ -42,7 +43,6 @@ from torchrl_hts.configs import (
     GymnasiumEnvConfig,
     HTSCollectorConfig,
 )
-from torchrl_hts.configs.make import _BATCHED_ENV
 from torchrl_hts.envs import make_atari
 from torchrl_hts.testing import digest
 
@@ -156,7 +156,7 @@ def trained(trainer: Trainer) -> str:
     with trainer.collector, warnings.catch_warnings():
         warnings.simplefilter("error", UndelayedUpdateWarning)
         trainer.train()
-    assert trainer._modules["delayed_gradient"].round == ROUNDS
+    assert hook_of(trainer).round == ROUNDS
     return digest(trainer.loss_module.parameters())
 
 
@@ -201,7 +201,7 @@ def test_what_an_import_loads() -> None:
 
 
 def test_torchrls_name_of_its_batched_environment() -> None:
-    assert BatchedEnvConfig._target_ == _BATCHED_ENV
+    assert BatchedEnvConfig._target_ == batched_env_target()
 
 
 # In a trainer.
@@ -236,8 +236,8 @@ def test_checkpoints_hold_the_hooks_state() -> None:
     trained(trainer)
     other = configured_trainer(*overrides)
     with other.collector:
-        other._modules["delayed_gradient"].load_state_dict(trainer.state_dict()["delayed_gradient"])
-        assert other._modules["delayed_gradient"].round == ROUNDS
+        hook_of(other).load_state_dict(trainer.state_dict()["delayed_gradient"])
+        assert hook_of(other).round == ROUNDS
 
 
 def test_torchrls_recipe_as_it_is(tmp_path: Path) -> None:
@@ -374,7 +374,9 @@ def test_keys_of_other_collectors() -> None:
 
 def test_further_keys_of_a_gymnasium_environment_are_its_own() -> None:
     config = experiment("env.sutton_barto_reward=true")
-    assert instantiate(config.env).unwrapped._sutton_barto_reward
+    env = instantiate(config.env)
+    env.reset(seed=0)
+    assert env.step(0)[1] == 0, "by default, a step is rewarded with 1"
 
 
 def test_an_atari_game() -> None:

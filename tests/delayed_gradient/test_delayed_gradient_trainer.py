@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from delayed_gradient_reference import Values, make_batch, make_loss, snapshot
+from probe import has_hook, hook_of
 from tensordict import TensorDict
 from torch import nn
 from torchrl.checkpoint import Checkpoint
@@ -140,10 +141,6 @@ def make_loss_of(trainer: Trainer) -> nn.Module:
     return trainer.loss_module if is_module else make_loss()[0]
 
 
-def hook(trainer: Trainer) -> DelayedGradient:
-    return trainer._modules["delayed_gradient"]
-
-
 def same_bits(left: Values, right: Values) -> bool:
     return all(torch.equal(a, b) for a, b in zip(left, right, strict=True))
 
@@ -160,8 +157,8 @@ def test_trainers_follow_the_recursion(kind, lag):  # I2, I3
     trainer.register_op("post_optim", lambda: inside[-1].append(snapshot(loss_module)))
     trainer.train()
     theta = [initial] * (lag + 1) + trainer.collector.staged  # UpdateWeights saw the newest
-    assert hook(trainer).lag == lag
-    assert hook(trainer).round == 5 == len(inside)
+    assert hook_of(trainer).lag == lag
+    assert hook_of(trainer).round == 5 == len(inside)
     for j, (first, *_, last) in enumerate(inside):
         assert same_bits(first, theta[j])
         for expected, newest, start, end in zip(
@@ -232,9 +229,9 @@ def test_checkpoints_continue_bit_for_bit(form, lag, tmp_path):
     else:
         first.save_trainer(force_save=True)
         second.load_from_file(tmp_path / "trainer")
-    assert hook(second).round == 3
+    assert hook_of(second).round == 3
     second.train()
-    assert hook(second).round == 7
+    assert hook_of(second).round == 7
     assert same_bits(snapshot(second.loss_module), snapshot(whole.loss_module))
 
 
@@ -258,7 +255,7 @@ def test_failed_optimizer_step_leaves_the_newest_parameters():
     trainer.register_op("post_optim", fail_in_round_3)
     with pytest.raises(ZeroDivisionError):
         trainer.train()
-    assert hook(trainer).round == 3
+    assert hook_of(trainer).round == 3
     assert same_bits(snapshot(trainer.loss_module), trainer.collector.staged[-1])
 
 
@@ -268,7 +265,7 @@ def test_round_without_minibatches_counts():
     trainer.optim_steps_per_batch = 0
     before = snapshot(trainer.loss_module)
     trainer.train()
-    assert hook(trainer).round == 3
+    assert hook_of(trainer).round == 3
     assert same_bits(snapshot(trainer.loss_module), before)
 
 
@@ -292,7 +289,7 @@ def test_register_takes_the_collectors_lag():
         delayed = DelayedGradient(trainer.loss_module, lag=given)
         delayed.register(trainer, "another_name")
         assert delayed.lag == 2
-        assert trainer._modules["another_name"] is delayed
+        assert hook_of(trainer, "another_name") is delayed
     trainer = make_trainer("trainer", lag=2, delayed=False)
     with pytest.raises(ValueError, match="lag 1, the trainer's collector 2"):
         DelayedGradient(trainer.loss_module, lag=1).register(trainer)
@@ -353,7 +350,7 @@ def test_advantages_are_normalised_over_all_shards(shards: World) -> None:
     for world in (None, shards):
         trainer = make_trainer("ppo", world=world, minibatch=FRAMES, delayed=False)
         trainer.loss_module.normalize_advantage = True
-        trainer._modules["value_estimator"].value_estimator.average_gae = True
+        hook_of(trainer, "value_estimator").value_estimator.average_gae = True
         DelayedGradient(trainer.loss_module).register(trainer)
         trainer.train()
         assert trainer.loss_module.normalize_advantage
@@ -394,7 +391,7 @@ def test_what_several_learners_cannot_do_is_refused(
     with pytest.raises(ValueError, match=message):
         DelayedGradient(make_loss_of(trainer)).register(trainer)
     assert trainer.optim_steps.__func__ is Trainer.optim_steps  # and nothing is left behind
-    assert "delayed_gradient" not in trainer._modules
+    assert not has_hook(trainer, "delayed_gradient")
 
 
 def test_a_minibatch_that_cannot_be_cut_out_of_all_shards_is_refused(shards: World) -> None:

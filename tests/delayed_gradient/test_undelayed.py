@@ -12,13 +12,13 @@ import torch
 from collectors import end_all, start
 from environments import EchoEnv
 from policies import categorical
+from probe import forget_delayed_gradients
 from tensordict import TensorDict
 from torch import nn
 from torchrl.modules import ValueOperator
 from torchrl.objectives import A2CLoss
 
 from torchrl_hts import DelayedGradient, HTSCollector, UndelayedUpdateWarning
-from torchrl_hts.delayed_gradient import undelayed
 
 pytestmark = [pytest.mark.usefixtures("nothing_left")]
 
@@ -28,7 +28,7 @@ WARNED = UndelayedUpdateWarning
 @pytest.fixture(autouse=True)
 def _ends(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """No DelayedGradient of another test is still in use."""
-    monkeypatch.setattr(undelayed, "_in_use", type(undelayed._in_use)())
+    forget_delayed_gradients(monkeypatch)
     yield
     end_all()
 

@@ -187,7 +187,6 @@ def test_a_game_that_ends_at_the_no_op_between_lives_starts_anew() -> None:
     game = ScriptedGame([1, 9])
     env = EpisodicLife(game)
     env.reset(seed=7)
-    env._game_over = False  # as after the loss of a life that is not the last
     env.reset()
     assert game.events == ["reset 7", "0", "reset"]
 

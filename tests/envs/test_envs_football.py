@@ -13,6 +13,7 @@ import pytest
 from football_installed import ENGINES, need
 from football_play import play
 from gymnasium.utils.env_checker import check_env
+from probe import football_engine, gfootball_config
 
 from torchrl_hts.envs import make_football
 from torchrl_hts.envs.football_rules import engine_seeds
@@ -134,7 +135,7 @@ def test_a_scenario_of_which_the_episodes_number_decides_the_kick_off() -> None:
 def test_engine_seeds_are_envpools() -> None:
     need("envpool")
     env = make_football(engine="envpool")
-    engine = env._engine
+    engine = football_engine(env)
     for seed in (0, 2**31 - 1):
         engine.seed(seed)
         drawn = []
@@ -183,7 +184,7 @@ def test_gfootball_gives_what_its_own_wrappers_give(scenario: str) -> None:
         rewards="scoring,checkpoints",
         other_config_options={"game_engine_random_seed": 0},
     )
-    config = stock.unwrapped._config
+    config = gfootball_config(stock)
     own = make_football(scenario, engine="gfootball")
     actions = np.random.default_rng(0)
     for episode in range(3):

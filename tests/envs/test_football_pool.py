@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 from football_installed import need
+from probe import pool_pid, shares_its_pool
 from tensordict import TensorDictBase
 from tensordict.nn import TensorDictModule
 from torch import nn
@@ -20,8 +21,6 @@ from torchrl.modules import ProbabilisticActor
 from torchrl_hts import HTSCollector
 from torchrl_hts.envs import make_football
 from torchrl_hts.envs.football import FootballEnv
-from torchrl_hts.envs.football_engines import EnvPoolEngine
-from torchrl_hts.envs.football_pool import SharedGame
 
 SCENARIO = "academy_3_vs_1_with_keeper"
 
@@ -64,7 +63,7 @@ def test_games_of_one_pool_play_as_they_do_alone() -> None:
     together: list[list[Any]] = [[] for _ in range(count)]
     for index, env in enumerate(envs):
         together[index].append(env.reset(seed=index)[0].tobytes())
-        assert isinstance(env._engine._pool, SharedGame)
+        assert shares_its_pool(env)
     order = random.Random(0)
     left = [list(map(int, each)) for each in actions]
     begun: list[int] = []
@@ -109,8 +108,7 @@ def test_a_new_seed_takes_a_process_that_ends_with_the_next() -> None:
     pids = []
     for seed in (1, 0):
         _, info = env.reset(seed=seed)
-        engine: EnvPoolEngine = env._engine
-        pids.append(engine._pool._pid)
+        pids.append(pool_pid(env))
         assert (info == first) == (seed == 0)
     with pytest.raises(ProcessLookupError):
         os.kill(pids[0], 0)

@@ -17,6 +17,7 @@ import torch
 from environments import EchoEnv, FaultyEnv, GatedEnv
 from evaluating import RANDOM, PayingEnv, cart_pole, one, pays, saved, set_value
 from policies import categorical
+from probe import let_it_finish
 from processes import Script, alive, group_of, wait_until, wait_until_gone
 
 from torchrl_hts._evaluation.evaluator import Evaluation, Evaluator
@@ -123,7 +124,7 @@ def test_what_was_not_returned_is_pending_even_if_it_is_finished() -> None:
     options: dict[str, Any] = {"num_episodes": 3, "exploration_type": RANDOM}
     with Evaluator(cart_pole, policy, **options) as evaluator:
         evaluator.submit(1)
-        evaluator._advance(wait=True)
+        let_it_finish(evaluator)
         state = saved(evaluator.state_dict())
         expected = evaluator.poll()
     assert len(expected) == 1

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 from evaluating import PayingEnv, pays, saved, set_value
+from probe import let_it_finish
 
 from torchrl_hts._evaluation.evaluator import Evaluator
 from torchrl_hts.errors import WorkerError
@@ -74,7 +75,7 @@ def test_the_best_return_of_a_queue_counts_in_its_order(tmp_path: Path) -> None:
         for step, value in enumerate((1.0, 3.0, 2.0, 4.0)):
             set_value(policy, value)
             evaluator.submit(step)
-        evaluator._advance(wait=True)  # finished, but not returned
+        let_it_finish(evaluator)  # finished, but not returned
         state = saved(evaluator.state_dict())
         filmed = [result.video is not None for result in evaluator.wait()]
     assert filmed == [True, True, False, True]

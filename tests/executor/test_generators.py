@@ -17,11 +17,11 @@ import pytest
 import torch
 from environments import EchoEnv
 from policies import categorical
+from probe import ask_for_states, generators_lie_in_memory, has_drawn, nobody_draws, set_patience
 from torchrl.envs import GymWrapper
 from torchrl.envs.utils import ExplorationType
 
 from torchrl_hts import Evaluator, HTSCollector
-from torchrl_hts._executor import generators
 from torchrl_hts._executor.generators import Generators
 from torchrl_hts._executor.spaces import own_spaces, seed_spaces
 from torchrl_hts._processes.server_pool import keep_servers
@@ -36,8 +36,7 @@ def others_draw_as_ever() -> Iterator[None]:
     """What draws in this process is no environment's."""
     states = random.getstate(), np.random.get_state(), torch.get_rng_state()
     yield
-    generators._process.look()
-    generators._process.last = generators._process.owner = generators._process.torch_owner = None
+    nobody_draws()
     random.setstate(states[0])
     np.random.set_state(states[1])
     torch.set_rng_state(states[2])
@@ -47,16 +46,9 @@ def others_draw_as_ever() -> Iterator[None]:
 def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also where states lie otherwise in memory than is expected."""
     if request.param == "asked":
-        for name, get, set_ in (
-            ("_python", generators._get_python, generators._set_python),
-            ("_numpy", generators._get_numpy, generators._set_numpy),
-        ):
-            asked = generators._Asked(get, set_)
-            monkeypatch.setattr(generators, name, asked)
-            monkeypatch.setattr(generators, f"{name}_mark", asked.mark)
+        ask_for_states(monkeypatch)
     else:
-        assert isinstance(generators._python, generators._InMemory)
-        assert isinstance(generators._numpy, generators._InMemory)
+        assert generators_lie_in_memory()
 
 
 def draw() -> list[float]:
@@ -87,7 +79,7 @@ STEPS: dict[str, Callable[[], Any]] = {
 def test_who_else_draws_meanwhile_makes_no_difference(
     patience: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(generators, "_PATIENCE", patience)
+    set_patience(monkeypatch, patience)
 
     def play(number: int, steps: list[str], others: int) -> list[Any]:
         players = [Generators(7, n) for n in range(number, number + 1 + others)]
@@ -202,8 +194,8 @@ def test_spaces_are_each_environments_own() -> None:
     others = [[env.pool[1]["other"][0].sample().item() for _ in range(20)] for env in envs]
     assert others[0] == others[2] != others[1], "in containers too"
     assert all(env.pool[0] is env.limits for env in envs), "what was one space stays one"
-    assert LIMITS._np_random is None, "the module's is left alone"
-    assert DrawingEnv.action_space._np_random is None
+    assert not has_drawn(LIMITS), "the module's is left alone"
+    assert not has_drawn(DrawingEnv.action_space)
 
 
 def collect(

@@ -8,9 +8,9 @@ import signal
 import numpy as np
 import pytest
 import torch
+from probe import limit_observing
 from showing import Shows, floats, show_draws, show_episodes
 
-from torchrl_hts._executor import trial_observations as observing
 from torchrl_hts._executor.trial_observations import (
     at_resets,
     gym_observations,
@@ -21,7 +21,7 @@ from torchrl_hts._executor.trial_observations import (
 
 
 def test_what_takes_too_long_is_cut_off_and_then_made_anew(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(observing, "_LIMIT_S", 1)
+    limit_observing(monkeypatch, all_s=1)
     handler = signal.getsignal(signal.SIGALRM)
     assert observed_and_restored(Shows(floats(2), lambda _: signal.pause())) == (None, False)
     assert signal.getsignal(signal.SIGALRM) is handler
@@ -67,14 +67,14 @@ def test_generators_are_as_they_were() -> None:
 def test_resets_are_few_and_fewer_where_they_take_time(monkeypatch: pytest.MonkeyPatch) -> None:
     assert at_resets(lambda seed: seed) == [0, 1, 2, 3]
     assert at_resets(lambda seed: seed, ["known"]) == ["known", 1, 2, 3]
-    monkeypatch.setattr(observing, "_RESETS_S", 0.0)
+    limit_observing(monkeypatch, resets_s=0.0)
     assert at_resets(lambda seed: seed) == [0]
 
 
 def test_large_observations_are_few(monkeypatch: pytest.MonkeyPatch) -> None:
     env = Shows(floats(2), show_episodes)
     assert gym_observations(env).num_resets == 4
-    monkeypatch.setattr(observing, "_BYTES", 17)
+    limit_observing(monkeypatch, most_bytes=17)
     assert gym_observations(env).num_resets == 2
-    monkeypatch.setattr(observing, "_BYTES", 1)
+    limit_observing(monkeypatch, most_bytes=1)
     assert gym_observations(env).num_resets == 1

@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from probe import all_idle, finished_steps, lent_rounds
 from processes import alive, wait_until
 from tensordict import TensorDictBase
 from told import ToldEnv
@@ -22,7 +23,6 @@ from told_policy import learn, told_policy
 
 from torchrl_hts import HTSCollector
 from torchrl_hts._policy.invariance import row_bits
-from torchrl_hts._rounds.shared_memory import Counter
 
 N, T, ROUNDS, LAG, SEED = 3, 4, 6, 1, 3
 VICTIM = 1  # the environment that fails, in an executor of its own
@@ -141,10 +141,8 @@ def timeouts_s(kind: str, fault: str) -> dict[str, float] | None:
 
 def rest(collector: HTSCollector) -> None:
     """Wait until everybody has done all that there is to do."""
-    steps = collector._supervisor.schedule.steps
-    finished = collector._supervisor.schedule.lent + LAG
-    counters = collector._memory.counters
-    wait_until(lambda: list(steps) == [finished * T] * N and not counters[:, Counter.AT].any())
+    steps, finished = finished_steps(collector), lent_rounds(collector) + LAG
+    wait_until(lambda: list(steps) == [finished * T] * N and all_idle(collector))
 
 
 def kill(collector: HTSCollector, name: str) -> None:

@@ -263,7 +263,7 @@ def test_a_policy_that_refuses_most_rows_is_measured_as_one_that_takes_them() ->
         make = partial(Shows, spaces.Box(0, top, (5,), np.uint8), show_codes)
         policy = acting(of_codes, 20, ("observation",))
         with HTSCollector([make] * 20, policy, frames_per_batch=40, seed=0) as collector:
-            sizes.append(collector._invariant_sizes)
+            sizes.append(collector.statistics().invariant_sizes)
     assert sizes[0] == sizes[1]
 
 

@@ -7,6 +7,7 @@ import random
 import numpy as np
 import pytest
 import torch
+from probe import takes_steps
 from sampled_policies import (
     CASES,
     LOC_SCALE,
@@ -39,7 +40,7 @@ each_case = pytest.mark.parametrize("case", CASES.values(), ids=CASES.keys())
 def test_prepare_finds_how_a_policy_draws(case: Case) -> None:
     policy, td, words = prepared(case)
     assert (policy.width, policy.row_by_row) == (case.width, case.row_by_row)
-    assert (policy._steps is not None) == case.in_steps
+    assert takes_steps(policy) == case.in_steps
     out = policy(td.copy(), words)
     missing = [key for key in policy.policy.out_keys if key not in out.keys(True)]
     assert not missing

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 import torch
+from probe import use_kernel
 from torch import Tensor, nn
 from torch.nn.utils import prune
 
-from torchrl_hts._policy import packed_layers
 from torchrl_hts._policy.packed_layers import PackedLayers
 
 Conv = partial(nn.Conv2d, 4, 8)
@@ -128,7 +128,7 @@ def test_kernels_that_compute_something_else_are_found_at_the_first_call(
             nn.functional.linear(x, weight)
         )
 
-    monkeypatch.setattr(packed_layers, "_kernel", kernel)
+    use_kernel(monkeypatch, kernel)
     layer = nn.Linear(4, 3, bias=False)
     PackedLayers(layer, rows=8).pack()
     with torch.inference_mode(), pytest.raises(RuntimeError, match="something else with packed"):

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from probe import as_a_whole, takes_steps
 from sampled_policies import (
     CASES,
     OBS,
@@ -54,14 +55,13 @@ def test_the_short_cut_keeps_every_bit(name: str, kind: ExplorationType) -> None
     policy = CounterPolicy(CASES[name].make(), kind)
     td = make_batch(policy.policy)
     policy.prepare(td)
-    assert policy._steps is not None
+    assert takes_steps(policy)
     for round_ in range(5):
         words = CounterNoise(1, M, 1, policy.width).round(round_)[:, 0]
         td = make_batch(policy.policy)
         short = policy(td.copy(), words)
-        steps, policy._steps = policy._steps, None
-        whole = policy(td.copy(), words)
-        policy._steps = steps
+        with as_a_whole(policy):
+            whole = policy(td.copy(), words)
         if policy.takes_arrays or (kind is RANDOM and name in _DRAWN_IN_NUMPY):
             assert_rounded_otherwise(short, whole)
         else:
@@ -71,7 +71,7 @@ def test_the_short_cut_keeps_every_bit(name: str, kind: ExplorationType) -> None
 def test_the_short_cut_does_not_hang_on_the_rounding_of_draws() -> None:
     """Which way is taken must not depend on the parameters, or a resumed run could take another."""
     policy, td, _ = prepared(CASES["categorical"])
-    assert policy._steps is not None
+    assert takes_steps(policy)
     differ = 0
     for round_ in range(20):
         out = policy(td.copy(), CounterNoise(1, M, 1, policy.width).round(round_)[:, 0])
@@ -97,7 +97,7 @@ def test_layers_of_plain_sequences_are_called_one_by_one() -> None:
     policy = CounterPolicy(make_actor(D.Categorical, ["logits"], net), RANDOM)
     td = make_batch(policy.policy)
     policy.prepare(td)
-    assert policy._steps is not None
+    assert takes_steps(policy)
     words = CounterNoise(1, M, 1, policy.width).round(0)[:, 0]
     called: list[str] = []
     with torch.inference_mode():
@@ -169,7 +169,7 @@ def test_the_short_cut_is_not_taken_where_it_would_change_a_bit() -> None:
         policy = CounterPolicy(module, RANDOM)
         td = make_batch(module)
         policy.prepare(td)
-        assert policy._steps is None
+        assert not takes_steps(policy)
         with torch.inference_mode():
             stock = module(td.copy())
         assert bits_of(policy(td, np.zeros((M, 0), np.uint64))) == bits_of(stock)
@@ -194,7 +194,7 @@ def test_a_policy_with_selected_out_keys_takes_the_short_cut() -> None:
     for module in (whole, selected):
         counter = CounterPolicy(module, RANDOM)
         counter.prepare(td)
-        assert counter._steps is not None
+        assert takes_steps(counter)
         outputs.append(counter(td.copy(), words))
     assert "logits" not in outputs[1].keys()
     for key in ("action", "action_log_prob"):

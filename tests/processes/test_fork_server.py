@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from probe import process_of, shared_servers_locked
 from processes import (
     Script,
     alive,
@@ -25,7 +26,6 @@ from processes import (
 from worker_targets import faults_of_a_block, modules, timer_slack_ns
 
 import torchrl_hts._processes.fork_server
-import torchrl_hts._processes.server_pool
 from torchrl_hts._processes.fork_server import ServerEndedError, WorkerServer
 from torchrl_hts._processes.linux import ON_LINUX
 from torchrl_hts._processes.messages import receive_object, send_object
@@ -335,10 +335,11 @@ class TestTheEnd:
         source = (
             f"import json, signal, sys\nsys.path.append({str(tmp_path)!r})\n"
             "from torchrl_hts._processes.fork_server import WorkerServer\n"
+            "from probe import process_of\n"
             "server = WorkerServer(['endless'])\n"
             f"open({str(reached)!r}).read()\n"
             f"print(json.dumps(server.pid), flush=True)\n{end}\n"
-            "print(json.dumps(server._process.returncode), flush=True)\n"
+            "print(json.dumps(process_of(server).returncode), flush=True)\n"
         )
         with Script(tmp_path / "main.py", source) as main:
             pid = main.receive()
@@ -375,7 +376,7 @@ class TestPool:
         assert acquire_server(preload, two) is server
         worker = spawn(server)
         os.kill(server.pid, signal.SIGKILL)
-        wait_until(lambda: server._process.poll() is not None)
+        wait_until(lambda: process_of(server).poll() is not None)
         other = acquire_server(preload, three)
         assert other is not server
         release_servers(one)
@@ -405,11 +406,10 @@ class TestPool:
         keeping = keeper()
         next(keeping)
         release_servers(user)
-        pool = torchrl_hts._processes.server_pool._pool
 
         @endings_wait
         def acquire() -> None:
-            with pool._lock:
+            with shared_servers_locked():
                 keeping.close()
 
         acquire()

@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 from environments import EchoEnv
 from policies import categorical
+from probe import servers_in_use
 from processes import COLLECTORS_OWN, alive, open_descriptors, processes_below, wait_until
 
 import torchrl_hts._processes.server_pool
@@ -144,7 +145,7 @@ def pool(monkeypatch: pytest.MonkeyPatch) -> Iterator[ServerPool]:
     user = ServerUser()
     pool.acquire(WITH_TORCH, user)
     yield pool
-    for server in pool._users:
+    for server in servers_in_use(pool):
         server.close()
 
 
@@ -172,7 +173,7 @@ def test_at_any_point_of_a_replacement(
     handler: Callable[[HTSCollector], None], pool: ServerPool
 ) -> None:
     """Nothing waits for itself, nothing is lost track of, and the next collector works."""
-    used = list(pool._users)
+    used = servers_in_use(pool)
     counting = points(-1)
     run_with_a_replacement(handler, counting)
     assert counting.seen > 1000
@@ -190,8 +191,10 @@ def test_at_any_point_of_a_replacement(
         # What a call has just returned, an exception can keep from whoever would close it.
         allowed = 0 if handler is shut_down else 1
         assert len(open_descriptors(*COLLECTORS_OWN) - before) <= allowed, at.at
-        assert list(pool._users) == used, at.at
-        assert not {pid for server in pool._users for pid in processes_below(server.pid)}, at.at
+        assert servers_in_use(pool) == used, at.at
+        assert not {
+            pid for server in servers_in_use(pool) for pid in processes_below(server.pid)
+        }, at.at
 
 
 class TestEnding:

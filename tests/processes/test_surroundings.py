@@ -25,6 +25,7 @@ import pytest
 from collectors import start
 from environments import EchoEnv
 from policies import categorical
+from probe import set_worker_limit
 from processes import needs_linux
 from torch import nn
 
@@ -37,7 +38,7 @@ from torchrl_hts._processes.server_pool import (
     acquire_server,
     release_servers,
 )
-from torchrl_hts._processes.surroundings import Surroundings, _set_limit
+from torchrl_hts._processes.surroundings import Surroundings
 from torchrl_hts.errors import WorkerError, WorkerId
 
 pytestmark = pytest.mark.usefixtures("collectors_end")
@@ -243,7 +244,7 @@ def test_a_hard_limit_that_may_not_be_raised(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(resource, "getrlimit", lambda limit: (50, 100))
     monkeypatch.setattr(resource, "setrlimit", set_limit)
     for soft, hard in ((200, 200), (70, 200), (20, 90)):
-        _set_limit(resource.RLIMIT_NOFILE, (soft, hard))
+        set_worker_limit(resource.RLIMIT_NOFILE, (soft, hard))
     assert found == [(100, 100), (70, 100), (20, 90)]
 
 

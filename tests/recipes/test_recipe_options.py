@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import importlib
 import json
+import os
 import re
 import shlex
 from pathlib import Path
@@ -93,7 +95,9 @@ def test_a_resumed_run_keeps_its_options(tmp_path: Path, flags: list[str], messa
         parse_options(Options, "", ["--resume", str(saved_run(tmp_path)), *flags])
 
 
-def test_what_a_message_says_can_be_typed_into_a_shell(tmp_path: Path) -> None:
+def test_what_a_message_says_can_be_typed_into_a_shell(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Also where a path has blanks and quotes."""
     directory = tmp_path / "my run's; $HOME"
     directory.mkdir()
@@ -107,9 +111,14 @@ def test_what_a_message_says_can_be_typed_into_a_shell(tmp_path: Path) -> None:
         Checkpoints(checkpoints, 1).save(1, {})
     assert resumed(str(unsaved.value), directory).steps == 9
     table = Table(directory / "metrics.csv")
+
+    def full(descriptor: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(RecipeError, match="can't be written") as unwritten:
+        table.sync()
     table.close()
-    with pytest.raises(RecipeError, match="can't be written") as unwritten, table._writing():
-        raise OSError(28, "No space left on device")
     assert resumed(str(unwritten.value), directory).steps == 9
 
 

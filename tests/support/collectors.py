@@ -8,6 +8,7 @@ from weakref import WeakSet
 
 from environments import EchoEnv
 from policies import categorical
+from probe import workers
 from torch import nn
 
 from torchrl_hts import HTSCollector
@@ -32,7 +33,7 @@ def start(envs: list[Any], policy: nn.Module | None = None, **kwargs: Any) -> HT
 
 def exit_statuses(collector: HTSCollector) -> dict[str, int | None]:
     """How each worker has ended: 0 unless it failed, or had to be killed."""
-    return {worker.name: worker.exit_status(0) for worker in collector._workers.processes}
+    return {worker.name: worker.exit_status(0) for worker in workers(collector).processes}
 
 
 def assert_others_ended_by_themselves(collector: HTSCollector, *failed: str) -> None:

@@ -10,6 +10,7 @@ import gymnasium as gym
 import pytest
 import torch
 from policies import categorical
+from probe import layout
 from tensordict import TensorDictBase
 from torch import Tensor
 
@@ -43,7 +44,7 @@ class Run:
             next(batches)
             self.later = data.state_dict()
             self.coming = [digest(batch) for batch in batches]
-            self.policy, self.layout = data.policy, data._memory.layout
+            self.policy, self.layout = data.policy, layout(data)
 
     def own(self, states: Any, rank: int, size: int) -> Any:
         """The share of a learner."""

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 import torch
+from probe import exchange_sum, halve_from, summed
 from ranks import Outcome, run_ranks
 from tensordict import TensorDict
 from torch import nn
 
-from torchrl_hts._world import tree
 from torchrl_hts._world.launch import place
 from torchrl_hts._world.tree import tree_sum
 from torchrl_hts._world.world import World
@@ -40,11 +40,11 @@ def sums(parts: int) -> list[list[bytes]]:
     found = []
     with World(shards=parts, timeout_s=60) as world:
         for halving_from in (1, 10**9):
-            tree._HALVING_FROM = halving_from
+            halve_from(halving_from)
             found.append([])
             for length in LENGTHS:
                 own = world.own([vector(part, length) for part in range(parts)])
-                found[-1].append(world._sum(own, "vectors").numpy().tobytes())
+                found[-1].append(summed(world, own, "vectors").numpy().tobytes())
     return found
 
 
@@ -129,8 +129,8 @@ def fail(how: str) -> None:
         if how == "does another thing":
             world.any(False)
         if how == "has another length":
-            world._group.tree_sum(torch.ones(9), "ones")
-    world._group.tree_sum(torch.ones(8), "ones")
+            exchange_sum(world, torch.ones(9), "ones")
+    exchange_sum(world, torch.ones(8), "ones")
 
 
 @pytest.mark.parametrize("how", ["dies", "stops"])
