@@ -90,8 +90,12 @@ class SleepEnv(CostlessEnv):
 
     def step(self, action: int) -> tuple[Observation, float, bool, bool, dict[str, Any]]:
         """Sleeps, then steps."""
-        time.sleep(self._mean_s * self._relative())
+        time.sleep(self.draw_s())
         return super().step(action)
+
+    def draw_s(self) -> float:
+        """How long the next step takes, in seconds."""
+        return self._mean_s * self._relative()
 
     def _relative(self) -> float:
         if self._times == "constant":

@@ -11,12 +11,13 @@ import numpy as np
 import pytest
 from environments import EchoEnv
 from policies import categorical
+from probe import cores_of_executors
 
 from torchrl_hts import HTSCollector
 from torchrl_hts._executor import loop as executor
 from torchrl_hts._processes.limits import available_cores
 from torchrl_hts._rounds.exchange import STOP, ExecutorPort, Inbox
-from torchrl_hts._rounds.inbox_reader import InboxReader
+from torchrl_hts._rounds.inbox_reader import Clock, InboxReader
 from torchrl_hts._rounds.schedule import Phase, Schedule
 from torchrl_hts._rounds.shared_memory import Counter
 
@@ -35,55 +36,62 @@ class Announced:
 
 
 class Environment:
-    """Does nothing; what is to happen during its step may be given."""
+    """Takes some time to step; what else is to happen during its step may be given."""
 
     rows = range(1)
 
-    def __init__(self, during_step: Callable[[], None] = lambda: None) -> None:
-        self.during_step = during_step
+    def __init__(self, pass_time: Callable[[], None]) -> None:
+        self.pass_time = pass_time
+        self.during_step: Callable[[], None] = lambda: None
 
     def write_observation(self, slot: int, t: int) -> None:
         pass
 
     def step(self, slot: int, t: int) -> bool:
+        self.pass_time()
         self.during_step()
         return False
 
 
+class Time:
+    """A clock that stands still but for what takes time, all of which uses the processor."""
+
+    def __init__(self) -> None:
+        self.ns = 0
+        self.step_us = 1000
+        self.clock = Clock(lambda: self.ns, lambda: self.ns)
+
+    def pass_us(self, microseconds: int) -> None:
+        self.ns += 1000 * microseconds
+
+    def step(self) -> None:
+        """What a step takes."""
+        self.pass_us(self.step_us)
+
+
 class Turns:
-    """In place of a reader: the actions of each turn, how long they are waited for, and a clock.
+    """In place of a reader: the actions of each turn, and how long they are waited for.
 
     Args:
         turns: for each, microseconds of waiting and the environments whose actions come.
-        step_us: what a step takes.
+        time: passes while it waits.
         a_core_each: whether everybody has a core.
     """
 
     def __init__(
-        self, turns: list[tuple[int, list[int]]], *, step_us: int, a_core_each: bool
+        self, turns: list[tuple[int, list[int]]], time: Time, *, a_core_each: bool
     ) -> None:
-        self.turns = turns
-        self.step_us = step_us
+        self.turns, self.time = turns, time
         self.a_core_each = a_core_each
         self.looking_ns = 0
-        self.now_ns = 0
+        self.clock = time.clock
 
     def read(self) -> list[int]:
         if not self.turns:
             return [STOP]
         waited_us, envs = self.turns.pop(0)
-        self.now_ns += 1000 * waited_us
+        self.time.pass_us(waited_us)
         return envs
-
-    def pass_time(self) -> None:
-        """What a step does."""
-        self.now_ns += 1000 * self.step_us
-
-    def clock(self) -> SimpleNamespace:
-        """In place of ``time``."""
-        return SimpleNamespace(
-            perf_counter_ns=lambda: self.now_ns, process_time_ns=lambda: self.now_ns
-        )
 
 
 class World:
@@ -91,8 +99,9 @@ class World:
 
     def __init__(self, inbox: Inbox) -> None:
         self.inbox = inbox
+        self.time = Time()
         self.schedule = Schedule(4, 5, 1, phase=[int(Phase.ANSWERED)] * 4)
-        self.environments: dict[int, Any] = {env: Environment() for env in range(4)}
+        self.environments: dict[int, Any] = {env: Environment(self.time.step) for env in range(4)}
         self.counters = np.zeros(len(Counter), np.int64)
         self.counters[[Counter.BUSY_NS, Counter.CPU_NS]] = 1_000_000, 600_000
         self.announced = Announced(self.schedule)
@@ -106,7 +115,9 @@ class World:
         """Step each environment once, or in turns; returns what was announced, each message."""
         actors: Any = self.announced
         learner: Any = SimpleNamespace(post=self.heard.extend)
-        reader: Any = turns or InboxReader(self.inbox, self.schedule, a_core_each=False)
+        reader: Any = turns or InboxReader(
+            self.inbox, self.schedule, a_core_each=False, clock=self.time.clock
+        )
         run = executor.StepLoop(
             self.environments,
             ExecutorPort(self.schedule, actors, learner, range(4)),
@@ -123,8 +134,7 @@ class World:
 
 
 @pytest.fixture
-def world(monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
-    monkeypatch.setattr(executor, "_FLUSH_NS", 0)  # every step takes long
+def world() -> Iterator[World]:
     inbox = Inbox.create()
     yield World(inbox)
     inbox.close()
@@ -155,7 +165,7 @@ def test_an_executor_knows_how_many_cores_there_are(num_actors: int) -> None:
     options: dict[str, Any] = {"num_executors": 1, "num_actors": num_actors}
     with HTSCollector([EchoEnv] * 2, categorical(), frames_per_batch=4, **options) as collector:
         cores = ceil(available_cores()) if num_actors == 1 else None
-        assert collector._workers.shared.plan.cores == cores
+        assert cores_of_executors(collector) == cores
 
 
 def test_environments_that_sleep_are_announced_at_once(world: World) -> None:
@@ -202,12 +212,8 @@ def test_half_are_announced_first_where_everybody_has_a_core_and_passes_are_shor
     learning: bool,
     expected: list[list[int]],
     world: World,
-    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    reader = Turns([(1000, first), (waited_us, ALL)], step_us=10, a_core_each=a_core_each)
-    monkeypatch.setattr(executor, "time", reader.clock())
-    monkeypatch.setattr(executor, "_FLUSH_NS", 1_000_000)  # no step takes long
-    for environment in world.environments.values():
-        environment.during_step = reader.pass_time
+    world.time.step_us = 10  # no step takes long
+    reader = Turns([(1000, first), (waited_us, ALL)], world.time, a_core_each=a_core_each)
     world.learn(learning)
     assert world.serve(2, reader) == expected

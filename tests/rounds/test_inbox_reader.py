@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import os
 from array import array
-from collections.abc import Callable, Iterator
-from types import SimpleNamespace
+from collections.abc import Iterator
+from typing import Any
 
 import pytest
+from probe import Looks
 
-from torchrl_hts._rounds import exchange, inbox_reader
 from torchrl_hts._rounds.exchange import Inbox
-from torchrl_hts._rounds.inbox_reader import InboxReader
+from torchrl_hts._rounds.inbox_reader import Clock, InboxReader
 from torchrl_hts._rounds.schedule import Schedule
 
 US = 1_000
@@ -20,14 +19,11 @@ US = 1_000
 class Waits:
     """An inbox in which each read waits as long as it is told to; notes how long it may look."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def __init__(self) -> None:
         self.now_ns = self.cpu_ns = 0
         self.next_ns = self.used_ns = 0
         self.ready = False
-        clock = SimpleNamespace(
-            perf_counter_ns=lambda: self.now_ns, process_time_ns=lambda: self.cpu_ns
-        )
-        monkeypatch.setattr(inbox_reader, "time", clock)
+        self.clock = Clock(lambda: self.now_ns, lambda: self.cpu_ns)
 
     def is_ready(self) -> bool:
         return self.ready
@@ -40,8 +36,8 @@ class Waits:
 
 
 @pytest.fixture
-def waits(monkeypatch: pytest.MonkeyPatch) -> Waits:
-    return Waits(monkeypatch)
+def waits() -> Waits:
+    return Waits()
 
 
 def looks(waits: Waits, reader: InboxReader, after_us: int) -> bool:
@@ -54,7 +50,8 @@ def looks(waits: Waits, reader: InboxReader, after_us: int) -> bool:
 
 def reader_of(waits: Waits, *, a_core_each: bool = True, learning: bool = False) -> InboxReader:
     schedule = Schedule(2, 5, 1, learner=[3 + learning, 3])
-    return InboxReader(waits, schedule, a_core_each=a_core_each)  # type: ignore[arg-type]
+    inbox: Any = waits
+    return InboxReader(inbox, schedule, a_core_each=a_core_each, clock=waits.clock)
 
 
 @pytest.mark.parametrize("a_core_each", [False, True])
@@ -94,28 +91,6 @@ def inbox() -> Iterator[Inbox]:
 
 
 FOREVER = 60 * 10**9
-
-
-class Looks:
-    """Notes looks and sleeps of an inbox, and lets a test act at each of them."""
-
-    def __init__(self, inbox: Inbox, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.count = 0
-        self.at: dict[int, Callable[[], object]] = {}
-        self.before_sleep: Callable[[], object] = lambda: None
-        self._poll, self._read = inbox._poll, os.read
-        inbox._poll = self  # type: ignore[assignment]
-        monkeypatch.setattr(exchange.os, "read", self.read)
-
-    def poll(self, timeout_ms: int) -> list[tuple[int, int]]:
-        assert timeout_ms == 0
-        self.count += 1
-        self.at.get(self.count, lambda: None)()
-        return self._poll.poll(0)
-
-    def read(self, fd: int, size: int) -> bytes:
-        self.before_sleep()
-        return self._read(fd, size)
 
 
 @pytest.fixture

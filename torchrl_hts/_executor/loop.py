@@ -8,7 +8,6 @@ one by one, in the same order.
 from __future__ import annotations
 
 import contextlib
-import time
 from collections import deque
 from collections.abc import Mapping
 from math import ceil
@@ -131,6 +130,7 @@ class StepLoop:
         self.port = port
         self.schedule = port.schedule
         self.reader = reader
+        self.now_ns = reader.clock.now_ns
         self.cores = cores
         self.counters = counters
         self.histogram = histogram
@@ -168,7 +168,7 @@ class StepLoop:
         self.counters[Counter.AT] = 0
 
     def _begin(self, env: int, start: Start) -> None:
-        began = time.perf_counter_ns()
+        began = self.now_ns()
         self.counters[Counter.AT] = env + 1
         position = self.schedule.position(env)
         environment: Any = self.environments[env]  # takes as many seeds as it has environments
@@ -181,7 +181,7 @@ class StepLoop:
             raise EnvironmentFailedError(self._rows(env), *position, error) from error
         self.counters[Counter.AT] = 0
         if self.record is not None:
-            now, first = time.perf_counter_ns(), self._rows(env)[0]
+            now, first = self.now_ns(), self._rows(env)[0]
             self.record(Activity.RESET, began, now, position[0], first)
 
     def _rows(self, env: int) -> range:
@@ -190,9 +190,9 @@ class StepLoop:
 
     def serve(self) -> None:
         """Step until told to stop."""
-        clock = time.perf_counter_ns
+        clock, used_ns = self.now_ns, self.reader.clock.used_ns
         counters, record = self.counters, self.record
-        used_before = time.process_time_ns() - counters[Counter.CPU_NS]
+        used_before = used_ns() - counters[Counter.CPU_NS]
         stop = False
         all_ns = 0.0  # what stepping all environments takes, by the last turn
         while not stop:
@@ -238,7 +238,7 @@ class StepLoop:
             turn_ns = clock() - awake
             all_ns = turn_ns / max(1, len(words)) * len(self.environments)
             counters[Counter.BUSY_NS] += turn_ns
-            used = time.process_time_ns() - self.reader.looking_ns
+            used = used_ns() - self.reader.looking_ns
             counters[Counter.CPU_NS] = used - used_before
 
     def _enough(self, *, waited_ns: int, all_ns: float) -> int:
@@ -307,7 +307,7 @@ class StepLoop:
             ended = environment.step(schedule.slot(round_), t)
         except FAILURES as error:
             raise EnvironmentFailedError(environment.rows, round_, t, error) from error
-        self.last_finished = now = time.perf_counter_ns()
+        self.last_finished = now = self.now_ns()
         self.histogram[(now - began).bit_length()] += 1
         if self.record is not None:  # before anybody can act on the step
             self.record(Activity.STEP, began, now, schedule.steps[env], environment.rows[0])

@@ -11,14 +11,31 @@ from __future__ import annotations
 
 import time
 from array import array
+from collections.abc import Callable
+from typing import NamedTuple
 
 from torchrl_hts._rounds.exchange import Inbox
 from torchrl_hts._rounds.schedule import Schedule
 
-__all__ = ["InboxReader"]
+__all__ = ["Clock", "InboxReader"]
 
 _LOOK_NS = 200_000
 _SHORT_NS = 2 * _LOOK_NS  # a wait after which the next one is expected to be short as well
+
+
+class Clock(NamedTuple):
+    """What a reader, and the loop that it reads for, tell the time by.
+
+    Attributes:
+        now_ns: nanoseconds, from any moment on.
+        used_ns: of processor time that this process has used.
+    """
+
+    now_ns: Callable[[], int] = time.perf_counter_ns
+    used_ns: Callable[[], int] = time.process_time_ns
+
+
+_CLOCK = Clock()
 
 
 class InboxReader:
@@ -28,17 +45,21 @@ class InboxReader:
         inbox: the inbox.
         schedule: the schedule, over shared words: it tells whether the learner waits.
         a_core_each: whether there are enough cores for all threads of executors and actors.
+        clock: tells how long waits are.
 
     Attributes:
-        a_core_each: as given.
+        a_core_each, clock: as given.
         looking_ns: processor time that went into looking, and is not to count as work.
     """
 
-    def __init__(self, inbox: Inbox, schedule: Schedule, *, a_core_each: bool) -> None:
+    def __init__(
+        self, inbox: Inbox, schedule: Schedule, *, a_core_each: bool, clock: Clock = _CLOCK
+    ) -> None:
         self.inbox = inbox
         self.schedule = schedule
         self.looking_ns = 0
         self.a_core_each = a_core_each
+        self.clock = clock
         self._waits_are_short = False
 
     def read(self) -> array[int]:
@@ -48,10 +69,10 @@ class InboxReader:
         if self.inbox.is_ready():
             self._waits_are_short = True
             return self.inbox.read()
-        began, used = time.perf_counter_ns(), time.process_time_ns()
+        began, used = self.clock.now_ns(), self.clock.used_ns()
         words = self.inbox.read(_LOOK_NS if self.may_look() else 0)
-        self.looking_ns += time.process_time_ns() - used
-        self._waits_are_short = time.perf_counter_ns() - began < _SHORT_NS
+        self.looking_ns += self.clock.used_ns() - used
+        self._waits_are_short = self.clock.now_ns() - began < _SHORT_NS
         return words
 
     def may_look(self) -> bool:
