@@ -298,16 +298,26 @@ def test_games_go_on_with_what_is_missing(tmp_path: Path) -> None:
     assert "</svg>" in (tmp_path / "games.svg").read_text()
 
 
-def test_learning_goes_on_with_what_is_missing(tmp_path: Path) -> None:
+def test_learning_goes_on_with_what_is_missing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each contender has a process of its own, which is this one here."""
+
+    def run_here(command: list[str], **_: Any) -> subprocess.CompletedProcess[str]:
+        given = learning.parse(command[2:])
+        learning.run(given, learning.options_of(given), tmp_path / f"{given.alone}-seed0.csv")
+        return subprocess.CompletedProcess(command, 0)
+
+    monkeypatch.setattr(subprocess, "run", run_here)
     known = "elapsed_s,steps,episodes,return_mean\n60.0,32,99,-19.0\n120.0,64,100,-19.5\n"
     (tmp_path / "hts-seed0.csv").write_text(known)
-    flags = "--contenders hts multi-sync --num-envs 2 --sync-interval 16 --total-frames 64"
+    flags = "--contenders hts multi-sync --num-envs 1 --sync-interval 16 --total-frames 32"
     flags += " --reach -20 18 --decay-frames 640"
     printed = run("learning.py", *flags.split(), "--output-dir", str(tmp_path))
     assert "| HTSCollector, lag 1 | 2.0 | 1 | -19.50 | -19.50 | 2.0 (64) | never |" in printed
     assert (tmp_path / "hts-seed0.csv").read_text() == known
     rows = (tmp_path / "multi-sync-seed0.csv").read_text().splitlines()
-    assert [row.split(",")[1] for row in rows] == ["steps", "32", "64"]
+    assert [row.split(",")[1] for row in rows] == ["steps", "16", "32"]
     assert "</svg>" in (tmp_path / "learning.svg").read_text()
 
 

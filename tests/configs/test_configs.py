@@ -117,8 +117,13 @@ def experiment(*overrides: str) -> DictConfig:
         return compose("experiment", overrides=["collector=hts", *overrides])
 
 
+# So that nothing is timed to find out how many there should be.
+WORKERS = {"num_executors": 1, "num_actors": 1}
+
+
 def configured_trainer(*overrides: str) -> Trainer:
-    return instantiate(experiment(f"collector.num_envs={NUM_ENVS}", *overrides).trainer)
+    workers = [f"collector.{name}={count}" for name, count in WORKERS.items()]
+    return instantiate(experiment(f"collector.num_envs={NUM_ENVS}", *workers, *overrides).trainer)
 
 
 def trainer_by_hand(lag: int) -> Trainer:
@@ -130,6 +135,7 @@ def trainer_by_hand(lag: int) -> Trainer:
         frames_per_batch=FRAMES,
         total_frames=FRAMES * ROUNDS,
         lag=lag,
+        **WORKERS,
     )
     trainer = PPOTrainer(
         collector=collector,
@@ -253,6 +259,7 @@ def test_torchrls_recipe_as_it_is(tmp_path: Path) -> None:
     arguments = [
         *("collector=hts", "+hook=delayed_gradient", "trainer.hooks=[${hook}]"),
         *("collector.frames_per_batch=64", "replay_buffer.batch_size=32"),
+        *("collector.num_executors=1", "collector.num_actors=1"),
         *("collector.total_frames=192", "trainer.total_frames=192", "trainer.progress_bar=false"),
         # Its keys for a logger don't fit the one that it chooses.
         *("logger=wandb", "trainer.logger=null"),

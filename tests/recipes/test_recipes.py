@@ -31,7 +31,7 @@ pytestmark = pytest.mark.usefixtures("nothing_left")
 
 LONG = f"{CARTPOLE} --total-frames 10000 --log-interval 300 --eval-interval 1000"
 PONG = "ppo_atari.py --num-envs 2 --sync-interval 16 --minibatch-size 16 --epochs 1"
-PONG += " --total-frames 800 --log-interval 64 --eval-interval 0"
+PONG += " --total-frames 480 --log-interval 64 --eval-interval 0"
 
 
 def test_ppo_leaves_what_it_has_done(tmp_path: Path) -> None:
@@ -57,8 +57,8 @@ def test_a_bar_that_is_missed(tmp_path: Path) -> None:
 def test_a_game_with_all_options(tmp_path: Path, recipe: str) -> None:
     flags = "--num-envs 2 --sync-interval 16 --total-frames 64 --log-interval 32 --lag 2"
     flags += " --env-id ALE/Breakout-v5 --terminal-on-life-loss --sticky-actions --eval-sampled"
-    flags += " --eval-interval 64 --eval-episodes 2 --record-video --num-actors 2"
-    flags += " --checkpoint-interval 32 --eval-max-steps 100"
+    flags += " --eval-interval 64 --eval-episodes 1 --record-video --num-actors 2"
+    flags += " --checkpoint-interval 32 --eval-max-steps 30"
     whole = tmp_path / "whole"
     run(f"{recipe} {flags}", "--output-dir", str(whole))
     assert [row["step"] for row in rows(whole / "metrics.csv")] == ["32", "64"]
@@ -69,7 +69,7 @@ def test_a_game_with_all_options(tmp_path: Path, recipe: str) -> None:
     assert all(torch.equal(best["policy"][name], policy[name]) for name in policy)
     assert b"ftyp" in (whole / "best.mp4").read_bytes()[:64]
     (evaluation,) = rows(whole / "evaluations.csv")
-    assert 0 < float(evaluation["evaluation/length_mean"]) <= 100
+    assert 0 < float(evaluation["evaluation/length_mean"]) <= 30
 
     resumed = shutil.copytree(whole, tmp_path / "resumed")
     max((resumed / "checkpoints").iterdir()).unlink()
@@ -125,8 +125,8 @@ def warm_recipes() -> Iterator[Callable[[str], WarmRecipe]]:
 
 @pytest.mark.timeout(1200)  # up to ten starts, on a machine that may be busy
 @pytest.mark.parametrize(
-    ("arguments", "interval", "seed"),
-    [(LONG, "64", 0), (LONG, "64", 1), (LONG, "64", 2), (LONG, "64", 3), (PONG, "32", 4)],
+    ("arguments", "interval", "kills", "seed"),
+    [*((LONG, "64", 5, seed) for seed in range(4)), (PONG, "32", 3, 4)],
     ids=["cartpole 0", "cartpole 1", "cartpole 2", "cartpole 3", "pong"],
 )
 def test_i7_a_run_killed_at_any_moment_goes_on_bit_for_bit(
@@ -135,10 +135,10 @@ def test_i7_a_run_killed_at_any_moment_goes_on_bit_for_bit(
     warm_recipes: Callable[[str], WarmRecipe],
     arguments: str,
     interval: str,
+    kills: int,
     seed: int,
 ) -> None:
-    """Five kills for each seed: 20 of CartPole, 5 of Pong."""
-    kills = 5
+    """In all 20 kills of CartPole, and 3 of Pong."""
     moments = random.Random(seed)
     survived, runs = 0, 0
     recipe, *flags = arguments.split()
