@@ -140,7 +140,7 @@ def test_blocks_do_not_nest():
 
 @pytest.mark.parametrize(
     ("lag", "error"),
-    [(-1, ValueError), (1.0, TypeError), ("1", TypeError), (True, TypeError)],
+    [(-1, ValueError), (1.5, TypeError), ("1", TypeError), (True, TypeError)],
 )
 def test_lag_must_be_a_count(lag, error):
     with pytest.raises(error, match="lag must be"):

@@ -96,6 +96,11 @@ def hook_of(trainer: Trainer, name: str = "delayed_gradient") -> Any:
     return trainer._modules[name]
 
 
+def logged(trainer: Trainer) -> dict[str, list[Any]]:
+    """All that a trainer has logged, by name."""
+    return dict(trainer._log_dict)
+
+
 def has_hook(trainer: Trainer, name: str) -> bool:
     """Whether a trainer was given a hook under a name."""
     return name in trainer._modules

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from environments import generous_cartpole
+from probe import logged
 from ranks import run_ranks
 from tensordict.nn import TensorDictModule
 from torch import nn
@@ -91,7 +92,7 @@ def make_trainer(kind: str, world: World, file: Path | None) -> Trainer:
 def result(trainer: Trainer) -> dict[str, Any]:
     return {
         "parameters": digest(trainer.loss_module.parameters()),
-        "log": {key: [float(item) for item in items] for key, items in trainer._log_dict.items()},
+        "log": {key: [float(item) for item in items] for key, items in logged(trainer).items()},
         "frames": trainer.collected_frames,
         "sent": trainer.logger.scalars if trainer.logger else None,
     }
