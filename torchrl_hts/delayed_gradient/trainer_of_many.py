@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from types import SimpleNamespace
 from typing import Any, Protocol
 
+import numpy as np
 import torch
 from tensordict import TensorDict, TensorDictBase
 from torch import Tensor, nn
@@ -214,8 +215,9 @@ class TrainerOfMany:
         number = self._world.rank * self._world.parts_per_rank + index
         round_ = int(part["policy_version"].flatten()[0])
         words = (self._trainer.collector.seed, round_, *at, number)
+        (seed,) = np.random.SeedSequence(words).generate_state(1, np.uint64)
         with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(hash(words) & (2**63 - 1))
+            torch.manual_seed(int(seed >> 1))
             for op, kwargs in ops:
                 out = op(part, **kwargs)
                 part = out if isinstance(out, TensorDictBase) else part
