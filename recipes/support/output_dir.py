@@ -12,7 +12,7 @@ from support.errors import RecipeError
 from support.launch import is_own, own_run
 from support.options import RunOptions, refuse_old_run
 
-__all__ = ["claim_output_dir", "find_output_dir"]
+__all__ = ["claim_output_dir", "find_output_dir", "refuse_busy"]
 
 
 def find_output_dir(recipe: str, options: RunOptions) -> tuple[Path, bool]:
@@ -34,6 +34,17 @@ def find_output_dir(recipe: str, options: RunOptions) -> tuple[Path, bool]:
     return runs / f"{name}-{datetime.now():%Y%m%d-%H%M%S}-{os.getpid()}", False
 
 
+def refuse_busy(directory: Path) -> None:
+    """Raise RecipeError if another run is at work in a directory, which need not exist."""
+    try:
+        with (directory / ".lock").open() as lock:
+            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)  # shared: learners ask at once
+    except BlockingIOError:
+        raise _busy(directory) from None
+    except OSError:  # no lock yet, or whoever claims the directory says what is wrong
+        return
+
+
 def claim_output_dir(directory: Path, *, holds_own_run: bool) -> TextIO:
     """Make the directory, and keep other runs out of it until what is returned is closed.
 
@@ -51,9 +62,7 @@ def claim_output_dir(directory: Path, *, holds_own_run: bool) -> TextIO:
             refuse_old_run(directory)  # one that has ended since the options were read
     except BlockingIOError:
         lock.close()
-        raise RecipeError(
-            f"another run is at work in {directory}: wait for its end, or give another --output-dir"
-        ) from None
+        raise _busy(directory) from None
     except OSError as error:
         lock.close()
         raise _not_writable(directory, error) from error
@@ -61,6 +70,12 @@ def claim_output_dir(directory: Path, *, holds_own_run: bool) -> TextIO:
         lock.close()
         raise
     return lock
+
+
+def _busy(directory: Path) -> RecipeError:
+    return RecipeError(
+        f"another run is at work in {directory}: wait for its end, or give another --output-dir"
+    )
 
 
 def _not_writable(directory: Path, error: OSError) -> RecipeError:

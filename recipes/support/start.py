@@ -18,6 +18,7 @@ from typing import NoReturn, TypeVar
 from support.errors import RecipeError, what_users_can_mend
 from support.launch import is_first, is_first_here
 from support.options import Options, parse_options
+from support.output_dir import refuse_busy
 
 __all__ = ["announce", "begin", "parse_or_exit"]
 
@@ -38,7 +39,7 @@ def begin(options_class: type[Options], description: str | None) -> Options:
     Raises:
         SystemExit: if options are wrong, or only help was asked for.
     """
-    options = parse_or_exit(lambda: parse_options(options_class, description))
+    options = parse_or_exit(lambda: _checked(parse_options(options_class, description)))
     if options.resume is not None:
         announce(f"going on with the run in {options.resume}{_progress(options.resume)}")
     announce("importing torch and torchrl, here and in the workers' servers")
@@ -54,6 +55,14 @@ def begin(options_class: type[Options], description: str | None) -> Options:
         options.check_task()
     except what_users_can_mend() as error:
         _exit_with(error)
+    return options
+
+
+def _checked(options: Options) -> Options:
+    """The options, if no other run is at work where they say; it would be told much later."""
+    directory = options.resume or options.output_dir
+    if directory is not None:
+        refuse_busy(directory)
     return options
 
 

@@ -18,6 +18,7 @@ from policies import categorical
 from processes import needs_linux, processes_below, wait_until_gone
 from recipe_runs import CARTPOLE, run, start
 from script_paths import RECIPES, ROOT
+from support.output_dir import claim_output_dir
 
 from torchrl_hts import HTSCollector
 
@@ -73,6 +74,19 @@ def test_wrong_options_are_told_before_torch_is_imported(
 ) -> None:
     said, names = loaded("ppo_cartpole.py", *flags, code=code)
     assert message in said
+    assert not names
+
+
+@pytest.mark.parametrize("resumes", [False, True])
+def test_a_directory_where_a_run_is_at_work_is_told_before_torch_is_imported(
+    resumes: bool, tmp_path: Path
+) -> None:
+    if resumes:
+        run(f"{CARTPOLE} --total-frames 64 --eval-interval 0", "--output-dir", str(tmp_path))
+    flags = ["--resume" if resumes else "--output-dir", str(tmp_path)]
+    with claim_output_dir(tmp_path, holds_own_run=resumes):
+        said, names = loaded("ppo_cartpole.py", *flags, code=1)
+    assert f"error: another run is at work in {tmp_path}: wait for its end" in said
     assert not names
 
 
