@@ -16,7 +16,7 @@ from environments import EchoEnv
 from gymnasium import wrappers
 from policies import categorical
 from torchrl.data import Unbounded
-from torchrl.envs import Compose, GymEnv, StepCounter, TransformedEnv
+from torchrl.envs import Compose, GymEnv, SerialEnv, StepCounter, TransformedEnv
 from torchrl_environments import Spoken
 
 S = gym.spaces
@@ -97,9 +97,11 @@ class TestEnvironments:
         gather(eval(line, {"functools": functools, "gymnasium": gym}), categorical(num_actions=2))
 
     def test_a_batch_of_environments(self) -> None:
-        message = refusal(partial(GymEnv, "CartPole-v1", num_envs=2))
-        assert "give one factory per single environment" in message
-        gather(partial(Spoken, "none", "text"))
+        batch = partial(GymEnv, "CartPole-v1", num_envs=2, categorical_action_encoding=True)
+        policy = categorical(4, num_actions=2)
+        message = refusal(lambda: SerialEnv(3, batch), policy)
+        assert "give several batches as entries of their own" in message
+        assert gather(batch, policy, copies=3).shape[0] == 3 * 2
 
     def test_steps_that_are_counted_already(self) -> None:
         def make() -> Any:
