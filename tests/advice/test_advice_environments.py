@@ -16,8 +16,8 @@ from environments import EchoEnv
 from gymnasium import wrappers
 from policies import categorical
 from torchrl.data import Unbounded
-from torchrl.envs import Compose, GymEnv, SerialEnv, StepCounter, TransformedEnv
-from torchrl_environments import Spoken
+from torchrl.envs import Compose, GymEnv, StepCounter, TransformedEnv
+from torchrl_environments import Spoken, Square
 
 S = gym.spaces
 pytestmark = pytest.mark.usefixtures("warm_servers")
@@ -99,7 +99,8 @@ class TestEnvironments:
     def test_a_batch_of_environments(self) -> None:
         batch = partial(GymEnv, "CartPole-v1", num_envs=2, categorical_action_encoding=True)
         policy = categorical(4, num_actions=2)
-        message = refusal(lambda: SerialEnv(3, batch), policy)
+
+        message = refusal(Square, policy)
         assert "give several batches as entries of their own" in message
         assert gather(batch, policy, copies=3).shape[0] == 3 * 2
 
