@@ -26,7 +26,7 @@ _REWARDS = (
 )
 
 _REWARD = re.compile(r"_*re[tw]")  # return_rms, ret_rms, reward_statistics
-# As torch and Welford's method name them.
+# Usual names: gymnasium's, torch's, and those of Welford's method.
 _MEANS = {"mean", "mu", "running_mean"}
 _VARIANCES = {"M2", "S", "m2", "running_std", "running_var", "s", "sigma", "std", "var", "variance"}
 _COUNTS = {"count", "k", "n", "num", "num_batches_tracked", "num_samples", "steps", "t"}
@@ -73,7 +73,7 @@ def _statistics(wrapper: gym.Wrapper[Any, Any, Any, Any]) -> tuple[list[Any], li
 
 
 def _counts_moments(value: Any) -> bool:
-    """Whether it has a mean, a variance and a count, whatever they are called."""
+    """Whether it has a mean, a variance and a count, each by one of the usual names."""
     names = getattr(value, "__dict__", {}).keys()
     names = {name.lstrip("_") for name in names}
     return bool(names & _MEANS and names & _VARIANCES and names & _COUNTS)

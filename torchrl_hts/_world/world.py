@@ -83,7 +83,8 @@ class World:
         is_first: whether this one is rank 0: the one that prints, logs and evaluates.
 
     Raises:
-        ValueError: if shards and learners don't fit each other.
+        TypeError: if a number is of another kind.
+        ValueError: if one is too small, or shards and learners don't fit each other.
         WorldError: if the ranks don't agree, or their sums are not the same twice.
 
     Example:
