@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any, Protocol
 
 import torch
-from _loops import make_ale_loop, make_envpool_loop, make_gymnasium_loop
+from _loops import make_ale_loop, make_envpool_loop, make_gymnasium_loop, make_vector_loop
 from _workloads import (
     CORES,
     TRAININGS,
@@ -203,7 +203,7 @@ def _hts(
     timeline_events: int = 0,
 ) -> Any:
     return HTSCollector(
-        workload.factories(num_envs),
+        workload.units(num_envs),
         policy_of(agent, training),
         **_sizes(training, num_envs),
         lag=lag,
@@ -296,6 +296,7 @@ CONTENDERS = {
     "loop-gymnasium": Contender(make_gymnasium_loop),
     "loop-ale": Contender(make_ale_loop),
     "loop-envpool": Contender(make_envpool_loop),
+    "loop-vector": Contender(make_vector_loop),
 }
 DEFAULT_CONTENDERS = ["hts", "serial", "parallel", "multi-sync", "multi-async", "async-batched"]
 NAMES = [*CONTENDERS, "sb3", SAMPLE_FACTORY]

@@ -8,12 +8,15 @@ from typing import Any, Literal
 
 import gymnasium as gym
 import numpy as np
+from gymnasium.vector import AutoresetMode, VectorEnv
+from gymnasium.vector.utils import batch_space
 
 __all__ = [
     "OBSERVATION_SIZE",
     "SLEEP_MEAN_S",
     "STRAGGLER_FACTOR",
     "VARIATIONS",
+    "CostlessBatch",
     "CostlessEnv",
     "RecordedEnv",
     "SleepEnv",
@@ -61,6 +64,42 @@ class CostlessEnv(gym.Env[Observation, int]):
         """One step that costs nothing."""
         self._step += 1
         return self._observation, 1.0, False, self._step == EPISODE_STEPS, {}
+
+
+class CostlessBatch(VectorEnv[Any, Any, Any]):
+    """The same environments as one batch of arrays.
+
+    Args:
+        num_envs: k.
+    """
+
+    metadata: dict[str, Any] = {"autoreset_mode": AutoresetMode.SAME_STEP}  # noqa: RUF012
+
+    def __init__(self, num_envs: int) -> None:
+        self.num_envs = num_envs
+        self.single_observation_space = CostlessEnv.observation_space
+        self.single_action_space = CostlessEnv.action_space
+        self.observation_space = batch_space(self.single_observation_space, num_envs)
+        self.action_space = batch_space(self.single_action_space, num_envs)
+        self._observations = np.zeros((num_envs, OBSERVATION_SIZE), np.float32)
+        self._rewards = np.ones(num_envs, np.float32)
+        self._never = np.zeros(num_envs, bool)
+        self._steps = np.zeros(num_envs, np.int64)
+
+    def reset(self, *, seed: Any = None, options: Any = None) -> Any:
+        """Starts an episode in each."""
+        self._steps[:] = 0
+        return self._observations, {}
+
+    def step(self, actions: Any) -> Any:
+        """One step of each that costs nothing."""
+        self._steps += 1
+        ended = self._steps == EPISODE_STEPS
+        infos = {}
+        if ended.any():
+            self._steps[ended] = 0
+            infos["final_obs"] = self._observations
+        return self._observations, self._rewards, self._never, ended, infos
 
 
 class SleepEnv(CostlessEnv):

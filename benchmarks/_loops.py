@@ -1,7 +1,8 @@
 """Plain synchronous loops over vector environments: one forward pass, then one step of all.
 
 The environments are gymnasium's AsyncVectorEnv (a process each), ale_py's AtariVectorEnv and
-EnvPool (threads in C++). Where an episode has ended the next step resets it, and counts as a step.
+EnvPool (threads in C++), or the batch that a workload makes. Where an episode has ended the next
+step resets it, and counts as a step.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from support.ppo import PPO
 from tensordict import TensorDict, TensorDictBase
 from torch import Tensor
 
-__all__ = ["make_ale_loop", "make_envpool_loop", "make_gymnasium_loop"]
+__all__ = ["make_ale_loop", "make_envpool_loop", "make_gymnasium_loop", "make_vector_loop"]
 
 
 class Loop:
@@ -134,3 +135,14 @@ def make_envpool_loop(workload: Workload, training: Training, num_envs: int, age
     env_id = workload.env_id.removeprefix("ALE/")
     envs = envpool.make_gymnasium(env_id, num_envs=num_envs, num_threads=CORES, seed=0)
     return Loop(envs, agent, training)
+
+
+def make_vector_loop(workload: Workload, training: Training, num_envs: int, agent: Agent) -> Loop:
+    """Over a single batch of all, of the kind that HTSCollector is given several of.
+
+    Raises:
+        ValueError: if nothing makes a batch of such environments.
+    """
+    if workload.make_batch is None:
+        raise ValueError("nothing makes a batch of such environments")
+    return Loop(workload.make_batch(num_envs), agent, training)

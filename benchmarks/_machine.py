@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import importlib.metadata
 import os
 import platform
@@ -10,6 +11,8 @@ import time
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
+
+import torch
 
 # Of what is measured, where it is installed.
 PACKAGES = ("torch", "torchrl", "tensordict", "gymnasium", "numpy", "ale-py", "gfootball")
@@ -23,6 +26,40 @@ def versions() -> dict[str, str]:
         with suppress(importlib.metadata.PackageNotFoundError):
             found[name] = importlib.metadata.version(name)
     return found
+
+
+# Of vector instructions, what decides on the kernels of linear algebra; and what overrides that.
+INSTRUCTIONS = ("avx2", "fma", "avx512f", "avx512_vnni", "avx512_bf16", "amx_tile")
+OVERRIDES = ("OPENBLAS_CORETYPE", "ATEN_CPU_CAPABILITY", "ONEDNN_MAX_CPU_ISA")
+OVERRIDES += ("MKL_ENABLE_INSTRUCTIONS",)
+
+
+def kernels() -> dict[str, str]:
+    """Which vector instructions there are, and which kernels torch and numpy's BLAS have chosen."""
+    flags: set[str] = set()
+    for line in Path("/proc/cpuinfo").read_text().splitlines():
+        if line.startswith(("flags", "Features")):
+            flags = set(line.partition(":")[2].split())
+            break
+    found = {
+        "vector_instructions": " ".join(name for name in INSTRUCTIONS if name in flags) or "none",
+        "torch_kernels": torch.backends.cpu.get_cpu_capability(),
+        "numpy_blas_kernels": _openblas_core() or "unknown",
+    }
+    overrides = [f"{name}={os.environ[name]}" for name in OVERRIDES if name in os.environ]
+    return {**found, "kernel_overrides": " ".join(overrides)} if overrides else found
+
+
+def _openblas_core() -> str | None:
+    """What the OpenBLAS that numpy has loaded calls the kernels that it runs."""
+    lines = Path("/proc/self/maps").read_text().splitlines()
+    for path in sorted({line.split()[-1] for line in lines if "openblas" in line}):
+        library = ctypes.CDLL(path)
+        for name in ("scipy_openblas_get_corename64_", "openblas_get_corename64_"):
+            if (ask := getattr(library, name, None)) is not None:
+                ask.restype = ctypes.c_char_p
+                return str(ask().decode())
+    return None
 
 
 def commit() -> str | None:
@@ -55,6 +92,7 @@ def machine() -> dict[str, Any]:
     models = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
     return {
         "cpu": models[0] if models else platform.processor(),
+        **kernels(),
         "cores": len(os.sched_getaffinity(0)),
         "memory_gib": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30, 1),
         "load_average": os.getloadavg(),

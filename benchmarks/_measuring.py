@@ -84,7 +84,8 @@ def measure_parts(
             times.append(time.perf_counter() - called)
         return statistics.median(times)
 
-    envs = [make_env() for make_env in tested.factories(-(-num_envs // CORES))]
+    units = -(-num_envs // (CORES * tested.batch))  # of one core
+    envs = [make_env() for make_env in tested.units(units * tested.batch)]
     for index, env in enumerate(envs):
         env.reset(seed=index)
         env.action_space.seed(index)
@@ -93,14 +94,14 @@ def measure_parts(
         for _ in range(turns):
             for env in envs:
                 _, _, terminated, truncated, _ = env.step(env.action_space.sample())
-                if terminated or truncated:
+                if tested.batch == 1 and (terminated or truncated):  # a batch begins itself
                     env.reset()
 
     step_in_turns(warm_up * trained.sync_interval)
     stepped, began = 0, time.perf_counter()
     while not stepped or time.perf_counter() - began < seconds:
         step_in_turns(1)
-        stepped += len(envs)
+        stepped += len(envs) * tested.batch
     emulator_s = (time.perf_counter() - began) / stepped
 
     collector = Collector(

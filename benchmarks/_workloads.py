@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -15,6 +16,7 @@ from _environments import (
     SLEEP_MEAN_S,
     STRAGGLER_FACTOR,
     VARIATIONS,
+    CostlessBatch,
     CostlessEnv,
     SleepEnv,
     StepTimes,
@@ -32,7 +34,7 @@ from torchrl.objectives import A2CLoss
 from torchrl.objectives.value import GAE
 
 from torchrl_hts import DelayedGradient
-from torchrl_hts.envs import make_atari, make_football
+from torchrl_hts.envs import make_atari, make_atari_batch, make_football
 
 CORES = len(os.sched_getaffinity(0))
 
@@ -50,6 +52,9 @@ class Workload:
             in which no environment ever waits, is their number over it.
         variation: the standard deviation of a step's time over its mean, where it is known and the
             same for all.
+        make_batch: makes so many of them as one gymnasium ``VectorEnv``; None where nobody does.
+        batch: how many of them HTSCollector steps as one; the others step them one by one, but for
+            loop-vector, which has a single batch of all.
     """
 
     description: str
@@ -58,6 +63,21 @@ class Workload:
     env_id: str | None = None
     slowest_step_s: float | None = None
     variation: float | None = None
+    make_batch: Callable[[int], gym.vector.VectorEnv[Any, Any, Any]] | None = None
+    batch: int = 1
+
+    def units(self, num_envs: int) -> list[Callable[[], Any]]:
+        """What HTSCollector is given: factories of single environments, or of batches.
+
+        Raises:
+            ValueError: if they don't come out even.
+        """
+        if self.batch == 1:
+            return self.factories(num_envs)
+        if num_envs % self.batch:
+            raise ValueError(f"{num_envs} environments are no batches of {self.batch}")
+        assert self.make_batch is not None
+        return [partial(self.make_batch, self.batch)] * (num_envs // self.batch)
 
 
 # No lambdas: some collectors send a workload to their processes.
@@ -85,18 +105,32 @@ def _sleeping(times: StepTimes, description: str) -> Workload:
 
 
 def _alike(
-    description: str, make_env: Callable[[], gym.Env[Any, Any]], env_id: str | None = None
+    description: str,
+    make_env: Callable[[], gym.Env[Any, Any]],
+    env_id: str | None = None,
+    make_batch: Callable[[int], gym.vector.VectorEnv[Any, Any, Any]] | None = None,
 ) -> Workload:
-    return Workload(description, partial(_copies, make_env), env_id=env_id)
+    make_batch = make_batch or partial(_sync, make_env)
+    return Workload(description, partial(_copies, make_env), env_id=env_id, make_batch=make_batch)
+
+
+def _sync(
+    make_env: Callable[[], gym.Env[Any, Any]], num_envs: int
+) -> gym.vector.VectorEnv[Any, Any, Any]:
+    return gym.vector.SyncVectorEnv(
+        [make_env] * num_envs, autoreset_mode=gym.vector.AutoresetMode.SAME_STEP
+    )
 
 
 def _game(env_id: str) -> Workload:
     description = f"{env_id}, 84x84 grey uint8, a stack of 4"
-    return _alike(description, partial(make_atari, env_id), env_id)
+    return _alike(
+        description, partial(make_atari, env_id), env_id, partial(make_atari_batch, env_id)
+    )
 
 
 WORKLOADS = {
-    "costless": _alike("an environment that costs nothing", CostlessEnv),
+    "costless": _alike("an environment that costs nothing", CostlessEnv, make_batch=CostlessBatch),
     "cartpole": _alike("CartPole-v1", partial(gym.make, "CartPole-v1"), "CartPole-v1"),
     "sleep": _sleeping("exponential", "exponential with a mean of 10 ms"),
     "sleep-constant": _sleeping("constant", "always 10 ms"),
@@ -118,11 +152,19 @@ def _football(scenario: str, engine: Any) -> Workload:
 def find_workload(name: str) -> Workload:
     """A workload by its name; any game of ALE by its id, of football as ``ENGINE/SCENARIO``.
 
+    ``64xcostless`` is the workload ``costless`` in batches of 64.
+
     Raises:
         ValueError: if there is none of that name.
     """
     if name in WORKLOADS:
         return WORKLOADS[name]
+    if batched := re.fullmatch(r"([1-9]\d*)x(.+)", name):
+        one = find_workload(batched[2])
+        if one.make_batch is None:
+            raise ValueError(f"{name!r}: nothing makes a batch of {one.description}")
+        size = int(batched[1])
+        return replace(one, description=f"{one.description}, batches of {size}", batch=size)
     kind, _, scenario = name.partition("/")
     if kind == "ALE":
         return _game(name)
@@ -130,7 +172,7 @@ def find_workload(name: str) -> Workload:
         return _football(scenario, kind)
     raise ValueError(
         f"{name!r} is none of {', '.join(WORKLOADS)}, nor the id of a game of ALE, nor football's, "
-        "such as gfootball/academy_3_vs_1_with_keeper"
+        "such as gfootball/academy_3_vs_1_with_keeper; batches of 64 are 64x and one of these"
     )
 
 

@@ -26,7 +26,7 @@ from torchrl_hts.bench.__main__ import main
 from torchrl_hts.bench.forecast import Costs, Setting, forecast, recommend
 from torchrl_hts.bench.measuring import default_policy, measure_environment, measure_learning
 from torchrl_hts.bench.other_load import busy_share, cores_used_by_others
-from torchrl_hts.bench.report import Tried, recommendation, warnings_text
+from torchrl_hts.bench.report import Tried, batches_text, recommendation, warnings_text
 from torchrl_hts.theory import timetable
 
 SLEEPS = Costs(
@@ -163,6 +163,38 @@ def test_the_users_own(capsys: pytest.CaptureFixture[str]) -> None:
     assert max(map(len, rest)) <= 110
 
 
+def make_batch() -> gym.vector.VectorEnv:
+    return gym.vector.SyncVectorEnv([EchoEnv] * 3)
+
+
+def test_batches_that_step_as_one(capsys: pytest.CaptureFixture[str]) -> None:
+    flags = "--seconds 0.1 --num-envs 1 2 --alpha 5 --lag 1 --actors 1"
+    named = "--env-id test_bench:make_batch --policy test_bench:make_echo_policy"
+    assert main([*flags.split(), *named.split()]) == 0
+    printed = capsys.readouterr()
+    first, *rest = printed.out.splitlines()
+    assert re.match(r"Take (1 batch|2 batches) of 3, alpha 5, lag 1, 1 actor: ", first)
+    told = "\n".join(rest)
+    assert re.search(
+        r"HTSCollector\(\[make_batch\] \* ([12]), policy,\n *frames_per_batch=\1 \* 3 ", told
+    )
+    assert "which 3 environments share." in told
+    assert re.search(r"policy +3 rows .*, 6 rows ", told)
+    assert "the batch of 3 environments at random" in printed.err
+
+
+@pytest.mark.parametrize(("own_s", "said"), [(1e-3, "would pay"), (1e-4, "would hardly pay")])
+def test_whether_batches_would_pay_is_said(own_s: float, said: str) -> None:
+    """They share the executor's own part: half of what a step costs, or a tenth."""
+    assert said in batches_text(replace(COMPUTES, executor_cpu_s=own_s))
+
+
+def test_a_batch_makes_the_steps_of_all_its_environments() -> None:
+    alone = forecast(COMPUTES, Setting(4, 20))
+    found = forecast(replace(COMPUTES, batch=8), Setting(4, 20))
+    assert found.steps_per_second == 8 * alone.steps_per_second
+
+
 def test_the_recommended_code_is_the_recommended_setting() -> None:
     best = forecast(SLEEPS, Setting(16, 20, 1, 2))
     code = recommendation(best, 3, None).split("\n\n")[1]
@@ -231,7 +263,7 @@ def make_echo_policy() -> torch.nn.Module:
         ("--env-id no_such_module:make", "No module named 'no_such_module'"),
         ("--env-id environments:no_such_function", "no attribute 'no_such_function'"),
         ("--env-id environments:DictEnv", "--policy module:function"),
-        ("--env-id environments:wrapped_in_disguise", "only single gymnasium environments"),
+        ("--env-id environments:wrapped_in_disguise", "only gymnasium environments, and batches"),
         ("--env-id CartPole-v1 --policy make_policy", "expected module:function"),
         ("--env-id CartPole-v1 --policy policies:no_such_function", "no attribute"),
         ("--env-id CartPole-v1 --policy environments:EchoEnv", "gave no policy"),

@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 from functools import partial
+from itertools import islice
 from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
@@ -35,7 +36,8 @@ import learning
 import throughput
 from _contenders import CONTENDERS, add_barrier, serial
 from _environments import VARIATIONS, SleepEnv
-from _loops import make_gymnasium_loop
+from _loops import make_gymnasium_loop, make_vector_loop
+from _machine import INSTRUCTIONS, machine
 from _report import draw_variation
 from _workloads import CORES, TRAININGS, WORKLOADS, find_workload, make_agent, policy_of
 from matplotlib.figure import Figure
@@ -210,11 +212,53 @@ def test_speed_is_drawn_against_the_variation_of_step_times(
     assert [*zip(*hts.get_data(), strict=True)] == [(0.0, 180.0), (1.0, 150.0)]
 
 
-@pytest.mark.parametrize("name", [*WORKLOADS, "ALE/Breakout-v5"])
+@pytest.mark.parametrize("name", [*WORKLOADS, "ALE/Breakout-v5", "3xcostless"])
 def test_workloads_can_be_sent_to_processes(name: str) -> None:
     sent = pickle.loads(pickle.dumps(find_workload(name)))
     assert len(sent.factories(3)) == 3
     assert sent.slowest_step_s == find_workload(name).slowest_step_s
+
+
+@pytest.mark.parametrize("name", ["3xcostless", "3xcartpole", "3xpong"])
+def test_batches_are_of_the_same_environments(name: str) -> None:
+    work = find_workload(name)
+    one, batch = work.factories(1)[0](), work.units(6)[1]()
+    assert len(work.units(6)) == 2
+    assert batch.num_envs == 3
+    assert batch.single_observation_space == one.observation_space
+    assert batch.single_action_space == one.action_space
+    batch.close()
+    with pytest.raises(ValueError, match="4 environments are no batches of 3"):
+        work.units(4)
+
+
+def test_a_batch_that_costs_nothing_is_one_of_those_that_do() -> None:
+    """With the ends of episodes where they are one by one."""
+    work, how = find_workload("2xcostless"), TRAININGS["collect"]
+    one = find_workload("costless")
+    batches = []
+    for each in (work, one):
+        with CONTENDERS["hts"].make(each, how, 2, make_agent(each)) as collector:
+            batches.append(torch.cat([batch.clone() for batch in islice(collector, 60)], 1))
+    assert batches[0]["next", "done"].sum() == 2
+    assert (batches[0] == batches[1]).all()
+
+
+def test_a_loop_over_one_batch_of_all() -> None:
+    work, how = find_workload("2xcostless"), TRAININGS["a2c5"]
+    batch = next(iter(make_vector_loop(work, how, 6, make_agent(work))))
+    assert batch.shape == (6, 5)
+    with pytest.raises(
+        ValueError, match="nothing makes a batch of an environment that only sleeps"
+    ):
+        find_workload("4xsleep")
+
+
+def test_the_machine_says_which_kernels_run() -> None:
+    found = machine()
+    assert found["torch_kernels"] == torch.backends.cpu.get_cpu_capability()
+    assert set(found["vector_instructions"].split()) <= {*INSTRUCTIONS, "none"}
+    assert found["numpy_blas_kernels"]
 
 
 def test_with_a_barrier_everybody_waits_for_the_slowest(tmp_path: Path) -> None:

@@ -2,9 +2,11 @@
 
     python -m torchrl_hts.bench --env-id CartPole-v1
     python -m torchrl_hts.bench --env-id my_module:make_env --policy my_module:make_policy
+    python -m torchrl_hts.bench --env-id my_module:make_batch --num-envs 2 4 16
 
 measures the parts alone, forecasts steps per second for a grid of settings (``forecast.py``), names
-one of them, and tries it out. What it recommends comes first, then the tables.
+one of them, and tries it out. What it recommends comes first, then the tables. Where the function
+makes a gymnasium VectorEnv, --num-envs counts batches.
 """
 
 from __future__ import annotations
@@ -17,7 +19,7 @@ import argparse
 import importlib
 import signal
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from math import ceil
 from typing import Any
@@ -34,6 +36,7 @@ from torchrl_hts._rounds.exchange import MAX_ENVS
 from torchrl_hts.bench.command_line import count, positive
 from torchrl_hts.bench.forecast import Costs, Forecast, Setting, forecast, recommend
 from torchrl_hts.bench.measuring import (
+    MakeEnv,
     default_policy,
     measure_environment,
     measure_learning,
@@ -44,6 +47,7 @@ from torchrl_hts.bench.other_load import cores_used_by_others
 from torchrl_hts.bench.report import (
     Row,
     Tried,
+    batches_text,
     costs_text,
     described,
     forecasts_text,
@@ -54,8 +58,6 @@ from torchrl_hts.errors import HTSError
 from torchrl_hts.theory import rollout_time
 
 __all__ = ["main"]
-
-MakeEnv = Callable[[], gym.Env[Any, Any]]
 
 _LOOK_S = 0.5  # how long to look at what other programs use, before and after
 _TRIAL = Setting(num_envs=8, sync_interval=20)
@@ -87,13 +89,22 @@ def find_environment(name: str) -> MakeEnv:
         raise _UserError(
             f"--env-id {name!r} can't be made: {type(error).__name__}: {error}"
         ) from error
-    if isinstance(env, gym.vector.VectorEnv) or not isinstance(env, gym.Env):
+    if not isinstance(env, gym.Env | gym.vector.VectorEnv):
         raise _UserError(
             f"--env-id {name!r} made a {type(env).__module__}.{type(env).__qualname__}; only "
-            "single gymnasium environments can be measured here"
+            "gymnasium environments, and batches of them, can be measured here"
         )
     env.close()
     return make_env
+
+
+def batch_of(make_env: MakeEnv) -> int:
+    """How many environments a factory makes."""
+    env = make_env()
+    try:
+        return int(env.num_envs) if isinstance(env, gym.vector.VectorEnv) else 1
+    finally:
+        env.close()
 
 
 def find_policy(name: str | None, make_env: MakeEnv) -> TensorDictModuleBase:
@@ -138,12 +149,15 @@ def measure(
     def progress(number: int, what: str) -> None:
         print(f"[{number}/5] {what}", file=sys.stderr, flush=True)
 
-    progress(1, f"stepping the environment at random for {seconds:g} s")
+    batch = batch_of(make_env)
+    what = "environment" if batch == 1 else f"batch of {batch} environments"
+    progress(1, f"stepping the {what} at random for {seconds:g} s")
     times = measure_environment(make_env, seconds)
+    rows = [batch * count for count in rows]
     progress(2, f"running the policy on {', '.join(map(str, rows))} rows")
-    passes = measure_passes(make_env, policy, rows, seconds)
+    passes = measure_passes(make_env, policy, rows, seconds).of_batches(batch)
     progress(3, "learning: the policy forward and back")
-    learner_s = epochs * measure_learning(make_env, policy, seconds / 2)
+    learner_s = epochs * batch * measure_learning(make_env, policy, seconds / 2)
     alone = Costs(
         step_times=times.with_resets(),
         step_cpu_share=times.cpu_share,
@@ -152,15 +166,16 @@ def measure(
         actor_cpu_s=0.0,
         learner_step_s=learner_s,
         cores=ceil(available_cores()),
+        batch=batch,
     )
-    progress(4, f"the collector's own share: {described(_TRIAL)}")
+    progress(4, f"the collector's own share: {described(_TRIAL, batch)}")
     trial = _try_out(make_env, policy, alone, _TRIAL, seconds)
     env_cpu_s = alone.mean_step_s * alone.step_cpu_share
     costs = Costs(
         **{
             **vars(alone),
-            "executor_cpu_s": max(0.0, trial.executor_cpu_s - env_cpu_s),
-            "actor_cpu_s": max(0.0, trial.actor_cpu_s - alone.pass_time(trial.rows)),
+            "executor_cpu_s": max(0.0, batch * trial.executor_cpu_s - env_cpu_s),
+            "actor_cpu_s": max(0.0, trial.actor_cpu_s - alone.pass_time(trial.rows / batch)),
         }
     )
     return times, costs
@@ -174,7 +189,7 @@ def _try_out(
         policy,
         seconds,
         num_envs=setting.num_envs,
-        frames_per_batch=setting.num_envs * setting.sync_interval,
+        frames_per_batch=setting.num_envs * costs.batch * setting.sync_interval,
         lag=setting.lag,
         num_actors=setting.num_actors,
         num_executors=costs.team(setting.num_envs).executors,
@@ -227,10 +242,11 @@ def report(make_env: MakeEnv, policy: TensorDictModuleBase, options: argparse.Na
     executors = costs.team(best.setting.num_envs).executors
     return "\n\n".join(
         [
-            recommendation(best, executors, tried),
+            recommendation(best, executors, tried, costs.batch),
             *warnings_text(others, available_cores(), tried),
+            batches_text(costs),
             costs_text(times, costs),
-            forecasts_text(rows, costs.cores),
+            forecasts_text(rows, costs.cores, costs.batch),
         ]
     )
 
@@ -249,7 +265,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         "--policy",
         help="module:function that makes the policy; by default a Nature CNN or a small MLP",
     )
-    parser.add_argument("--num-envs", type=count, nargs="+", default=[4, 16, 64])
+    parser.add_argument(
+        "--num-envs", type=count, nargs="+", default=[4, 16, 64],
+        help="environments, or batches of them (4 16 64)",
+    )  # fmt: skip
     parser.add_argument("--alpha", type=count, nargs="+", default=[5, 20, 128])
     parser.add_argument(
         "--lag", type=int, nargs="+", choices=range(17), default=[0, 1, 2], metavar="LAG"

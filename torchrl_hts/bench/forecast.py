@@ -44,6 +44,9 @@ Limit = Literal["schedule", "inference", "learner", "cores"]
 class Costs:
     """What a workload's parts take, each alone; times in seconds.
 
+    A batch of environments that steps as one is reckoned with as one of the schedule: a step is
+    then one of them all, and a row of a pass has all of theirs.
+
     Attributes:
         step_times: ``[K]``, of single steps, with the reset in those that end an episode.
         step_cpu_share: the part of a step during which it used a core.
@@ -52,6 +55,7 @@ class Costs:
         actor_cpu_s: processor time of an actor for each pass, beside the policy's.
         learner_step_s: of learning, on a core of its own, for each environment step.
         cores: that the collector may use.
+        batch: environments that each step is of.
     """
 
     step_times: npt.NDArray[np.float64]
@@ -61,6 +65,7 @@ class Costs:
     actor_cpu_s: float
     learner_step_s: float
     cores: int
+    batch: int = 1
 
     @property
     def mean_step_s(self) -> float:
@@ -79,7 +84,7 @@ class Costs:
 
 @dataclass(frozen=True)
 class Setting:
-    """What a user chooses."""
+    """What a user chooses; of batches `num_envs` is their number."""
 
     num_envs: int
     sync_interval: int
@@ -156,7 +161,7 @@ def forecast(
         limit = "learner"
     elif busy > _FULLY:
         limit = "inference"
-    return Forecast(setting, speed, schedule_share, limit)
+    return Forecast(setting, speed * costs.batch, schedule_share, limit)
 
 
 def _inference(costs: Costs, setting: Setting, most: float) -> tuple[float, float, float]:

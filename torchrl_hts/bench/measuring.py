@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import gymnasium as gym
@@ -18,6 +18,7 @@ from torchrl.modules import MLP, ConvNet, NormalParamExtractor, ProbabilisticAct
 
 from torchrl_hts._executor.gym_env import GymDescription
 from torchrl_hts._executor.trial_observations import gym_observations
+from torchrl_hts._executor.vector_play import VectorPlay
 from torchrl_hts._planning.batch_plan import plan_batch
 from torchrl_hts._planning.costs import PassCosts
 from torchrl_hts._planning.pass_times import median_cpu_time, time_passes
@@ -25,6 +26,7 @@ from torchrl_hts._planning.probe import EnvironmentTimes, GymPlay, time_steps
 from torchrl_hts.collector import HTSCollector
 
 __all__ = [
+    "MakeEnv",
     "Trial",
     "default_policy",
     "measure_environment",
@@ -33,6 +35,8 @@ __all__ = [
     "run_trial",
 ]
 
+MakeEnv = Callable[[], Any]  # a gymnasium.Env, or a VectorEnv
+
 _MIN_STEPS = 200
 _WARM_UP = 10
 _LEARNING_ROWS = 256
@@ -40,29 +44,33 @@ _WIDTH = 64
 _IMAGE_SIZE = 36  # the least that the Nature CNN's layers leave something of
 
 
-def measure_environment(
-    make_env: Callable[[], gym.Env[Any, Any]], seconds: float
-) -> EnvironmentTimes:
+def measure_environment(make_env: MakeEnv, seconds: float) -> EnvironmentTimes:
     """Play an environment at random and time each step and each reset apart.
 
     Args:
-        make_env: makes the environment, which is closed in the end.
+        make_env: makes the environment, or a batch of them, which is closed in the end.
         seconds: for how long; but for 200 steps at least.
     """
     env = make_env()
     try:
-        return time_steps(GymPlay(env), seconds, least=_MIN_STEPS, warm_up=_WARM_UP)
+        play = VectorPlay(env) if isinstance(env, gym.vector.VectorEnv) else GymPlay(env)
+        return time_steps(play, seconds, least=_MIN_STEPS, warm_up=_WARM_UP)
     finally:
         env.close()
 
 
-def default_policy(env: gym.Env[Any, Any]) -> TensorDictModuleBase:
+def default_policy(env: Any) -> TensorDictModuleBase:
     """A policy such as many would begin with: the Nature CNN on images, else a small MLP.
+
+    Args:
+        env: an environment, or a batch of them.
 
     Raises:
         TypeError: for spaces that it has no network for; the message says what to do.
     """
-    observations, actions = env.observation_space, env.action_space
+    is_batch = isinstance(env, gym.vector.VectorEnv)
+    observations = env.single_observation_space if is_batch else env.observation_space
+    actions = env.single_action_space if is_batch else env.action_space
     if isinstance(observations, gym.spaces.Dict | gym.spaces.Tuple) or not observations.shape:
         raise TypeError(
             f"there is no default policy for the observation space {observations}: name one with "
@@ -130,7 +138,7 @@ class _Flat(nn.Module):
 
 
 def measure_passes(
-    make_env: Callable[[], gym.Env[Any, Any]],
+    make_env: MakeEnv,
     policy: TensorDictModuleBase,
     rows: Sequence[int],
     seconds: float,
@@ -147,9 +155,7 @@ def measure_passes(
     return time_passes(policy, examples, rows, seconds)
 
 
-def measure_learning(
-    make_env: Callable[[], gym.Env[Any, Any]], policy: TensorDictModuleBase, seconds: float
-) -> float:
+def measure_learning(make_env: MakeEnv, policy: TensorDictModuleBase, seconds: float) -> float:
     """Processor time of a pass forward and back for each row, in batches of 256 on one thread.
 
     0.0 if the policy's outputs have no gradient.
@@ -169,13 +175,16 @@ def measure_learning(
     return median_cpu_time(learn, seconds) / len(batch) if learn() else 0.0
 
 
-def _examples(
-    make_env: Callable[[], gym.Env[Any, Any]], policy: TensorDictModuleBase, rows: int
-) -> TensorDictBase:
+def _examples(make_env: MakeEnv, policy: TensorDictModuleBase, rows: int) -> TensorDictBase:
     env = make_env()
     try:
-        seen = gym_observations(env)
-        description = GymDescription(env.observation_space, env.action_space, seen)
+        if isinstance(env, gym.vector.VectorEnv):
+            play = VectorPlay(env)
+            play.reset()
+            description = replace(play.description, observations=play.observations())
+        else:
+            seen = gym_observations(env)
+            description = GymDescription(env.observation_space, env.action_space, seen)
     finally:
         env.close()
     plan = plan_batch(
@@ -207,7 +216,7 @@ class Trial:
 
 
 def run_trial(
-    make_env: Callable[[], gym.Env[Any, Any]],
+    make_env: MakeEnv,
     policy: TensorDictModuleBase,
     seconds: float,
     **settings: Any,
@@ -215,10 +224,11 @@ def run_trial(
     """Run `HTSCollector` and throw away what it collects.
 
     Args:
-        make_env: makes each environment.
+        make_env: makes each environment, or batch of them.
         policy: acts.
         seconds: for how long, from the second round on.
-        **settings: of `HTSCollector`, ``frames_per_batch`` among them, and ``num_envs``.
+        **settings: of `HTSCollector`, ``frames_per_batch`` among them, and ``num_envs``, how many
+            of what `make_env` makes.
     """
     factories = [make_env] * settings.pop("num_envs")
     with HTSCollector(factories, policy, seed=0, **settings) as collector:

@@ -14,6 +14,7 @@ from torchrl_hts.bench.forecast import Costs, Forecast, Setting
 __all__ = [
     "Row",
     "Tried",
+    "batches_text",
     "costs_text",
     "described",
     "forecasts_text",
@@ -24,6 +25,7 @@ __all__ = [
 _BAR = 40  # width of the longest bar of a histogram
 _FAR_OFF = 1.5  # measured and expected differ by more than this factor
 _OTHERS = 0.1  # the part of the cores that others may use before anything is said
+_PAYS = 0.2  # the part of a step's time that batches have to spare for it to be worth their while
 
 _LIMITS = {
     "schedule": "waiting for each other",
@@ -56,22 +58,27 @@ class Row:
     claim: float
 
 
-def described(setting: Setting) -> str:
-    """A setting in words."""
+def described(setting: Setting, batch: int = 1) -> str:
+    """A setting in words; of batches of so many environments."""
+    num_envs = plural(setting.num_envs, "environment")
+    if batch > 1:
+        num_envs = f"{setting.num_envs} batch{'es' * (setting.num_envs > 1)} of {batch}"
     return (
-        f"{plural(setting.num_envs, 'environment')}, alpha {setting.sync_interval}, "
+        f"{num_envs}, alpha {setting.sync_interval}, "
         f"lag {setting.lag}, {plural(setting.num_actors, 'actor')}"
     )
 
 
-def recommendation(best: Forecast, executors: int, tried: Tried | None) -> str:
+def recommendation(best: Forecast, executors: int, tried: Tried | None, batch: int = 1) -> str:
     """The setting to take in one sentence, as code, and why."""
     setting = best.setting
+    make = "make_env" if batch == 1 else "make_batch"
+    rows = f"{setting.num_envs}" if batch == 1 else f"{setting.num_envs} * {batch}"
     text = (
-        f"Take {described(setting)}: {best.steps_per_second:,.0f} steps/s are expected, limited by "
-        f"{_LIMITS[best.limit]}.\n\n"
-        f"    HTSCollector([make_env] * {setting.num_envs}, policy,\n"
-        f"                 frames_per_batch={setting.num_envs} * {setting.sync_interval}, "
+        f"Take {described(setting, batch)}: {best.steps_per_second:,.0f} steps/s are expected, "
+        f"limited by {_LIMITS[best.limit]}.\n\n"
+        f"    HTSCollector([{make}] * {setting.num_envs}, policy,\n"
+        f"                 frames_per_batch={rows} * {setting.sync_interval}, "
         f"lag={setting.lag}, num_actors={setting.num_actors},\n"
         f"                 num_executors={executors})\n\n"
         "Of the settings within 5 % of the fastest it has the fewest actors and environments, and "
@@ -110,13 +117,30 @@ def warnings_text(others: float | None, cores: float, tried: Tried | None) -> li
     return found
 
 
+def batches_text(costs: Costs) -> str:
+    """Whether environments pay that step as one: they share what an executor itself takes."""
+    rows = costs.passes.rows[-1]
+    own_s = costs.executor_cpu_s / costs.batch
+    step_s = costs.mean_step_s * costs.step_cpu_share + costs.learner_step_s
+    step_s = own_s + (step_s + costs.pass_time(rows) / rows) / costs.batch
+    text = (
+        f"Batches of environments: of the {time_text(step_s)} that a core has to do for a step, "
+        f"{time_text(own_s)} are the executor's\nown part, "
+    )
+    if costs.batch > 1:
+        return f"{text}which {costs.batch} environments share."
+    if own_s > _PAYS * step_s:
+        return f"{text}which a batch shares: batches would pay. Let create_env_fn make a VectorEnv."
+    return f"{text}which a batch that steps as one would share: batches would hardly pay."
+
+
 def costs_text(times: EnvironmentTimes, costs: Costs) -> str:
     """What was measured, each part alone."""
     steps = times.steps
     marks = [*np.quantile(steps, (0.05, 0.5, 0.95, 0.99)), steps.max()]
     lines = [
         f"step      {time_text(steps.mean())} on average, standard deviation "
-        f"{time_text(steps.std())}; {times.cpu_share:.0%} of a core",
+        f"{time_text(steps.std())}; {times.cpu_share:.0%} of a core{_of(costs.batch)}",
         f"          5 %, 50 %, 95 %, 99 %, most: {', '.join(map(time_text, marks))}",
     ]
     exponents, counts = np.unique(np.floor(np.log2(steps * 1e6)), return_counts=True)
@@ -132,22 +156,28 @@ def costs_text(times: EnvironmentTimes, costs: Costs) -> str:
         lines.append(f"reset     none: no episode ended in {len(steps):,} steps")
     passes = zip(costs.passes.rows, costs.passes.times, strict=True)
     lines += [
-        "policy    " + ", ".join(f"{rows} rows {time_text(taken)}" for rows, taken in passes),
-        f"learner   {time_text(costs.learner_step_s)} for each step",
+        "policy    "
+        + ", ".join(f"{costs.batch * rows:.0f} rows {time_text(taken)}" for rows, taken in passes),
+        f"learner   {time_text(costs.learner_step_s)} for each step{_of(costs.batch)}",
         f"collector {time_text(costs.executor_cpu_s)} of an executor for each step, "
         f"{time_text(costs.actor_cpu_s)} of an actor for each pass, besides the above",
     ]
     return "\n".join(lines)
 
 
-def forecasts_text(rows: Sequence[Row], cores: int) -> str:
+def _of(batch: int) -> str:
+    return f" (of {batch} environments)" if batch > 1 else ""
+
+
+def forecasts_text(rows: Sequence[Row], cores: int, batch: int = 1) -> str:
     """A table of what to expect: a line per row, a column per lag."""
+    counted = "envs" if batch == 1 else f"x{batch}"
     heads = [f"lag {each.setting.lag}" for each in rows[0].each]
     lines = [
         f"Steps per second to expect on {cores} cores while the learner learns, limited by "
         "(s)chedule, (i)nference,\n(l)earner or (c)ores; and the theory: the share of the speed of "
         "executors that never wait that the\nschedule and the learner alone allow.\n",
-        f"{'envs':>5}{'actors':>7}{'alpha':>6}"
+        f"{counted:>5}{'actors':>7}{'alpha':>6}"
         + "".join(f"{head:>19}" for head in heads)
         + f"{'lag 1, barrier':>19}{'Claim 1':>9}",
     ]
