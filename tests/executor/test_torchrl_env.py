@@ -190,9 +190,7 @@ def test_a_batch_that_takes_one_seed_gets_the_first_and_says_so() -> None:
 
 class TestRefused:
     def test_a_batch_of_several_dimensions(self) -> None:
-        with pytest.raises(
-            ValueError, match=r"\[3\] made .* batch size \(2, 2\).*of batch size \(k,"
-        ):
+        with pytest.raises(ValueError, match=r"made .* batch size \(2, 2\).*of batch size \(k,"):
             TorchRLEnvironment(Square(), 3)
 
     def test_environments_that_differ(self) -> None:

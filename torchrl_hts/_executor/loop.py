@@ -38,7 +38,6 @@ from torchrl_hts._rounds.inbox_reader import InboxReader
 from torchrl_hts._rounds.replies import Stopped
 from torchrl_hts._rounds.schedule import Phase
 from torchrl_hts._rounds.shared_memory import Counter, SharedMemory
-from torchrl_hts._rounds.units import named
 from torchrl_hts.errors import CannotSaveError
 
 if TYPE_CHECKING:
@@ -266,7 +265,7 @@ class StepLoop:
                 reason = str(error)
                 if not isinstance(error, CannotSaveError):
                     reason = f"saving it failed with {type(error).__name__}: {error}"
-                send_object(self.control, Unsaved(f"{named(environment.rows)}: {reason}"))
+                send_object(self.control, Unsaved(tuple(environment.rows), reason))
                 return
             finally:
                 self.counters[_AT] = 0

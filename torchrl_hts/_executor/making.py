@@ -111,7 +111,8 @@ def observe_first(
 
 def _make(factory: bytes, index: int, job: ExecutorJob) -> Environment:
     # What is drawn while it is made is not to depend on its neighbours, or on other learners.
-    generators = Generators(job.seed, job.first_env + index)
+    number = job.first_env + index
+    generators = Generators(job.seed, number)
     generators.enter()
     make = unpickled(factory)
     with explaining_what_is_missing():
@@ -128,7 +129,7 @@ def _make(factory: bytes, index: int, job: ExecutorJob) -> Environment:
         return TorchRLEnvironment(env, index, generators, **job.env_options)
     hint = f" {REMEDY}." if is_old_gym(env) else ""
     raise TypeError(
-        f"create_env_fn[{index}] made a {type(env).__module__}.{type(env).__qualname__}; expected "
+        f"create_env_fn[{number}] made a {type(env).__module__}.{type(env).__qualname__}; expected "
         f"a gymnasium.Env, a gymnasium.vector.VectorEnv or a torchrl.envs.EnvBase.{hint}"
     )
 

@@ -175,7 +175,9 @@ class Unsaved:
     """From an executor, after a SAVE: one of its environments can't be saved.
 
     Attributes:
-        why: with the environment, for people.
+        env_indices: the environment, or those of a batch, among this learner's.
+        why: for people.
     """
 
+    env_indices: tuple[int, ...]
     why: str

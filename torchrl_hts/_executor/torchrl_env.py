@@ -91,9 +91,9 @@ class TorchRLEnvironment:
     ) -> None:
         if len(env.batch_size) > 1 or 0 in env.batch_size:
             raise ValueError(
-                f"create_env_fn[{index}] made an environment of batch size "
-                f"{tuple(env.batch_size)}; expected a single environment, of batch size (), or a "
-                "batch of k, of batch size (k,): give several batches as entries of their own"
+                f"create_env_fn made an environment of batch size {tuple(env.batch_size)}; "
+                "expected a single environment, of batch size (), or a batch of k, of batch size "
+                "(k,): give several batches as entries of their own"
             )
         if max_frames_per_traj:
             if any("step_count" in as_path(key) for key in env.output_spec.keys(True, True)):

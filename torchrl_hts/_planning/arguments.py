@@ -270,20 +270,27 @@ def make_policy(
     return TensorDictModule(policy, in_keys=in_keys, out_keys=["action"])
 
 
-def check_equal(descriptions: Sequence[GymDescription | TorchRLDescription]) -> None:
-    """All environments must look alike, since they share one batch."""
+def check_equal(
+    descriptions: Sequence[GymDescription | TorchRLDescription], first_env: int = 0
+) -> None:
+    """All environments must look alike, since they share one batch.
+
+    Args:
+        descriptions: of this learner's environments.
+        first_env: the number of the first of them among the environments of all learners.
+    """
     first = descriptions[0]
-    for index, other in enumerate(descriptions[1:], 1):
+    for number, other in enumerate(descriptions[1:], first_env + 1):
         if type(other) is not type(first):
             raise ValueError(
-                f"environment {index} is not of the same kind as environment 0: one is a "
-                "gymnasium environment, the other a TorchRL one"
+                f"environment {number} is not of the same kind as environment {first_env}: one is "
+                "a gymnasium environment, the other a TorchRL one"
             )
         for what, one, two in _differing(first, other):
             if one != two:
                 raise ValueError(
-                    f"environment {index} differs from environment 0 in its {what}:\n"
-                    f"  environment 0: {one}\n  environment {index}: {two}\n"
+                    f"environment {number} differs from environment {first_env} in its {what}:\n"
+                    f"  environment {first_env}: {one}\n  environment {number}: {two}\n"
                     "All environments of a collector share one batch and must have equal spaces"
                 )
 

@@ -19,18 +19,23 @@ __all__ = ["find_unpicklable", "parts", "pickle_factories", "pickle_policy"]
 _MAX_DEPTH = 30
 
 
-def pickle_factories(factories: Sequence[Callable[[], Any]]) -> list[bytes]:
-    """The factories as bytes."""
+def pickle_factories(factories: Sequence[Callable[[], Any]], first_env: int = 0) -> list[bytes]:
+    """The factories as bytes.
+
+    Args:
+        factories: of this learner.
+        first_env: the number of the first of them among those of all learners.
+    """
     known: dict[int, bytes] = {}
-    for index, factory in enumerate(factories):
+    for number, factory in enumerate(factories, first_env):
         if id(factory) not in known:
             try:
                 known[id(factory)] = pickled(factory)
             except Exception as error:
                 raise TypeError(
-                    f"create_env_fn[{index}] can't be pickled, so it can't be sent to the process "
+                    f"create_env_fn[{number}] can't be pickled, so it can't be sent to the process "
                     f"that makes the environment: {error}. "
-                    f"{_blame(factory, f'create_env_fn[{index}]')}Make what it holds (locks, "
+                    f"{_blame(factory, f'create_env_fn[{number}]')}Make what it holds (locks, "
                     "files, generators, environments) inside the callable instead"
                 ) from error
     return [known[id(factory)] for factory in factories]

@@ -45,7 +45,7 @@ class Timeline:
         events: by name, ``"learner"``, ``"actor 0"``, ..., ``"executor 0"``, ...: an array of
             records in the order in which they ended, with the fields ``began`` and ``ended`` (ns of
             a monotonic clock), ``activity`` (see `torchrl_hts._rounds.event_rings.Activity`),
-            ``number``, ``env``, ``rows`` and ``padded``.
+            ``number``, ``env`` (among the environments of all learners), ``rows`` and ``padded``.
         sync_interval: alpha.
         lag: how many updates the behaviour parameters are behind.
     """
@@ -195,6 +195,9 @@ def read_timeline(memory: SharedMemory, num_executors: int) -> Timeline:
     names |= {f"actor {index}": num_executors + index for index in range(num_actors)}
     names |= {f"executor {index}": index for index in range(num_executors)}
     events = {name: read_ring(memory, worker) for name, worker in names.items()}
+    for records in events.values():
+        of_one = np.isin(records["activity"], [Activity.STEP, Activity.RESET])
+        records["env"][of_one] += layout.first_env
     return Timeline(events, layout.sync_interval, layout.lag)
 
 

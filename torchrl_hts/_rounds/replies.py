@@ -25,7 +25,7 @@ class Failed:
 
     Attributes:
         raised: how.
-        env_indices: the environment, or those of the policy's batch.
+        env_indices: the environment, or those of the policy's batch, among this learner's.
         round: that it was at; None while an environment was made.
         step: that an environment was at, within the round; None otherwise.
     """

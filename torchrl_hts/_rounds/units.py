@@ -2,11 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
-__all__ = ["listed", "named"]
+__all__ = ["listed", "named", "numbers"]
 
 _LISTED = 16  # numbers that are written out
+
+
+def numbers(envs: Iterable[int], first_env: int) -> tuple[int, ...]:
+    """The numbers, among the environments of all learners, of some of this learner's.
+
+    Args:
+        envs: indices among this learner's.
+        first_env: the number of its environment 0.
+
+    Example:
+        >>> numbers([0, 2], 8)
+        (8, 10)
+    """
+    return tuple(first_env + env for env in envs)
 
 
 def named(envs: Sequence[int]) -> str:

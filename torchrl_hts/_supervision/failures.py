@@ -11,7 +11,7 @@ from torchrl_hts._processes.worker_process import WorkerProcess
 from torchrl_hts._rounds.replies import Failed
 from torchrl_hts._rounds.schedule import Phase, Schedule
 from torchrl_hts._rounds.shared_memory import Counter, SharedMemory
-from torchrl_hts._rounds.units import listed, named
+from torchrl_hts._rounds.units import listed, named, numbers
 from torchrl_hts.errors import Failure, WorkerError
 
 __all__ = ["Site", "died", "failed", "hung", "raised"]
@@ -22,7 +22,8 @@ class Site:
     """Where a worker was, as the shared words tell; all None before they are shared.
 
     Attributes:
-        env_indices: the environments that the worker serves, or works for.
+        env_indices: the environments that the worker serves, or works for, by their numbers among
+            those of all learners.
         text: the same for people, as the end of a sentence.
         round: the round that it was at.
         step: the step that it was at, of one environment.
@@ -34,15 +35,16 @@ class Site:
     step: int | None = None
 
     @classmethod
-    def of_making(cls, envs: tuple[int, ...], made: Collection[int]) -> Site:
+    def of_making(cls, envs: tuple[int, ...], made: Collection[int], first_env: int) -> Site:
         """Where an executor is that makes its environments.
 
         Args:
-            envs: its environments.
-            made: the environments that have been made.
+            envs: its environments, among this learner's.
+            made: the environments that have been made, likewise.
+            first_env: the number of this learner's environment 0.
         """
-        left = [env for env in envs if env not in made]
-        return cls(envs, f" while environment {left[0]} was made" if left else "")
+        left = numbers((env for env in envs if env not in made), first_env)
+        return cls(numbers(envs, first_env), f" while {named(left[:1])} was made" if left else "")
 
     @classmethod
     def of_executor(
@@ -51,16 +53,18 @@ class Site:
         """Where an executor is that has made them.
 
         Args:
-            envs: its environments.
+            envs: its environments, among this learner's.
             schedule, memory: shared.
             row: its row of counters.
         """
+        first_env = memory.layout.first_env
+        envs = numbers(envs, first_env)
         env = int(memory.counters[row, Counter.AT]) - 1
         if env < 0:
             return cls(envs, " between two steps")
         round_, step = schedule.position(env)
         doing = "stepped" if schedule.phase[env] == Phase.ANSWERED else "reset, saved or restored"
-        which = memory.layout.rows(env)
+        which = numbers(memory.layout.rows(env), first_env)
         was = "was" if len(which) == 1 else "were"
         return cls(
             envs,
@@ -78,7 +82,7 @@ class Site:
         if round_ < 0:
             return cls((), " between two batches")
         taken = [unit for unit in range(schedule.num_envs) if schedule.phase[unit] == Phase.TAKEN]
-        envs = memory.layout.envs(taken)
+        envs = numbers(memory.layout.envs(taken), memory.layout.first_env)
         rows = f", for environment(s) {listed(envs)}" if envs else ""
         return cls(envs, f" in round {round_}{rows}", round_)
 
@@ -100,10 +104,15 @@ def raised(worker: WorkerProcess, told: Raised, site: Site) -> WorkerError:
     )
 
 
-def failed(worker: WorkerProcess, told: Failed) -> WorkerError:
-    """An environment or the policy has raised, in a worker that says so."""
+def failed(worker: WorkerProcess, told: Failed, first_env: int) -> WorkerError:
+    """An environment or the policy has raised, in a worker that says so.
+
+    Args:
+        told: what the worker says.
+        first_env: the number of this learner's environment 0 among those of all learners.
+    """
     who = _who(worker)
-    envs, round_, step = told.env_indices, told.round, told.step
+    envs, round_, step = numbers(told.env_indices, first_env), told.round, told.step
     failure = told.raised.failure
     lack = " for want of memory" if failure is Failure.OUT_OF_MEMORY else ""
     if worker.id.kind == "actor":

@@ -33,7 +33,7 @@ def make_environments(workers: Workers, known: Observations | None = None) -> li
         known: what environment 0 has observed where it was tried out.
     """
     servers, num_executors = workers.servers, workers.num_executors
-    factories = workers.source.factories
+    factories, first_env = workers.source.factories, workers.source.first_env
     _LOG.info("making %d environments (executors: %d)", len(factories), num_executors)
     descriptions: list[Description] = []
     if known is None:
@@ -51,8 +51,8 @@ def make_environments(workers: Workers, known: Observations | None = None) -> li
     for said in workers.receive_all(others):
         if isinstance(said, NeedsTorch):
             raise ValueError(
-                f"environment {said.env} is a TorchRL environment and environment 0 a gymnasium "
-                "one; all environments of a collector must be of one kind"
+                f"environment {first_env + said.env} is a TorchRL environment and environment "
+                f"{first_env} a gymnasium one; all environments of a collector must be of one kind"
             )
         descriptions += said.descriptions
     if known is not None:

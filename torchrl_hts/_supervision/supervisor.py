@@ -13,6 +13,7 @@ from torchrl_hts._rounds.exchange import SAVE, STOP, LearnerPort
 from torchrl_hts._rounds.keys import Key
 from torchrl_hts._rounds.replies import Stopped
 from torchrl_hts._rounds.shared_memory import Counter
+from torchrl_hts._rounds.units import named, numbers
 from torchrl_hts._supervision.progress import at_work
 from torchrl_hts._supervision.restarts import Restarts
 from torchrl_hts._supervision.workers import Workers
@@ -135,7 +136,8 @@ class Supervisor:
         states: dict[int, bytes] = {}
         for message in messages:
             if isinstance(message, Unsaved):
-                return message.why
+                own = numbers(message.env_indices, self.memory.layout.first_env)
+                return f"{named(own)}: {message.why}"
             states.update(message.states)
         return [states[env] for env in sorted(states)]
 

@@ -120,7 +120,9 @@ class Workers:
         self._owner_pid = os.getpid()
         self._storage_dir = storage_dir
         self.channels = Channels(num_executors, storage_dir)
-        self.listener = Listener(self.channels.learner.read_fd, timeouts_s or {}, self._site)
+        self.listener = Listener(
+            self.channels.learner.read_fd, timeouts_s or {}, self._site, source.first_env
+        )
 
     @property
     def stage(self) -> Stage:
@@ -344,7 +346,7 @@ class Workers:
         if worker.id.kind == "executor":
             envs = self.environments(worker.id)
             if self._shared is None:
-                return Site.of_making(envs, self.listener.made)
+                return Site.of_making(envs, self.listener.made, self.source.first_env)
             memory, schedule = self._shared.memory, self._shared.schedule
             envs = memory.layout.envs(envs)
             return Site.of_executor(envs, schedule, memory, self.row(worker))

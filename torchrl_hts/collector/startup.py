@@ -92,7 +92,7 @@ class Startup:
                 factories = tuple(with_transforms(factories, transforms_of(settings.policy)))
             env_device = None if settings.env_device is None else str(settings.env_device)
             self._policy, self._planner = policy, self._planner_of(policy)
-            pickled = pickle_factories(factories)
+            pickled = pickle_factories(factories, settings.first_env)
             # Before the first of them: a server that lacks some says less.
             check_descriptors(
                 min(len(factories), settings.num_executors or 1), settings.num_actors or 1
@@ -143,7 +143,7 @@ class Startup:
         settings, workers = self._settings, self.workers
         known = None if self._tried is None else self._tried.observations
         descriptions = make_environments(workers, known)
-        check_equal(descriptions)
+        check_equal(descriptions, settings.first_env)
         sizes_made = [description.num_envs for description in descriptions]
         num_learners = None if settings.world is None else settings.world.size
         rounds = Rounds.of(

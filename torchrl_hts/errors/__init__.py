@@ -128,7 +128,8 @@ class WorkerError(HTSError, RuntimeError):
     Args:
         message: what happened, for people.
         worker: which worker it was.
-        env_indices: the environments that the worker was concerned with.
+        env_indices: the environments that the worker was concerned with, by their numbers among
+            those of all learners.
         remote_traceback: the traceback as the worker wrote it, or ``""`` if it was killed.
         failure: how it failed.
         round_: the round that it was at; None if it was at none, or not known.
