@@ -18,8 +18,8 @@ from torchrl_hts._executor.gym_env import (
     BackgroundEnv,
     GymEnvironment,
     RowOptions,
-    observation_fields,
 )
+from torchrl_hts._executor.observations import observation_fields
 from torchrl_hts._rounds.shared_memory import Field, Layout, SharedMemory
 
 

@@ -7,8 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from torchrl_hts._executor.gym_env import RowOptions, observation_fields
+from torchrl_hts._executor.gym_env import RowOptions
 from torchrl_hts._executor.info import info_fields
+from torchrl_hts._executor.observations import observation_fields
 from torchrl_hts._rounds.keys import Key
 from torchrl_hts._rounds.shared_memory import Array, Field, Layout, SharedMemory
 

@@ -10,34 +10,20 @@ from __future__ import annotations
 
 import contextlib
 import zlib
-from collections.abc import Iterable
 from dataclasses import dataclass
-from math import isnan
 from typing import Any, Literal
 
 import gymnasium as gym
-import numpy as np
-from numpy import vdot
 
 from torchrl_hts._executor.generators import Generators
 from torchrl_hts._executor.gym_actions import action_reader
 from torchrl_hts._executor.info import InfoKey, info_number
+from torchrl_hts._executor.observations import ObservationReader
 from torchrl_hts._executor.old_gym import checked_reset, of_done, of_reset, of_step
 from torchrl_hts._executor.spaces import own_spaces, seed_spaces
-from torchrl_hts._executor.values import (
-    FLOAT32_MAX,
-    another_shape,
-    check_keys,
-    checked_reward,
-    converted,
-    dict_levels,
-    lacking,
-    not_a_number,
-    unknown_key,
-    unsupported_observation,
-)
+from torchrl_hts._executor.values import FLOAT32_MAX, checked_reward
 from torchrl_hts._rounds.keys import Key
-from torchrl_hts._rounds.shared_memory import Array, Field, SharedMemory
+from torchrl_hts._rounds.shared_memory import Array, SharedMemory
 from torchrl_hts.env_state import names_of, restore_environment, save_environment
 from torchrl_hts.env_state.names import Names
 
@@ -47,7 +33,6 @@ __all__ = [
     "GymDescription",
     "GymEnvironment",
     "RowOptions",
-    "observation_fields",
 ]
 
 
@@ -121,38 +106,6 @@ class RowOptions:
     write_is_init: bool = False
 
 
-def observation_fields(space: gym.Space[Any]) -> list[tuple[Field, tuple[str, ...]]]:
-    """Fields of an observation space, each with the path of its value in the observation.
-
-    Raises:
-        TypeError: if the space, or a part of it, is of a kind that has no fixed array shape.
-    """
-    if not isinstance(space, gym.spaces.Dict):
-        return [(_leaf(("observation",), space, space), ())]
-    check_keys("observation", space)
-    return [(_leaf(path, leaf, space), path) for path, leaf in _leaves((), space)]
-
-
-def _leaves(path: Key, space: gym.Space[Any]) -> Iterable[tuple[Key, gym.Space[Any]]]:
-    if isinstance(space, gym.spaces.Dict):
-        for name, child in space.spaces.items():
-            yield from _leaves((*path, name), child)
-    else:
-        yield path, space
-
-
-def _leaf(key: Key, space: gym.Space[Any], whole: gym.Space[Any]) -> Field:
-    known = (
-        gym.spaces.Box,
-        gym.spaces.Discrete,
-        gym.spaces.MultiDiscrete,
-        gym.spaces.MultiBinary,
-    )
-    if not isinstance(space, known) or space.shape is None or space.dtype is None:
-        raise unsupported_observation(key, space, whole)
-    return Field(key, tuple(space.shape), np.dtype(space.dtype).name)
-
-
 class GymEnvironment:
     """One environment and its row ``[S][T, *shape]`` of every field.
 
@@ -196,12 +149,16 @@ class GymEnvironment:
         def words(*key: str, of: Literal["?", "f", "d", "q"]) -> list[Any]:
             return [row.data.cast("B").cast(of) for row in rows(*key)]
 
-        self._observations = [
-            (field, field.storage_dtype, path, kept(*field.key), after)
-            for field, path in observation_fields(self.env.observation_space)
-            for after in [kept("next", *field.key) if options.write_next_observation else None]
-        ]
-        self._levels = dict_levels(self.env.observation_space)
+        reader = ObservationReader(self.env.observation_space)
+        self._read = reader.read
+
+        def written(*prefix: str) -> list[tuple[int, list[Array]]]:
+            """Which of the values that are read are written, and where."""
+            found = [(at, kept(*prefix, *field.key)) for at, field in enumerate(reader.fields)]
+            return [(at, rows) for at, rows in found if rows is not None]
+
+        self._before = written()
+        self._after = written("next") if options.write_next_observation else []
         self._done = words("next", "done", of="?")
         self._terminated = words("next", "terminated", of="?")
         self._truncated = words("next", "truncated", of="?")
@@ -244,7 +201,7 @@ class GymEnvironment:
                 raise told from error
             raise
         self._observation = checked_reset(outcome)
-        self._check(self._observation)
+        self._values = self._read(self._observation)
         self._length = 0
         self._state: list[Array] | None = None
 
@@ -264,11 +221,13 @@ class GymEnvironment:
         self._generators.enter()
         own = restore_environment(self.env, zlib.decompress(state), names=self._names)
         self._observation, self._length, self._state, self._episode, generators = own
+        self._values = self._read(self._observation)
         self._generators.restore(generators)
 
     def write_observation(self, slot: int, t: int) -> None:
         """Write what the policy reads at step ``t``."""
-        self._write(self._observation, slot, t, successor=False)
+        for at, rows in self._before:
+            rows[slot][t] = self._values[at]
         if self._is_init is not None:
             self._is_init[slot][t] = self._length == 0
         if self._step_count is not None:
@@ -292,7 +251,8 @@ class GymEnvironment:
             if (told := of_step(error)) is not None:
                 raise told from error
             raise
-        self._check(observation)
+        self._values = values = self._read(observation)
+        self._observation = observation
         number = reward if isinstance(reward, float) else checked_reward(reward)
         if not -FLOAT32_MAX <= number <= FLOAT32_MAX:  # or NaN
             number = checked_reward(number)
@@ -304,7 +264,8 @@ class GymEnvironment:
             done = bool(terminated or truncated)
         except (TypeError, ValueError) as error:  # arrays, as of several environments
             raise of_done(terminated, truncated) from error
-        self._write(observation, slot, t, successor=True)
+        for at, rows in self._after:
+            rows[slot][t] = values[at]
         self._done[slot][t] = done
         self._terminated[slot][t] = terminated
         self._truncated[slot][t] = truncated
@@ -316,46 +277,9 @@ class GymEnvironment:
         if done:
             self._episode += 1
             self._begin_episode(None)
-        else:
-            self._observation = observation
-            if self._carried:
-                self._state = [left[slot][t].copy() for _, left, _ in self._carried]
+        elif self._carried:
+            self._state = [left[slot][t].copy() for _, left, _ in self._carried]
         return done
-
-    def _write(self, observation: Any, slot: int, t: int, *, successor: bool) -> None:
-        for _, _, path, root, after in self._observations:
-            rows = after if successor else root
-            if rows is None:
-                continue
-            value = observation
-            for name in path:
-                value = value[name]
-            rows[slot][t] = value
-
-    def _check(self, observation: Any) -> None:
-        """Raise if an observation is not what its space says, or NaN."""
-        for field, dtype, path, _, _ in self._observations:
-            value = observation
-            if path:
-                try:
-                    for name in path:
-                        value = value[name]
-                except (KeyError, TypeError, IndexError) as error:
-                    raise lacking(field) from error
-            if type(value) is not np.ndarray or value.dtype != dtype:
-                value = converted(value, field)
-            if value.shape != field.shape:
-                raise another_shape(value, field)
-            # A square is never NaN but for NaN; one call of BLAS costs less than isnan and any, and
-            # this one doesn't warn where a square is too large.
-            if dtype.kind == "f" and isnan(vdot(value, value)):
-                raise not_a_number(value, field)
-        for path, names in self._levels:
-            value = observation
-            for name in path:
-                value = value[name]
-            if len(value) > len(names):
-                raise unknown_key(value, names)
 
     def close(self) -> None:
         """Close the environment."""

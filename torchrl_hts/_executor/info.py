@@ -97,13 +97,9 @@ def info_number(info: Any, key: InfoKey) -> float:
         >>> info_number({"episode": {"r": 9}}, ("episode", "r")), info_number({}, ("won",))
         (9.0, nan)
     """
-    value = info
-    for depth, name in enumerate(key):
-        if not isinstance(value, Mapping):
-            raise _no_dict(value, key, depth)
-        value = value.get(name)
-        if value is None:
-            return nan
+    value = _found(info, key)
+    if value is None:
+        return nan
     if isinstance(value, Real):  # numpy's scalars and bools too
         return float(value)
     try:
@@ -132,21 +128,19 @@ def info_numbers(infos: Any, key: InfoKey, count: int) -> Array:
         (array([ 3., nan]), array([nan, nan]))
     """
     numbers = np.full(count, nan)
-    has = np.ones(count, bool)
-    value = infos
-    for depth, name in enumerate(key):
-        if not isinstance(value, Mapping):
-            raise _no_dict(value, key, depth)
-        has &= np.asarray(value.get(f"_{name}", True), bool)
-        value = value.get(name)
-        if value is None:
-            return numbers
+    value = _found(infos, key)
+    if value is None:
+        return numbers
     array = np.asarray(value)
     if array.shape[:1] != (count,):
         raise InvalidValueError(
             f"the environments returned {_called(key)} = {value!r}; info_keys takes an array with "
             f"one number of each of the {count} environments"
         )
+    has, level = np.ones(count, bool), infos
+    for name in key:
+        has &= np.asarray(level.get(f"_{name}", True), bool)
+        level = level[name]
     if array.dtype.kind in "biuf" and array.size == count:
         numbers[has] = array.reshape(count)[has]
         return numbers
@@ -155,11 +149,19 @@ def info_numbers(infos: Any, key: InfoKey, count: int) -> Array:
     return numbers
 
 
-def _no_dict(value: Any, key: InfoKey, depth: int) -> InvalidValueError:
-    return InvalidValueError(
-        f"the environment returned {_called(key[:depth])} = {value!r}, in which info_keys looks "
-        f"for {key[depth]!r}: expected a dict"
-    )
+def _found(info: Any, key: InfoKey) -> Any:
+    """What lies at a key; None if nothing does."""
+    value = info
+    for depth, name in enumerate(key):
+        if not isinstance(value, Mapping):
+            raise InvalidValueError(
+                f"the environment returned {_called(key[:depth])} = {value!r}, in which info_keys "
+                f"looks for {name!r}: expected a dict"
+            )
+        value = value.get(name)
+        if value is None:
+            return None
+    return value
 
 
 def _called(key: InfoKey) -> str:

@@ -26,7 +26,8 @@ from typing import Any, TypeVar
 import gymnasium as gym
 import numpy as np
 
-from torchrl_hts._executor.gym_env import BackgroundEnv, observation_fields
+from torchrl_hts._executor.gym_env import BackgroundEnv
+from torchrl_hts._executor.observations import observation_fields
 from torchrl_hts._executor.values import converted
 from torchrl_hts._rounds.keys import Key
 from torchrl_hts._rounds.shared_memory import Array

@@ -23,6 +23,7 @@ __all__ = [
     "FLOAT32_MAX",
     "another_shape",
     "check_keys",
+    "check_rewards",
     "checked_reward",
     "converted",
     "dict_levels",
@@ -52,6 +53,17 @@ def checked_reward(reward: Any) -> float:
     if not isinf(number) and isinf(_as_float32(number)):
         raise _too_large(number)
     return number
+
+
+def check_rewards(rewards: Array) -> None:
+    """Raise if a reward is NaN, or is finite and too large for float32.
+
+    Args:
+        rewards: ``[k]``.
+    """
+    if not (np.abs(rewards) <= FLOAT32_MAX).all():  # or infinite, which float32 holds
+        for reward in rewards.tolist():
+            checked_reward(reward)
 
 
 def _number(reward: Any) -> float:

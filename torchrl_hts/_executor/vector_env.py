@@ -19,12 +19,13 @@ from gymnasium.vector import SyncVectorEnv
 from torchrl_hts._executor.generators import Generators
 from torchrl_hts._executor.gym_env import RowOptions
 from torchrl_hts._executor.info import info_numbers
+from torchrl_hts._executor.observations import ObservationReader
 from torchrl_hts._executor.spaces import own_spaces, seed_spaces
 from torchrl_hts._executor.trial_observations import Observations
+from torchrl_hts._executor.values import check_rewards
 from torchrl_hts._executor.vector_actions import vector_action_reader
 from torchrl_hts._executor.vector_engine import Batch, Mask, VectorEngine
 from torchrl_hts._executor.vector_play import vector_observations
-from torchrl_hts._executor.vector_values import VectorReader, check_rewards
 from torchrl_hts._rounds.shared_memory import Array, SharedMemory
 from torchrl_hts.env_state import names_of, restore_environment, save_environment
 from torchrl_hts.env_state.names import Names
@@ -55,7 +56,7 @@ class VectorEnvironment:
         self.index = index
         self._generators = generators or Generators(index)
         self._engine = VectorEngine(env)
-        self._reader = VectorReader(self._engine.observation_space)
+        self._reader = ObservationReader(self._engine.observation_space)
         # Those of gymnasium's own vector are at hand, as if each were alone.
         self._singles = list(env.unwrapped.envs) if type(env.unwrapped) is SyncVectorEnv else []
         self._names: list[Names | None] = []
@@ -90,7 +91,7 @@ class VectorEnvironment:
                 "some of its environments anew (its reset takes no options['reset_mask']): let "
                 "the environments end their episodes themselves, and set max_frames_per_traj=0"
             )
-        keys = [field.key for field, _ in self._reader.fields]
+        keys = [field.key for field in self._reader.fields]
         self._root = [kept(*key) for key in keys]
         self._after = [
             kept("next", *key) if options.write_next_observation else None for key in keys

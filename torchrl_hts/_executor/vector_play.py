@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 from gymnasium.vector.utils import batch_space
 
+from torchrl_hts._executor.observations import ObservationReader
 from torchrl_hts._executor.trial_observations import MOST_PLAYED, Observations, kept
 from torchrl_hts._executor.vector_engine import Batch, VectorEngine
-from torchrl_hts._executor.vector_values import VectorReader
 from torchrl_hts._rounds.shared_memory import Array
 
 __all__ = ["VectorPlay", "vector_observations"]
@@ -26,7 +26,7 @@ class VectorPlay:
 
     def __init__(self, env: Batch) -> None:
         self._engine = VectorEngine(env)
-        self._reader = VectorReader(self._engine.observation_space)
+        self._reader = ObservationReader(self._engine.observation_space)
         self.description = self._engine.description
         self._actions = batch_space(self._engine.action_space, self._engine.num_envs)
         self._actions.seed(0)
@@ -63,14 +63,14 @@ class VectorPlay:
         return _observations(self._reader, self._resets, self._played)
 
 
-def vector_observations(engine: VectorEngine, reader: VectorReader) -> Observations:
+def vector_observations(engine: VectorEngine, reader: ObservationReader) -> Observations:
     """What a reset of a batch gives, with the seeds 0, 1, ..."""
     arrays = reader.read(engine.reset(range(engine.num_envs)), engine.num_envs)
     return _observations(reader, [array[:_RESETS].copy() for array in arrays])
 
 
 def _observations(
-    reader: VectorReader,
+    reader: ObservationReader,
     resets: Sequence[Array],
     played: Sequence[tuple[int, list[Array]]] = (),
 ) -> Observations:
@@ -79,7 +79,7 @@ def _observations(
     moments = kept(sum(array.nbytes for array in resets) // num_resets)
     lengths = (*[0] * num_resets, *(length for length, _ in played))[:moments]
     values: dict[Any, Array] = {}
-    for index, (field, _) in enumerate(reader.fields):
+    for index, field in enumerate(reader.fields):
         found = [resets[index], *(arrays[index] for _, arrays in played)]
         values[field.key] = np.concatenate(found)[:moments]
     return Observations(values, lengths, min(num_resets, moments))

@@ -12,8 +12,9 @@ from tensordict.nn import TensorDictModuleBase
 from torch import Tensor
 from torchrl.envs.utils import ExplorationType, set_exploration_type
 
-from torchrl_hts._executor.gym_env import Carried, GymDescription, RowOptions, observation_fields
+from torchrl_hts._executor.gym_env import Carried, GymDescription, RowOptions
 from torchrl_hts._executor.info import InfoKey, info_fields
+from torchrl_hts._executor.observations import observation_fields
 from torchrl_hts._executor.torchrl_env import TorchRLDescription
 from torchrl_hts._executor.values import check_keys
 from torchrl_hts._executor.written_once import check_written_once, collector_keys

@@ -13,7 +13,8 @@ from tensordict import TensorDict, TensorDictBase
 from tensordict.nn import TensorDictModuleBase
 from torch import Tensor
 
-from torchrl_hts._executor.gym_env import GymDescription, observation_fields
+from torchrl_hts._executor.gym_env import GymDescription
+from torchrl_hts._executor.observations import observation_fields
 from torchrl_hts._executor.primers import first_value, primer_specs
 from torchrl_hts._executor.torchrl_env import TorchRLDescription
 from torchrl_hts._executor.trial_observations import Observations
