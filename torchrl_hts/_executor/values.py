@@ -14,6 +14,7 @@ from typing import Any, TypeGuard
 
 import gymnasium as gym
 import numpy as np
+from numpy import vdot
 
 from torchrl_hts._rounds.keys import Key
 from torchrl_hts._rounds.shared_memory import Array, Field
@@ -39,6 +40,7 @@ FLOAT32_MAX = float(np.finfo(np.float32).max)
 _LARGEST_SQUARES = {
     np.dtype(name): float(np.finfo(name).max) ** 2 for name in ("float16", "float32")
 }
+_FLOAT32 = np.dtype("float32")
 
 
 def checked_reward(reward: Any) -> float:
@@ -61,8 +63,14 @@ def check_rewards(rewards: Array) -> None:
     Args:
         rewards: ``[k]``.
     """
-    if not (np.abs(rewards) <= FLOAT32_MAX).all():  # or infinite, which float32 holds
-        for reward in rewards.tolist():
+    if rewards.dtype.kind != "f":  # integers of 64 bits are never too large
+        return
+    # Where the sum of all squares is not more than that of the largest, none is larger.
+    if (
+        not float(vdot(rewards, rewards)) <= _LARGEST_SQUARES[_FLOAT32]
+        and not (np.abs(rewards) <= FLOAT32_MAX).all()
+    ):
+        for reward in rewards.tolist():  # or infinite, which float32 holds
             checked_reward(reward)
 
 
@@ -153,7 +161,7 @@ def converted(value: Any, field: Field) -> Array:
 
 def _as_floats(found: Array, field: Field) -> Array:
     expected = field.storage_dtype
-    if found.dtype == np.float64 and np.vdot(found, found) <= _LARGEST_SQUARES.get(expected, inf):
+    if found.dtype == np.float64 and vdot(found, found) <= _LARGEST_SQUARES.get(expected, inf):
         return found.astype(expected)
     with np.errstate(over="ignore"):
         made = found.astype(expected)

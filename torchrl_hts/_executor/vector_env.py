@@ -206,11 +206,11 @@ class VectorEnvironment:
         check_rewards(rewards)
         self._reward[slot][t] = rewards
         self._length += 1
-        ended = terminated | truncated
+        done = ended = terminated | truncated
         if self._max_frames:
             truncated = truncated | (self._length >= self._max_frames)
-        done = terminated | truncated
-        some_ended = bool(done.any())
+            done = terminated | truncated
+        num_done = _count_of(done)
         for rows, value in zip(self._after, values, strict=True):
             if rows is not None:
                 rows[slot][t] = value
@@ -225,21 +225,21 @@ class VectorEnvironment:
         for index, (_, left, _) in enumerate(self._carried):
             self._state[index] = left[slot][t].copy()
         self._current = values
-        if some_ended:
-            if engine.begins_itself and ended.any():
+        if num_done:
+            if engine.begins_itself and _count_of(ended):
                 self._write_last(infos, ended, slot, t)
             self._begin(done, done & ~ended if engine.begins_itself else done)
-        return int(done.sum())
+        return num_done
 
     def _begin(self, done: Mask, to_begin: Mask) -> None:
         """New episodes of what is done; those of `to_begin` have to be begun."""
-        if to_begin.any():
+        if num_to_begin := _count_of(to_begin):
             self._generators.enter()
             fresh = self._engine.begin(to_begin)
             count = self._engine.num_envs
             mine: Any = to_begin
             if _length_of(fresh) != count:  # only those that were begun
-                count, mine = int(to_begin.sum()), slice(None)
+                count, mine = num_to_begin, slice(None)
             merged = []
             for now, new in zip(self._current, self._reader.read(fresh, count), strict=True):
                 merged.append(now.copy())
@@ -276,6 +276,11 @@ class VectorEnvironment:
     def close(self) -> None:
         """Close all."""
         self._engine.close()
+
+
+def _count_of(mask: Mask) -> int:
+    """How many of some flags are set; several times as fast as numpy with few of them."""
+    return mask.tobytes().count(1)
 
 
 def _length_of(observations: Any) -> int:
