@@ -108,7 +108,7 @@ def test_one_run_at_a_time_writes_measurements(tmp_path: Path) -> None:
     fcntl.flock(directory, fcntl.LOCK_EX)
     try:
         command = [sys.executable, str(BENCHMARKS / "throughput.py"), "--output-dir", str(tmp_path)]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=100)
+        done = subprocess.run(command, capture_output=True, text=True, timeout=250)
     finally:
         os.close(directory)
     assert done.returncode == 1

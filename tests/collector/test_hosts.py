@@ -246,7 +246,7 @@ def test_pytest_xdist(tmp_path: Path) -> None:
         env={key: v for key, v in script_environment().items() if not key.startswith("PYTEST_")},
         capture_output=True,
         text=True,
-        timeout=150,
+        timeout=270,
     )
     ended = time.monotonic()
     assert "1 failed, 3 passed" in done.stdout, done.stdout + done.stderr

@@ -71,7 +71,7 @@ class Notebook:
         self.manager.start_kernel(cwd=str(directory), env=script_environment())
         self.client = self.manager.client()
         self.client.start_channels()
-        self.client.wait_for_ready(timeout=60)
+        self.client.wait_for_ready(timeout=200)
 
     def run(self, code: str) -> Any:
         """Run a cell; returns what it has printed, as JSON, or the name of its error."""
@@ -86,7 +86,7 @@ class Notebook:
         """Wait for the cell."""
         printed, error = "", None
         while True:
-            message = self.client.get_iopub_msg(timeout=90)
+            message = self.client.get_iopub_msg(timeout=200)
             content = message["content"]
             if message["parent_header"].get("msg_id") != self.cell:
                 continue

@@ -187,7 +187,7 @@ def test_a_file_that_may_not_grow(whole: Path, tmp_path: Path) -> None:
         resource.setrlimit(resource.RLIMIT_FSIZE, (size // 2, size // 2))
 
     process = start("ppo_cartpole.py", "--resume", str(copied), preexec_fn=limit)
-    output, _ = process.communicate(timeout=100)
+    output, _ = process.communicate(timeout=250)
     assert process.returncode == 1
     assert re.search(r"error: can't save the checkpoint .*whole, the newest is step-0*512", output)
     assert "Traceback" not in output

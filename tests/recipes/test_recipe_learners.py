@@ -135,7 +135,7 @@ def test_torchrun_restarts_a_run_and_stops_it(tmp_path: Path) -> None:
     read_until("resumed from")
     read_until(" steps (")
     process.send_signal(signal.SIGTERM)
-    output = "".join(said) + process.communicate(timeout=100)[0]
+    output = "".join(said) + process.communicate(timeout=250)[0]
     assert process.returncode != 0
     assert "stopped; go on with --resume" in output
     assert output.count("importing torch and torchrl") == 2  # by one learner of each start
