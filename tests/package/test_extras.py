@@ -20,6 +20,7 @@ LACKING = {
     "torchrl_hts/envs/atari.py": {"atari": {"ale-py", "opencv-python-headless"}},
     "torchrl_hts/envs/football.py": {"envpool": {"envpool"}},
     "torchrl_hts/envs/football_engines.py": {"envpool": {"envpool"}},
+    "torchrl_hts/envs/remote.py": {"ray": {"ray"}},
     "torchrl_hts/_reports/picture.py": {"recipes": {"matplotlib"}},
     "torchrl_hts/_evaluation/video.py": {"video": {"imageio-ffmpeg"}},
     "recipes/support/__init__.py": {"recipes": {"matplotlib", "rich"}},

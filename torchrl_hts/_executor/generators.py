@@ -30,7 +30,7 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["GeneratorState", "Generators"]
+__all__ = ["GeneratorState", "Generators", "entered_state"]
 
 # A state, as plain values that any pickle can hold: Python's and numpy's words; torch's state, or
 # None for one that nobody has drawn from; the seed of that; and the patience (see `Generators`).
@@ -135,6 +135,11 @@ class Generators:
         self._set(
             _checked_words(python, 0), _checked_words(numpy, _SIZE), torch, torch_seed, patience
         )
+
+
+def entered_state() -> GeneratorState | None:
+    """The state of those that what is drawn now comes from; None if they are the process's own."""
+    return None if _process.last is None else _process.last.state()
 
 
 def _checked_words(state: bytes, index: int) -> array[int]:

@@ -1,0 +1,233 @@
+"""make_remote: environments in Ray actors, with the bits of local ones; where ray is installed."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import gymnasium as gym
+import pytest
+import torch
+from environments import wrapped_in_disguise
+from policies import categorical
+from processes import wait_until_gone
+from remote_environments import BadEnv, DrawingEnv, HeldEnv, WhereEnv
+from tensordict import TensorDictBase
+
+from torchrl_hts import HTSCollector, WorkerError
+from torchrl_hts.env_state import CannotSaveError, restore_environment, save_environment
+from torchrl_hts.envs import make_remote
+
+ray = pytest.importorskip("ray", reason="ray is not installed: pip install 'torchrl_hts[ray]'")
+
+# Ray's own threads and files are not what these tests are about.
+pytestmark = [
+    pytest.mark.timeout(600),
+    pytest.mark.usefixtures("nothing_left"),
+    pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::ResourceWarning"),
+]
+
+
+@pytest.fixture(scope="module")
+def address() -> Iterator[str]:
+    """Of a cluster on this machine, or the one that ``RAY_ADDRESS`` names."""
+    here = Path(__file__).parents[1] / "support"  # ray's workers import what these tests do
+    options = {"num_cpus": 2, "object_store_memory": 200_000_000, "include_dashboard": False}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", os.pathsep.join([str(here), str(here.parents[1])]))
+        ray.init(log_to_driver=False, **({} if "RAY_ADDRESS" in os.environ else options))
+    yield ray.get_runtime_context().gcs_address
+    ray.shutdown()
+
+
+@pytest.fixture
+def remote(address: str) -> Any:
+    """`make_remote` in that cluster."""
+    return partial(make_remote, address=address)
+
+
+def start(factories: list[Any], **options: Any) -> HTSCollector:
+    frames = 12 * len(factories)
+    options = {"num_actors": 1, "seed": 5, "frames_per_batch": frames, **options}
+    return HTSCollector(factories, categorical(6), **options)
+
+
+def gather(collector: HTSCollector, rounds: int = 2) -> TensorDictBase:
+    batches = iter(collector)
+    return torch.stack([next(batches).clone() for _ in range(rounds)])
+
+
+def actors_in(folder: Path) -> set[int]:
+    """Processes in which environments have been made."""
+    return {int(path.name) for path in folder.iterdir() if path.name.isdecimal()}
+
+
+@pytest.mark.parametrize("lag", [0, 1])
+@pytest.mark.parametrize("num_executors", [1, 3])
+def test_i7_remote_environments_give_the_bits_of_local_ones(
+    remote: Any, lag: int, num_executors: int, tmp_path: Path
+) -> None:
+    with start([DrawingEnv] * 3, num_executors=1, lag=lag) as collector:
+        expected = gather(collector)
+        collector.set_seed(7)
+        expected = torch.cat([expected, gather(collector)])
+    make = partial(remote, partial(DrawingEnv, str(tmp_path)))
+    with start([make, DrawingEnv, make], num_executors=num_executors, lag=lag) as collector:
+        gathered = gather(collector)
+        collector.set_seed(7)
+        assert (torch.cat([gathered, gather(collector)]) == expected).all()
+    pids = actors_in(tmp_path)
+    assert len(pids) >= 2
+    wait_until_gone(pids)
+
+
+def test_a_run_of_remote_environments_goes_on_bit_for_bit(remote: Any) -> None:
+    make = partial(remote, DrawingEnv)
+    with start([DrawingEnv] * 2, num_executors=1) as collector:
+        expected = gather(collector, 4)
+    with start([make] * 2, num_executors=1) as collector:
+        assert (gather(collector) == expected[:2]).all()
+        state = collector.state_dict()
+        assert not state["why_environments_are_lost"]
+    with start([make] * 2, num_executors=2) as collector:
+        collector.load_state_dict(state)
+        assert (gather(collector) == expected[2:]).all()
+
+
+def test_a_state_goes_on_in_another_actor_as_it_would_here(remote: Any) -> None:
+    def after(env: gym.Env[Any, Any]) -> list[Any]:
+        outcomes = [env.step(action) for action in (0, 1, 2)]
+        return [(observation.tobytes(), rest) for observation, *rest in outcomes]
+
+    env, other = remote(DrawingEnv), gym.Wrapper(remote(DrawingEnv))
+    env.reset(seed=3)
+    env.step(1)
+    state = save_environment(gym.Wrapper(env), "with it")
+    expected = after(env)
+    assert restore_environment(other, state) == "with it"
+    assert after(other) == expected
+    env.close()
+    other.close()
+
+
+def test_an_environment_looks_like_its_own_and_runs_elsewhere(remote: Any) -> None:
+    env, local = remote(DrawingEnv), DrawingEnv()
+    assert env.observation_space == local.observation_space
+    assert env.action_space == local.action_space
+    assert env.metadata == local.metadata
+    assert env.render_mode == "rgb_array"
+    observation, _ = env.reset(seed=1)
+    env.step(2)
+    assert (env.render() == 1).all()
+    observation += 1  # it is the caller's own
+    env.close()
+    env.close()
+
+    env = remote(WhereEnv)
+    _, info = env.reset(seed=1, options={"level": 2})
+    assert info["options"] == {"level": 2}
+    assert info["pid"] != os.getpid()
+    assert not info["torch"]
+    env.close()
+    wait_until_gone([info["pid"]])
+
+
+@pytest.mark.parametrize(
+    ("fault", "said"),
+    [
+        ("raises", "ValueError: the ball left the universe"),
+        ("is nan", r"observation.*NaN"),
+        ("has another shape", "shape"),
+        ("can't be sent", "what its step returned can't be pickled"),
+        ("dies", "the Ray actor of a remote environment has ended"),
+    ],
+)
+def test_what_goes_wrong_in_an_actor_is_told_where(
+    remote: Any, fault: str, said: str, tmp_path: Path
+) -> None:
+    make = partial(remote, partial(BadEnv, fault, str(tmp_path)))
+    with (
+        start([partial(remote, DrawingEnv), make], num_executors=1) as collector,
+        pytest.raises(WorkerError, match=f"(?s)environment 1 failed in round 0, step 2.*{said}"),
+    ):
+        gather(collector)
+    wait_until_gone(actors_in(tmp_path))
+
+
+def test_an_actor_that_dies_is_replaced(remote: Any, tmp_path: Path) -> None:
+    """As the collector's options say; nothing of the first is left."""
+    make = partial(remote, partial(BadEnv, "dies", str(tmp_path)))
+    with start([DrawingEnv, make], num_executors=2, on_executor_failure="restart") as collector:
+        batches = iter(collector)
+        with pytest.warns(RuntimeWarning, match="the Ray actor of a remote environment has ended"):
+            first = next(batches).clone()
+        batch = torch.cat([first, next(batches).clone()], 1)
+        assert batch["next", "truncated"].sum(1).flatten().tolist() == [0, 1]
+    wait_until_gone(actors_in(tmp_path))
+
+
+def test_with_its_executor_ends_an_actor(remote: Any, tmp_path: Path) -> None:
+    """Also with one that has no time to say so."""
+    make = partial(remote, partial(DrawingEnv, str(tmp_path)))
+    with start([make], num_executors=1) as collector:
+        gather(collector)
+        os.kill(collector.worker_pids()["executor 0"], signal.SIGKILL)
+        wait_until_gone(actors_in(tmp_path))
+
+
+def test_what_cannot_be_saved_is_named(remote: Any) -> None:
+    env = remote(HeldEnv)
+    env.reset(seed=0)
+    with pytest.raises(CannotSaveError, match=r"HeldEnv.*'engine'"):
+        save_environment(env)
+    env.close()
+
+
+@pytest.mark.parametrize("factory", [wrapped_in_disguise, partial(gym.make_vec, "CartPole-v1")])
+def test_only_one_gymnasium_environment_is_taken(remote: Any, factory: Any) -> None:
+    with pytest.raises(TypeError, match=r"expected one gymnasium\.Env"):
+        remote(factory)
+
+
+def test_what_would_change_an_episode_unseen_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"no lifetime and no max_restarts: .*'restart'"):
+        make_remote(DrawingEnv, max_restarts=-1, lifetime="detached")
+
+
+def test_a_place_that_does_not_come_is_told(remote: Any) -> None:
+    with pytest.raises(TimeoutError, match=r"within 1 s.*'simulator': 1.*left of"):
+        remote(DrawingEnv, resources={"simulator": 1}, start_timeout_s=1)
+
+
+@pytest.mark.parametrize("address", ["{}", "ray://{}"])
+def test_an_address_where_nobody_listens_is_told(address: str) -> None:
+    """At once, in a process that has no cluster yet."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        where = address.format(f"127.0.0.1:{free.getsockname()[1]}")
+    script = f"from torchrl_hts.envs import make_remote; make_remote(object, address={where!r})"
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, timeout=200, check=False
+    )
+    assert re.search(
+        rf"ConnectionError: there is no Ray cluster at address='{where}' .*refused.*ray start",
+        done.stderr,
+    )
+
+
+def test_an_actor_that_hangs_is_told_and_ends(remote: Any, tmp_path: Path) -> None:
+    make = partial(remote, partial(BadEnv, "hangs", str(tmp_path)))
+    with (
+        start([make], num_executors=1, timeout_s={"executor": 4}) as collector,
+        pytest.raises(WorkerError, match=r"(?s)made no progress for 4 s.*environment 0.*step 2"),
+    ):
+        gather(collector)
+    wait_until_gone(actors_in(tmp_path))

@@ -1,0 +1,314 @@
+"""Environments in Ray actors, on any machine of a cluster, as plain gymnasium environments.
+
+An actor runs its environment as an executor would, with the same generators and spaces, and so with
+the same bits. The executor's side is a `BackgroundEnv`: several simulators of one executor step at
+the same time. Ray carries all that goes between the two.
+
+Values are pickled here and not by Ray, whose arrays can't be written to and whose memory belongs to
+its object store.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import pickle
+import re
+import signal
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import cloudpickle
+import gymnasium as gym
+
+from torchrl_hts._executor.generators import Generators, GeneratorState, entered_state
+from torchrl_hts._executor.gym_env import BackgroundEnv
+from torchrl_hts._executor.spaces import own_spaces, seed_spaces
+from torchrl_hts.env_state import names_of, restore_environment, save_environment
+from torchrl_hts.env_state.names import Names
+
+__all__ = ["RemoteEnv", "Simulator", "make_remote"]
+
+# With these Ray would go on with an environment that has forgotten its episode, or take steps out
+# of their order, or leave actors behind.
+_REFUSED = ("lifetime", "max_concurrency", "max_restarts", "max_task_retries")
+
+_KNOCK_S = 10.0
+
+
+class Simulator:
+    """What an actor holds: one environment, and what an executor would put around it.
+
+    What its methods return is pickled.
+    """
+
+    def make(self, factory: Callable[[], Any], generators: GeneratorState | None) -> bytes:
+        """Make the environment; returns what its other side shows of it.
+
+        Args:
+            factory: of the environment.
+            generators: what may be drawn from meanwhile; by default new ones.
+
+        Raises:
+            TypeError: if it makes anything but one gymnasium environment.
+        """
+        self._generators = Generators(0)
+        if generators is not None:
+            self._generators.restore(generators)
+        self._generators.enter()
+        env: Any = factory()
+        self._env = env
+        if isinstance(env, gym.vector.VectorEnv) or not isinstance(env, gym.Env):
+            raise TypeError(
+                f"make_remote's factory made a {type(env).__module__}.{type(env).__qualname__}; "
+                "expected one gymnasium.Env"
+            )
+        own_spaces(env)
+        self._names: Names | None = None
+        with contextlib.suppress(Exception):  # which is met again, and told, where it is saved
+            self._names = names_of(env)
+        shown = ("observation_space", "action_space", "metadata", "render_mode")
+        return _packed({name: getattr(env, name) for name in shown}, "the spaces and metadata")
+
+    def reset(self, seed: int | None, options: dict[str, Any] | None) -> bytes:
+        """What the environment's ``reset`` does."""
+        if seed is not None:
+            self._generators.seed(seed)
+            seed_spaces(self._env, seed)
+        self._generators.enter()
+        given = {} if options is None else {"options": options}  # which not every reset takes
+        return _packed(self._env.reset(seed=seed, **given), "what its reset returned")
+
+    def step(self, action: bytes) -> bytes:
+        """What the environment's ``step`` does."""
+        self._generators.enter_step()
+        return _packed(self._env.step(pickle.loads(action)), "what its step returned")
+
+    def render(self) -> bytes:
+        """What the environment's ``render`` does."""
+        self._generators.enter()
+        return _packed(self._env.render(), "what its render returned")
+
+    def get_state(self) -> bytes:
+        """All that its future depends on."""
+        self._generators.enter()
+        own = self._generators.state()
+        return _packed(save_environment(self._env, own, names=self._names), "its state")
+
+    def set_state(self, state: bytes) -> None:
+        """Go on where `get_state` was called, in another actor maybe."""
+        self._generators.enter()
+        own = restore_environment(self._env, state, names=self._names)
+        self._generators.restore(own)
+
+    def close(self) -> None:
+        """Close the environment."""
+        self._env.close()
+
+
+def _packed(value: Any, what: str) -> bytes:
+    try:
+        return bytes(cloudpickle.dumps(value))
+    except Exception as error:
+        raise TypeError(
+            f"a remote environment's {what} can't be pickled ({error}): leave out what belongs to "
+            "its process alone"
+        ) from error
+
+
+class RemoteEnv(BackgroundEnv):
+    """The environment of a `Simulator` in a Ray actor; made by `make_remote`.
+
+    Args:
+        actor: Ray's handle of it.
+        shown: what `Simulator.make` returned.
+    """
+
+    def __init__(self, actor: Any, shown: dict[str, Any]) -> None:
+        self.observation_space = shown["observation_space"]
+        self.action_space = shown["action_space"]
+        self.metadata = shown["metadata"]
+        self.render_mode = shown["render_mode"]
+        self._actor = actor
+        self._begun: Any = None  # Ray's reference to what has begun, and comes next
+
+    def begin_reset(self, seed: int) -> None:
+        """See `BackgroundEnv`."""
+        self._begun = self._actor.reset.remote(seed, None)
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
+        """What the environment's ``reset`` does, or the rest of one that has begun."""
+        begun, self._begun = self._begun, None
+        return _result(begun or self._actor.reset.remote(seed, options))
+
+    def begin_step(self, action: Any) -> bool:
+        """See `BackgroundEnv`."""
+        self._begun = self._actor.step.remote(pickle.dumps(action))
+        return True
+
+    def step(self, action: Any) -> Any:
+        """What the environment's ``step`` does, or the rest of one that has begun."""
+        begun, self._begun = self._begun, None
+        return _result(begun or self._actor.step.remote(pickle.dumps(action)))
+
+    def render(self) -> Any:
+        """What the environment's ``render`` does."""
+        return _result(self._actor.render.remote())
+
+    def get_state(self) -> bytes:
+        """All that its future depends on.
+
+        Raises:
+            CannotSaveError: if the environment holds something that can't be saved.
+        """
+        state: bytes = _result(self._actor.get_state.remote())
+        return state
+
+    def set_state(self, state: bytes) -> None:
+        """Go on where `get_state` was called, in another process maybe."""
+        _result(self._actor.set_state.remote(state))
+
+    def close(self) -> None:
+        """Close the environment and end its actor."""
+        actor, self._actor = self._actor, None
+        if actor is None:
+            return
+        ray = _imported_ray()
+        try:
+            with contextlib.suppress(ray.exceptions.RayActorError):  # it has ended already
+                _get(actor.close.remote())
+        finally:
+            ray.kill(actor)
+
+
+def make_remote(
+    factory: Callable[[], gym.Env[Any, Any]],
+    *,
+    address: str = "auto",
+    start_timeout_s: float = 300.0,
+    **options: Any,
+) -> gym.Env[Any, Any]:
+    """Makes an environment in a Ray actor, anywhere in a cluster; never imports torch.
+
+    It gives the same bits as ``factory()`` would in this process: seeds, spaces, generators and
+    saved states are those of the environment itself. Whatever is to be around it belongs into the
+    factory. With the environment, or the process that made it, ends the actor. Connects this
+    process to the cluster, if it isn't. Blocks until the environment has been made.
+
+    Args:
+        factory: makes one gymnasium environment. It is pickled, and the machines of the cluster
+            need torchrl_hts and what it imports.
+        address: of the cluster, as `ray.init` takes it; by default ``RAY_ADDRESS``, or the cluster
+            that this machine is a part of.
+        start_timeout_s: how long it may take until the environment has been made, in seconds.
+        options: of the actor, as Ray's ``options`` takes them: ``num_cpus``, ``resources``,
+            ``scheduling_strategy``, ``runtime_env``, ...
+
+    Raises:
+        ModuleNotFoundError: Ray is not installed.
+        ConnectionError: there is no such cluster.
+        TimeoutError: no machine has what the options ask for, or the factory takes too long.
+        ValueError: an option has Ray start the actor anew, or leave it behind.
+        RuntimeError: from methods of the environment too, when the actor has ended.
+
+    Example::
+
+        make = partial(make_remote, make_simulator, num_cpus=1)
+        collector = HTSCollector([make] * 32, policy, num_executors=4, ...)
+    """
+    if refused := sorted(options.keys() & set(_REFUSED)):
+        raise ValueError(
+            f"make_remote takes no {' and no '.join(refused)}: an environment would lose its "
+            "episode or outlive its collector. HTSCollector replaces what fails with "
+            "on_executor_failure='restart'"
+        )
+    generators = entered_state()  # before Ray can draw from them
+    ray = _connected_ray(address)
+    actor = ray.remote(Simulator).options(**options).remote()
+    try:
+        shown = _result(actor.make.remote(factory, generators), start_timeout_s)
+    except BaseException as error:
+        ray.kill(actor)
+        if not isinstance(error, ray.exceptions.GetTimeoutError):
+            raise
+        raise TimeoutError(
+            f"a remote environment was not made within {start_timeout_s:g} s. Its actor asks for "
+            f"{options or 'nothing'}, and the cluster has {ray.available_resources()} left of "
+            f"{ray.cluster_resources()}: ask for less, add machines, or raise start_timeout_s if "
+            "the environment takes so long"
+        ) from error
+    return RemoteEnv(actor, shown)
+
+
+def _result(reference: Any, timeout_s: float | None = None) -> Any:
+    packed: bytes | None = _get(reference, timeout_s)
+    return None if packed is None else pickle.loads(packed)
+
+
+def _get(reference: Any, timeout_s: float | None = None) -> Any:
+    """What a method of the actor returned, or raise what it raised."""
+    ray = _imported_ray()
+    try:
+        return ray.get(reference, timeout=timeout_s)
+    except ray.exceptions.RayTaskError as error:
+        raise (error.cause or error) from error
+    except ray.exceptions.RayActorError as error:
+        raise RuntimeError(f"the Ray actor of a remote environment has ended: {error}") from error
+
+
+def _connected_ray(address: str) -> Any:
+    ray = _imported_ray()
+    if not ray.is_initialized():
+        _knock(os.environ.get("RAY_ADDRESS", address) if address == "auto" else address)
+        # A worker's server may have imported Ray when its variables were others, of the token too.
+        ray._raylet.Config.initialize("")
+        try:
+            with _same_signal_handlers():
+                ray.init(address=address, logging_level=logging.WARNING)
+        except ConnectionError as error:
+            raise _no_cluster(address, error) from error
+    return ray
+
+
+def _knock(address: str) -> None:
+    """Raise if nobody listens at an address: Ray would try again and again for minutes."""
+    found = re.fullmatch(r"(?:ray://)?\[?([^/]+?)\]?:(\d+)", address)
+    if found is not None:
+        try:
+            socket.create_connection((found[1], int(found[2])), _KNOCK_S).close()
+        except OSError as error:
+            raise _no_cluster(address, error) from error
+
+
+def _no_cluster(address: str, error: OSError) -> ConnectionError:
+    return ConnectionError(
+        f"there is no Ray cluster at address={address!r} ({error}): start one with 'ray start "
+        "--head', and give its address on machines that are not a part of it"
+    )
+
+
+@contextlib.contextmanager
+def _same_signal_handlers() -> Iterator[None]:
+    """Ray sets one for SIGTERM, which a run that saves itself needs."""
+    before = signal.getsignal(signal.SIGTERM)
+    try:
+        yield
+    finally:
+        if threading.current_thread() is threading.main_thread() and before is not None:
+            signal.signal(signal.SIGTERM, before)
+
+
+def _imported_ray() -> Any:
+    try:
+        import ray
+        import ray.exceptions
+    except ModuleNotFoundError as error:
+        raise ModuleNotFoundError(
+            f"remote environments need the package that provides {error.name!r}, which is not "
+            "installed: pip install 'torchrl_hts[ray]'",
+            name=error.name,
+        ) from error
+    return ray
