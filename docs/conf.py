@@ -37,6 +37,7 @@ autodoc_default_options = {"members": True, "show-inheritance": True}
 autodoc_member_order = "bysource"
 autodoc_typehints = "signature"
 autodoc_class_signature = "separated"
+autodoc_type_aliases = {"npt.ArrayLike": "ArrayLike"}  # not the dozen types that it stands for
 napoleon_google_docstring = True
 napoleon_numpy_docstring = False
 napoleon_use_ivar = True
@@ -53,6 +54,9 @@ if os.environ.get("INTERSPHINX") == "1":
 
 myst_enable_extensions = ["colon_fence", "deflist", "dollarmath"]
 myst_heading_anchors = 3
+
+highlight_language = "text"  # what has no language of its own is a command, or a drawing
+pygments_dark_style = "github-dark"  # furo's own underlines modules, as if they were links
 
 html_theme = "furo"
 html_title = "torchrl_hts"
@@ -75,12 +79,32 @@ def _hide_private_bases(
     bases[:] = [base for base in bases if base is not StockAttributes]
 
 
+def _shorten_signature(
+    _app: Any, _what: str, _name: str, _object: Any, _options: Any, signature: Any, returns: Any
+) -> tuple[Any, Any] | None:
+    """Leave out modules where Sphinx can't, since a default is `<factory>`."""
+    if signature is None or "<factory>" not in signature:
+        return None
+    return re.sub(r"~(?:\w+\.)+", "", signature), returns
+
+
 def _link_pictures(_app: Any, document: Any) -> None:
     """Let a click on a picture show it as large as it is: Sphinx does so where a width is given."""
     from docutils import nodes
 
     for image in document.findall(nodes.image):
         image["width"] = "100%"
+
+
+def _keep_figures_together(_app: Any, document: Any) -> None:
+    """Let no line end within a range, a date, or between a number and its per cent."""
+    from docutils import nodes
+
+    for text in [*document.findall(nodes.Text)]:
+        if not isinstance(text.parent, nodes.literal | nodes.literal_block | nodes.doctest_block):
+            whole = re.sub(r"(?<=\d)-(?=\d)", "-\N{WORD JOINER}", text.astext())
+            whole = re.sub(r"(?<=\d) %", "\N{NO-BREAK SPACE}%", whole)
+            text.parent.replace(text, nodes.Text(whole))
 
 
 def _draw_packages(app: Any) -> None:
@@ -91,6 +115,8 @@ def _draw_packages(app: Any) -> None:
 def setup(app: Any) -> None:
     """Called by Sphinx."""
     app.connect("autodoc-process-docstring", _link_pages)
+    app.connect("autodoc-process-signature", _shorten_signature)
     app.connect("autodoc-process-bases", _hide_private_bases)
     app.connect("doctree-read", _link_pictures)
+    app.connect("doctree-read", _keep_figures_together)
     app.connect("builder-inited", _draw_packages)
