@@ -45,7 +45,7 @@ def rollout_time(
 
     Args:
         num_steps: K, of all environments together.
-        num_envs: n.
+        num_envs: n, the number of environments.
         sync_interval: alpha.
         mean_step_s: mean time of a step.
 
@@ -85,7 +85,7 @@ def asynchronous_latency(num_envs: int, env_rate: float, learner_rate: float) ->
     the queue has no bound.
 
     Args:
-        num_envs: n.
+        num_envs: n, the number of environments.
         env_rate: l, batches that one environment yields per second.
         learner_rate: m, batches that the learner can take per second.
 

@@ -78,7 +78,8 @@ class World:
             of one as many as there are.
 
     Attributes:
-        rank, size: this learner, and how many there are.
+        rank: this learner, from 0 on.
+        size: learners of this run.
         local_size: learners on this machine.
         is_first: whether this one is rank 0: the one that prints, logs and evaluates.
 

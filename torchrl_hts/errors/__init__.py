@@ -1,13 +1,15 @@
 """The exceptions of torchrl_hts.
 
-HTSError
-├── CannotSaveError   the state of an environment can't be saved as a whole
-├── InvalidValueError an environment returned, or was to be given, what its spaces don't allow
-├── ProtocolError     an event that the schedule does not allow: a fault of this package
-├── PolicyError       the policy can't be run in batches that keep its rows independent
-├── ResourceError     the system has too little of something: memory, descriptors, processes
-├── WorkerError       an executor or an actor failed; carries which one, where, and how
-└── WorldError        ranks of a run don't agree, or one doesn't answer; the message names it
+::
+
+    HTSError
+    ├── CannotSaveError   the state of an environment can't be saved as a whole
+    ├── InvalidValueError an environment returned, or was to be given, what its spaces don't allow
+    ├── ProtocolError     an event that the schedule does not allow: a fault of this package
+    ├── PolicyError       the policy can't be run in batches that keep its rows independent
+    ├── ResourceError     the system has too little of something: memory, descriptors, processes
+    ├── WorkerError       an executor or an actor failed; carries which one, where, and how
+    └── WorldError        ranks of a run don't agree, or one doesn't answer; the message names it
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Checks that users can run on their own machine, environments and policies.
 
-    python -m torchrl_hts.testing determinism
+The first trains for some rounds over a grid of actors, executors and injected delays, and compares
+every batch and the final parameters by their bits (I7)::
 
-trains for some rounds over a grid of actors, executors and injected delays, and compares every
-batch and the final parameters by their bits (I7).
+    python -m torchrl_hts.testing determinism
 """
 
 from __future__ import annotations
