@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean, stdev
+from textwrap import wrap
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -110,10 +111,12 @@ def draw(algorithm: str, panels: dict[Panel, dict[str, list[dict[str, Any]]]], f
 def picture(algorithm: str, panels: dict[Panel, dict[str, list[dict[str, Any]]]]) -> Figure:
     """Return against steps: a row per environment and learning rate, a column per rule."""
     from matplotlib.figure import Figure  # half a second that the start does without
+    from matplotlib.ticker import EngFormatter, MaxNLocator
 
     there = {name for cells in panels.values() for name in cells}
     rules = [rule for rule, names in RULES.items() if there & set(names[1:])] or [*RULES][:1]
-    size = (1 + 3.7 * len(rules), 1 + 2.5 * len(panels))
+    # No wider than a page of the documentation, where text keeps its size.
+    size = (1 + 2.4 * len(rules), 1 + 2.1 * len(panels))
     figure = Figure(figsize=size, layout="constrained")
     grid = figure.subplots(len(panels), len(rules), squeeze=False, sharex="row", sharey="row")
     lines: dict[str, Any] = {}
@@ -122,16 +125,22 @@ def picture(algorithm: str, panels: dict[Panel, dict[str, list[dict[str, Any]]]]
             for name in (name for name in RULES[rule] if name in cells):
                 label = f"lag {VARIANTS[name].lag}"
                 lines[label] = _draw_line(axes, cells[name], COLORS[VARIANTS[name].lag])
-            axes.set_title(f"{panel_title(panel)}: {rule}", fontsize=9)
+            axes.set_title(rule, fontsize="medium")
+            axes.xaxis.set_major_locator(MaxNLocator(4))
+            axes.xaxis.set_major_formatter(EngFormatter(sep=""))
             axes.grid(alpha=0.3)
-        row[0].set_ylabel("episode return")
+        title = panel_title(panel).replace(" \u00d7 ", "\u00a0\u00d7\u00a0")
+        row[0].set_ylabel("\n".join(wrap(title, 19)))
     for axes in grid[-1]:
         axes.set_xlabel("environment steps")
-    figure.legend(lines.values(), lines.keys(), loc="outside lower center", ncols=len(lines))
     counts = sorted({len(each) for cells in panels.values() for each in cells.values()})
     seeds = " to ".join(str(count) for count in dict.fromkeys((counts[0], counts[-1])))
-    figure.suptitle(
-        f"{algorithm.upper()}: mean over the seeds ({seeds}); band: \u00b1 standard error"
+    figure.legend(
+        lines.values(),
+        lines.keys(),
+        title=f"{algorithm.upper()}: mean return ({seeds} seeds); band: \u00b1 standard error",
+        loc="outside upper center",
+        ncols=len(lines),
     )
     return figure
 

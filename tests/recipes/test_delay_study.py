@@ -178,10 +178,11 @@ def test_a_picture_shows_three_lines_at_most_in_each_panel(tmp_path: Path) -> No
                 cell = Cell("cartpole", "ppo", name, multiplier, seed)
                 write_cell(tmp_path, cell, [100.0 + seed, 200.0], 200.0)
     figure = picture("ppo", load(tmp_path)["ppo"])
-    assert [axes.get_title() for axes in figure.axes] == [
-        f"CartPole-v1{rate}: {rule}"
-        for rate in ("", ", learning rate × 2.5")
-        for rule in ("all delayed", "newest", "policy delayed")
+    rules = ["all delayed", "newest", "policy delayed"]
+    assert [axes.get_title() for axes in figure.axes] == rules * 2
+    assert [axes.get_ylabel() for axes in figure.axes[::3]] == [
+        "CartPole-v1",
+        "CartPole-v1,\nlearning rate\u00a0×\u00a02.5",
     ]
     assert [len(axes.get_lines()) for axes in figure.axes] == [3] * 6
     (legend,) = figure.legends
@@ -194,7 +195,7 @@ def test_a_picture_has_no_column_of_a_rule_that_was_not_run(tmp_path: Path) -> N
     assert len(alone.get_lines()) == 1
     write_cell(tmp_path, Cell("acrobot", "a2c", "lag2-split", 1.0, 0), [-500.0, -80.0], -80.0)
     (axes,) = picture("a2c", load(tmp_path)["a2c"]).axes
-    assert axes.get_title() == "Acrobot-v1: policy delayed"
+    assert (axes.get_title(), axes.get_ylabel()) == ("policy delayed", "Acrobot-v1")
     assert len(axes.get_lines()) == 2
 
 
