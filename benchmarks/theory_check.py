@@ -157,9 +157,9 @@ def print_table(points: list[dict[str, Any]]) -> None:
 def draw(points: list[dict[str, Any]], title: str, file: Path) -> None:
     """Share against alpha for each number of environments; measured against predicted."""
     sizes = sorted({each["num_envs"] for each in points})
-    figure = Figure(figsize=(4 * len(sizes) + 4, 4.2), layout="constrained")
-    figure.suptitle(title, fontsize=10)
-    axes = figure.subplots(1, len(sizes) + 1, squeeze=False)[0]
+    rows = len(sizes) // 2 + 1  # of two panels, so that text keeps its size on a page
+    figure = Figure(figsize=(8, 1.2 + 3.4 * rows), layout="constrained")
+    axes = figure.subplots(rows, 2, squeeze=False).flatten()
     for panel, n in zip(axes, sizes, strict=False):
         for lag in sorted({each["lag"] for each in points}):
             own = [each for each in points if (each["num_envs"], each["lag"]) == (n, lag)]
@@ -178,10 +178,10 @@ def draw(points: list[dict[str, Any]], title: str, file: Path) -> None:
         panel.set_xscale("log", base=2)
         panel.set_xticks(alphas, list(map(str, alphas)))
         panel.set_ylim(0, 1.05)
-        panel.set_title(f"{n} environments", fontsize=9)
+        panel.set_title(f"{n} environments", fontsize="medium")
         panel.set_xlabel("alpha")
+        panel.set_ylabel("share of executors that never wait")
         panel.grid(alpha=0.3)
-    axes[0].set_ylabel("share of executors that never wait")
     for style, colour, label in (
         ("k-", None, "predicted, recorded times"),
         ("k:", None, "predicted, i.i.d."),
@@ -189,8 +189,10 @@ def draw(points: list[dict[str, Any]], title: str, file: Path) -> None:
         ("-.", "#b7950b", "Claim 1 (exponential, no learner)"),
     ):
         axes[0].plot([], [], style, label=label, **({"color": colour} if colour else {}))
-    axes[0].legend(fontsize=7, loc="lower right")
-    last = axes[-1]
+    figure.legend(
+        *axes[0].get_legend_handles_labels(), title=title, loc="outside upper center", ncols=2
+    )
+    last = axes[len(sizes)]
     for each in points:
         colour = COLOURS.get(each["lag"], "#7d3c98")
         last.plot(each["recorded"], each["measured"], "o", color=colour, ms=4)
@@ -198,6 +200,8 @@ def draw(points: list[dict[str, Any]], title: str, file: Path) -> None:
     last.set_xlabel("predicted from the recorded times")
     last.set_ylabel("measured")
     last.grid(alpha=0.3)
+    for empty in axes[len(sizes) + 1 :]:
+        empty.remove()
     figure.savefig(file)
 
 
