@@ -106,6 +106,11 @@ class Records:
         """Rows of metrics so far."""
         return len(self._metrics.rows)
 
+    @property
+    def newest(self) -> Row:
+        """The newest row of metrics; empty before the first."""
+        return dict(self._metrics.rows[-1]) if self._metrics.rows else {}
+
     def measure(
         self,
         step: int,

@@ -23,6 +23,7 @@ from support.metrics import Row, learning_metrics
 from support.options import RunOptions, to_json
 from support.output_dir import claim_output_dir, find_output_dir
 from support.records import Records
+from support.saves import WHEN_SAVED
 from support.signals import StopSignals
 from support.states import FORMAT, Stateful, check_state, random_states, set_random_states, versions
 from torchrl_hts import EpisodeReturns, HTSCollector, World, WorldError
@@ -297,9 +298,8 @@ class Run:
 
     def _is_due(self, interval: int) -> bool:
         """Whether this round reached a multiple of the interval."""
-        if interval <= 0:
-            return False
-        return self.step // interval > (self.step - self._collector.frames_per_batch) // interval
+        before = self.step - self._collector.frames_per_batch
+        return interval > 0 and self.step // interval > before // interval
 
     # Checkpoints.
 
@@ -314,14 +314,14 @@ class Run:
         if lost and not self._told_of_loss:
             self._told_of_loss = True
             self.say(f"a run that is resumed from here begins new episodes: {lost}")
-        failure: BaseException | None = None
         try:
             self._world.save(lambda: self._save_part(collector), lambda: self._save_rest(collector))
         except WorldError as error:
-            own = isinstance(error.__cause__, (RecipeError, OSError))
-            failure = error.__cause__ if own else error
-        if failure is not None:
-            raise failure
+            if isinstance(error.__cause__, RecipeError | OSError):
+                raise error.__cause__ from None
+            raise
+        for tell in WHEN_SAVED:
+            tell(self.output_dir, {} if self._records is None else self._records.newest)
 
     def _save_part(self, collector: Mapping[str, Any]) -> None:
         """Write what this learner's checkpoint counts on."""

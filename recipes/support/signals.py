@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import threading
 from collections.abc import Callable
 from types import FrameType
 
@@ -29,16 +30,19 @@ class StopSignals:
         self.number: int | None = None
 
     def take(self) -> None:
-        """Begin to take them, but for those that are ignored, as SIGHUP is under nohup."""
+        """Begin to take them, but for those that are ignored, as SIGHUP is under nohup.
+
+        In a thread, as of Ray Train, there is nothing to take: they reach the main thread alone.
+        """
         self._handlers = {
             number: signal.signal(number, self._note)
             for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-            if signal.getsignal(number) is not signal.SIG_IGN
+            if _is_main_thread() and signal.getsignal(number) is not signal.SIG_IGN
         }
 
     def give_back(self, *, ignoring_sigterm: bool) -> None:
         """Let them do what they did before; or let SIGTERM, which torchrun sends, do nothing."""
-        if ignoring_sigterm:
+        if ignoring_sigterm and _is_main_thread():
             self._handlers[signal.SIGTERM] = signal.SIG_IGN
         for number, handler in self._handlers.items():
             signal.signal(number, handler)
@@ -54,3 +58,7 @@ class StopSignals:
             os.write(
                 2, b"\nstopping after this update; once more to stop at once, without saving\n"
             )
+
+
+def _is_main_thread() -> bool:
+    return threading.current_thread() is threading.main_thread()

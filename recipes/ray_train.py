@@ -1,0 +1,157 @@
+"""A recipe on a Ray cluster: Ray Train starts its learners, and starts them anew if one fails.
+
+    python recipes/ray_train.py --learners 4 ppo_cartpole --shards 4 --output-dir /shared/cartpole
+
+Everything after the recipe's name is an option of the recipe. The policy has the bits that the
+same options have with torchrun. The output directory must be the same on all machines, and so must
+the path of these recipes. After each checkpoint Ray is told the newest metrics, and keeps a copy of
+the checkpoints. A learner or a machine that is lost costs what came after the last one: Ray starts
+all learners again, and they go on with the run in the output directory, bit for bit.
+
+Without --address a cluster of this machine is started, and ended. Needs the extra 'ray'.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import os
+import sys
+import uuid
+from pathlib import Path
+from typing import Any
+
+from support.errors import RecipeError, exit_with
+from support.start import announce, parse_or_exit
+
+RECIPES = ("a2c_atari", "ppo_atari", "ppo_cartpole", "ppo_football")
+
+
+def parse() -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--learners", type=int, default=2, help="processes that learn (2)")
+    parser.add_argument("--cpus", type=float, default=1.0, help="of each learner (1)")
+    parser.add_argument(
+        "--max-failures", type=int, default=3, help="how often learners are started anew (3)"
+    )
+    parser.add_argument("--address", help="of a Ray cluster, such as HEAD:6379 or auto")
+    parser.add_argument("recipe", choices=RECIPES)
+    parser.add_argument("arguments", nargs=argparse.REMAINDER, help="options of the recipe")
+    options = parser.parse_args()
+    if options.learners < 1:
+        parser.error(f"--learners must be at least 1, got {options.learners}")
+    return options
+
+
+def checked(recipe: str, arguments: list[str]) -> Any:
+    """The recipe's options.
+
+    Raises:
+        RecipeError: if they make no sense, or there is no directory that all learners know.
+    """
+    from support.options import parse_options
+
+    module = importlib.import_module(recipe)
+    options = parse_options(module.Options, module.__doc__, arguments)
+    if options.output_dir is None and options.resume is None:
+        raise RecipeError("name a directory that all learners reach: --output-dir /shared/run")
+    return options
+
+
+def learn(settings: dict[str, Any]) -> None:
+    """What each learner does, in a process that Ray Train has started."""
+    import ray.train
+    from support.metrics import Row
+    from support.saves import WHEN_SAVED
+
+    # By this name a learner that was started anew knows the run as its own, as with torchrun.
+    os.environ["TORCHELASTIC_RUN_ID"] = settings["name"]
+
+    def report(directory: Path, row: Row) -> None:
+        checkpoint = None
+        if ray.train.get_context().get_world_rank() == 0:
+            checkpoint = ray.train.Checkpoint.from_directory(directory / "checkpoints")
+        ray.train.report(row, checkpoint=checkpoint)
+
+    options = checked(settings["recipe"], settings["arguments"])
+    WHEN_SAVED[:] = [report]
+    code = importlib.import_module(settings["recipe"]).train(options)
+    if code:
+        raise RuntimeError(f"the recipe ended with exit code {code}")
+
+
+def main(options: argparse.Namespace) -> int:
+    """Starts the learners and waits for them."""
+    try:
+        import ray
+        from ray.train import (
+            CheckpointConfig,
+            FailureConfig,
+            RunConfig,
+            ScalingConfig,
+            TrainingFailedError,
+        )
+        from ray.train.torch import TorchConfig, TorchTrainer
+    except ModuleNotFoundError as error:
+        raise RecipeError(
+            f"this needs the package that provides {error.name!r}: pip install 'torchrl_hts[ray]'"
+        ) from error
+    run = checked(options.recipe, options.arguments)
+    directory = (run.resume or run.output_dir).absolute()
+    here = Path(__file__).resolve().parent
+    paths = [str(here), str(here.parent), *filter(None, [os.environ.get("PYTHONPATH")])]
+    ray.init(
+        address=options.address,
+        runtime_env={"env_vars": {"PYTHONPATH": os.pathsep.join(paths)}},
+    )
+    name = f"{directory.name}-{uuid.uuid4().hex[:8]}"
+    trainer = TorchTrainer(
+        learn,
+        train_loop_config={
+            "name": name,
+            "recipe": options.recipe,
+            "arguments": with_absolute(options.arguments, directory),
+        },
+        torch_config=TorchConfig(backend="gloo"),
+        scaling_config=ScalingConfig(
+            num_workers=options.learners, resources_per_worker={"CPU": options.cpus}
+        ),
+        run_config=RunConfig(
+            name=name,
+            storage_path=str(directory / "ray"),
+            failure_config=FailureConfig(max_failures=options.max_failures),
+            checkpoint_config=CheckpointConfig(num_to_keep=1),
+        ),
+    )
+    try:
+        result = trainer.fit()
+    except TrainingFailedError as error:
+        raise RecipeError(
+            f"the learners have failed more often than --max-failures {options.max_failures}; "
+            f"the last time: {error}"
+        ) from error
+    step = int(result.metrics["step"]) if result.metrics else 0
+    announce(f"done after {step:,} steps; files in {directory}, Ray's own in {result.path}")
+    return 0
+
+
+def with_absolute(arguments: list[str], directory: Path) -> list[str]:
+    """The same options with the whole path of the directory: Ray's processes work elsewhere."""
+    found = list(arguments)
+    for index, argument in enumerate(found):
+        name, equals, _ = argument.partition("=")
+        if name in ("--output-dir", "--resume"):
+            if equals:
+                found[index] = f"{name}={directory}"
+            else:
+                found[index + 1] = str(directory)
+    return found
+
+
+if __name__ == "__main__":
+    sys.path.insert(0, str(Path(__file__).resolve().parent))
+    OPTIONS = parse_or_exit(parse)
+    exit_with(lambda: main(OPTIONS))
