@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -15,6 +16,9 @@ def need(*engines: str) -> None:
     """Skip the test if one of the engines is not installed."""
     for engine in engines:
         try:
-            importlib.import_module(_MODULES[engine])
+            # In a thread of its own: EnvPool keeps the frames that it is first imported from, and
+            # with those of a test all that is in them.
+            with ThreadPoolExecutor(1) as thread:
+                thread.submit(importlib.import_module, _MODULES[engine]).result()
         except ImportError as error:
             pytest.skip(f"the engine {engine} is not installed ({error}): {_REMEDIES[engine]}")
