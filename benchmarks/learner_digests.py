@@ -1,20 +1,20 @@
 """Whether several learners give the bits of one, where they might not.
 
     python benchmarks/learner_digests.py
-    python benchmarks/learner_digests.py --learners 1 2 --workloads pendulum --updates 20
+    python benchmarks/learner_digests.py --learners 1 2 --tasks continuous --updates 20
 
 A2C and PPO (epochs, minibatches, normalised advantages) with `World(shards=...)` and
-`DelayedGradient`: CartPole, CartPole with an LSTM, and Pendulum with a TanhNormal, whose entropy is
-estimated by samples. Each is trained by 1, 2, 4 and 8 learners: quietly with one executor each, and
-with pauses on the odd ranks, two executors and two actors. torchrun starts the learners, once for
-each number. A row of the table has the first digits of SHA-256 of the parameters and of all losses.
-The command ends with an error if a row has two of them.
+`DelayedGradient`, on the tasks of `torchrl_hts.testing`: CartPole, CartPole with an LSTM, Pendulum
+with a TanhNormal, whose entropy is estimated by samples, and Pong. Each is trained by 1, 2, 4 and 8
+learners: quietly with one executor each, and with pauses on the odd ranks, two executors and two
+actors. torchrun starts the learners, once for each number. A row of the table has the first digits
+of SHA-256 of the parameters and of all losses. The command ends with an error if a row has two of
+them.
 """
 
 from __future__ import annotations
 
 import argparse
-import functools
 import json
 import subprocess
 import sys
@@ -23,54 +23,20 @@ import time
 from pathlib import Path
 from typing import Any
 
-import gymnasium as gym
 import torch
 from _machine import commit, machine
 from tensordict import TensorDictBase
-from tensordict.nn import TensorDictModule, TensorDictSequential
 from torch import Tensor, nn
-from torchrl.modules import (
-    MLP,
-    LSTMModule,
-    NormalParamExtractor,
-    ProbabilisticActor,
-    TanhNormal,
-    ValueOperator,
-    set_recurrent_mode,
-)
+from torchrl.modules import set_recurrent_mode
 from torchrl.objectives import A2CLoss, ClipPPOLoss
 from torchrl.objectives.value import GAE
 
 from torchrl_hts import DelayedGradient, HTSCollector, World, keep_servers
 from torchrl_hts.bench.command_line import count
-from torchrl_hts.testing import digest
+from torchrl_hts.testing import TASKS, digest
 
-WORKLOADS = ("cartpole", "lstm", "pendulum")
-ENVIRONMENTS = {"cartpole": "CartPole-v1", "lstm": "CartPole-v1", "pendulum": "Pendulum-v1"}
-NUM_ENVS, SHARDS, ALPHA = 16, 8, 16
-
-
-def networks(workload: str) -> tuple[ProbabilisticActor, ValueOperator]:
-    """A policy, and a critic of its own."""
-    inputs = 3 if workload == "pendulum" else 4
-    critic = ValueOperator(MLP(inputs, 1, num_cells=[32]), ["observation"])
-    if workload == "pendulum":
-        net = nn.Sequential(MLP(inputs, 2, num_cells=[32]), NormalParamExtractor())
-        return ProbabilisticActor(
-            TensorDictModule(net, ["observation"], ["loc", "scale"]),
-            ["loc", "scale"],
-            distribution_class=TanhNormal,
-            distribution_kwargs={"low": -2.0, "high": 2.0},
-            return_log_prob=True,
-        ), critic
-    body = TensorDictModule(MLP(inputs, 2, num_cells=[32]), ["observation"], ["logits"])
-    if workload == "lstm":
-        lstm = LSTMModule(inputs, 16, in_key="observation", out_key="embedding")
-        head = TensorDictModule(nn.Linear(16, 2), ["embedding"], ["logits"])
-        body = TensorDictSequential(lstm, head)
-    return ProbabilisticActor(
-        body, ["logits"], distribution_class=torch.distributions.Categorical, return_log_prob=True
-    ), critic
+DEFAULT_TASKS = ["cartpole", "lstm", "continuous", "pong"]
+NUM_ENVS, SHARDS = 16, 8
 
 
 def total(losses: TensorDictBase) -> Tensor:
@@ -78,20 +44,21 @@ def total(losses: TensorDictBase) -> Tensor:
     return losses["loss_objective"] + losses["loss_critic"] + losses["loss_entropy"]
 
 
-def train(world: World, workload: str, algorithm: str, varied: bool, updates: int) -> str:
+def train(world: World, name: str, algorithm: str, varied: bool, updates: int) -> str:
     """The digest of what came of a run."""
     torch.manual_seed(0)
-    actor, critic = networks(workload)
+    task = TASKS[name]
+    actor, critic = task.build(nn.Identity())
     advantage = GAE(gamma=0.99, lmbda=0.95, value_network=critic)
     loss_module: nn.Module = A2CLoss(actor, critic)
     if algorithm == "ppo":
         loss_module = ClipPPOLoss(actor, critic, normalize_advantage=False)
     optimizer = torch.optim.Adam(loss_module.parameters(), lr=1e-3)
     collector = HTSCollector(
-        [functools.partial(gym.make, ENVIRONMENTS[workload])] * NUM_ENVS,
+        [task.make_env] * NUM_ENVS,
         actor,
-        frames_per_batch=NUM_ENVS * ALPHA,
-        total_frames=NUM_ENVS * ALPHA * updates,
+        frames_per_batch=NUM_ENVS * task.sync_interval,
+        total_frames=NUM_ENVS * task.sync_interval * updates,
         seed=0,
         num_executors=min(2, NUM_ENVS // world.size) if varied else 1,
         num_actors=2 if varied else 1,
@@ -110,7 +77,7 @@ def train(world: World, workload: str, algorithm: str, varied: bool, updates: in
         optimizer.step()
         optimizer.zero_grad()
 
-    with collector, set_recurrent_mode(workload == "lstm"):
+    with collector, set_recurrent_mode(task.recurrent):
         for number, batch in enumerate(collector):
             if varied and world.rank % 2:
                 time.sleep(0.05 * (number % 3))
@@ -121,7 +88,7 @@ def train(world: World, workload: str, algorithm: str, varied: bool, updates: in
                         advantage(part)
                 if algorithm == "a2c":
                     learn(parts)
-                elif workload == "lstm":  # whole trajectories, several times
+                elif task.recurrent:  # whole trajectories, several times
                     for _ in range(2):
                         world.normalize(parts)
                         learn(parts)
@@ -137,11 +104,11 @@ def learn_all(options: argparse.Namespace) -> None:
     """What each learner does; the first writes down what came of it."""
     found = {}
     with keep_servers(), World(shards=SHARDS) as world:
-        for workload in options.workloads:
+        for task in options.tasks:
             for algorithm in ("a2c", "ppo"):
                 for varied in (False, True):
-                    name = f"{algorithm} {workload} {'varied' if varied else 'quiet'}"
-                    found[name] = train(world, workload, algorithm, varied, options.updates)
+                    name = f"{algorithm} {task} {'varied' if varied else 'quiet'}"
+                    found[name] = train(world, task, algorithm, varied, options.updates)
         if world.is_first:
             options.write_to.write_text(json.dumps(found))
 
@@ -152,7 +119,7 @@ def main() -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--learners", type=count, nargs="+", default=[1, 2, 4, 8])
-    parser.add_argument("--workloads", nargs="+", choices=WORKLOADS, default=WORKLOADS)
+    parser.add_argument("--tasks", nargs="+", choices=TASKS, default=DEFAULT_TASKS)
     parser.add_argument("--updates", type=count, default=10, help="of each run (default: 10)")
     parser.add_argument("--write-to", type=Path, help=argparse.SUPPRESS)  # of a learner
     options = parser.parse_args()
@@ -160,7 +127,7 @@ def main() -> int:
         learn_all(options)
         return 0
     found: dict[int, dict[str, str]] = {}
-    given = ["--workloads", *options.workloads, "--updates", str(options.updates)]
+    given = ["--tasks", *options.tasks, "--updates", str(options.updates)]
     with tempfile.TemporaryDirectory() as directory:
         for size in options.learners:
             file = Path(directory, str(size))
