@@ -35,7 +35,8 @@ CONSTRAINTS := requirements/constraints.txt
 # Beside the pinned one: the ends of what has been tried of the range in pyproject.toml.
 OTHER_TORCHES := 2.11.0 2.14.1
 
-POSIX_TESTS := $(addprefix tests/,processes/test_fork_server.py processes/test_portability.py \
+POSIX_TESTS := $(addprefix tests/,processes/test_fork_server.py processes/test_server_pool.py \
+    processes/test_portability.py \
     planning/test_boundaries.py collector/test_hosts.py collector/test_notebooks.py \
     collector/test_collector_faults.py collector/test_collector_ends.py)
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from collectors import collect
 from environments import Paying
 from tensordict import TensorDict, TensorDictBase
 from tensordict.nn import TensorDictModule, TensorDictModuleBase, TensorDictSequential
@@ -116,14 +117,6 @@ STATEFUL: dict[str, Callable[[], nn.Module]] = {
     "entries at two places": Moving,
     "what a later module wrote": summing,
 }
-
-
-def collect(envs: list[Any], policy: nn.Module, rounds: int = 3, **kwargs: Any) -> TensorDict:
-    """Some rounds of 4 steps, as one ``[N, T]`` batch."""
-    frames = len(envs) * 4
-    kwargs = {"frames_per_batch": frames, "total_frames": rounds * frames, "seed": 0} | kwargs
-    with HTSCollector(envs, policy, **kwargs) as collector:
-        return torch.cat(list(collector), dim=1)
 
 
 def stock(envs: list[Callable[[], Any]], policy: nn.Module) -> TensorDict:

@@ -12,9 +12,9 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 import pytest
+from schedule_of_batches import WorldOfBatches
 from schedule_reference import (
     World,
-    WorldOfBatches,
     arbitrary_events,
     expected_batch,
     expected_values,

@@ -6,9 +6,11 @@ from functools import partial
 from typing import Any
 from weakref import WeakSet
 
+import torch
 from environments import EchoEnv
 from policies import categorical
 from probe import workers
+from tensordict import TensorDict
 from torch import nn
 
 from torchrl_hts import HTSCollector
@@ -29,6 +31,14 @@ def start(envs: list[Any], policy: nn.Module | None = None, **kwargs: Any) -> HT
     collector = HTSCollector(envs, policy or categorical(), **kwargs)
     _started.add(collector)
     return collector
+
+
+def collect(envs: list[Any], policy: nn.Module, rounds: int = 3, **kwargs: Any) -> TensorDict:
+    """Some rounds of 4 steps, as one ``[N, T]`` batch."""
+    frames = len(envs) * 4
+    kwargs = {"frames_per_batch": frames, "total_frames": rounds * frames, "seed": 0} | kwargs
+    with HTSCollector(envs, policy, **kwargs) as collector:
+        return torch.cat(list(collector), dim=1)
 
 
 def exit_statuses(collector: HTSCollector) -> dict[str, int | None]:

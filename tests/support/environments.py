@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -70,6 +71,11 @@ class EchoEnv(gym.Env[Any, Any]):
 
     def close(self) -> None:
         self.closed = True
+
+
+def echo(*lengths: int, **kwargs: bool) -> partial[EchoEnv]:
+    """Makes one whose episodes have these lengths, by turns; 5 by default."""
+    return partial(EchoEnv, lengths or (5,), **kwargs)
 
 
 class BackgroundEcho(EchoEnv, BackgroundEnv):

@@ -7,7 +7,12 @@ from typing import Any
 import torch
 from tensordict import TensorDict, TensorDictBase
 from torchrl.data import Categorical, Composite, NonTensor, TensorSpec, Unbounded
-from torchrl.envs import EnvBase
+from torchrl.envs import EnvBase, GymEnv
+
+
+def cartpole() -> EnvBase:
+    """TorchRL's CartPole, with actions as indices."""
+    return GymEnv("CartPole-v1", categorical_action_encoding=True)
 
 
 class Spoken(EnvBase):

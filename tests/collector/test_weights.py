@@ -1,0 +1,144 @@
+"""Which weights act in which round: whatever form they are given in, and whenever."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from environments import echo
+from policies import marked
+from tensordict import TensorDict
+from tensordict.nn import TensorDictModule
+
+from torchrl_hts import HTSCollector
+
+pytestmark = pytest.mark.usefixtures("nothing_left")
+
+
+class TestWeights:
+    """Which parameters are staged."""
+
+    def test_explicit_weights_stay_until_the_next_call(self) -> None:
+        policy, other = marked(), marked()
+        other.module.mark.data.fill_(7)
+        with HTSCollector([echo()], policy, frames_per_batch=4, lag=0) as collector:
+            batches = iter(collector)
+            next(batches)
+            collector.update_policy_weights_(other)
+            assert next(batches)["mark"].unique().item() == 7
+            assert next(batches)["mark"].unique().item() == 7
+            collector.update_policy_weights_()
+            assert next(batches)["mark"].unique().item() == 0
+
+    @pytest.mark.parametrize("lag", [0, 1, 2])
+    def test_the_values_at_the_call_are_staged(self, lag: int) -> None:
+        policy = marked()
+        with HTSCollector([echo()], policy, frames_per_batch=4, lag=lag) as collector:
+            batches = iter(collector)
+            next(batches)
+            policy.module.mark.data.fill_(2)
+            collector.update_policy_weights_()
+            policy.module.mark.data.fill_(3)
+            collector.update_policy_weights_()
+            policy.module.mark.data.fill_(4)
+            found = [next(batches)["mark"].unique().item() for _ in range(lag + 2)]
+        assert found == [0] * lag + [3, 4]  # I2: rounds that are open keep theirs
+
+    def test_staged_values_are_saved_while_a_batch_is_out(self) -> None:
+        policy = marked()
+        with HTSCollector([echo()], policy, frames_per_batch=4, lag=0) as collector:
+            next(iter(collector))
+            policy.module.mark.data.fill_(3)
+            collector.update_policy_weights_()
+            policy.module.mark.data.fill_(4)
+            state = collector.state_dict()
+        with HTSCollector([echo()], marked(), frames_per_batch=4, lag=0) as collector:
+            collector.load_state_dict(state)
+            batches = iter(collector)
+            assert [next(batches)["mark"].unique().item() for _ in range(2)] == [3, 4]
+
+    def test_any_form_of_weights(self) -> None:
+        policy, other = marked(), marked()
+        other.module.mark.data.fill_(7)
+        forms = [other, TensorDict.from_module(other), other.state_dict()]
+        with HTSCollector([echo()], policy, frames_per_batch=4, lag=0) as collector:
+            batches = iter(collector)
+            next(batches)
+            for k, weights in enumerate(forms):
+                other.module.mark.data.fill_(7 + k)
+                collector.update_policy_weights_(weights)
+                assert next(batches)["mark"].unique().item() == 7 + k
+
+    def test_weights_of_a_policy_that_uses_a_module_twice(self) -> None:
+        """State dicts and TensorDicts have its parameters under each of their names."""
+
+        def tied() -> TensorDictModule:
+            policy = marked()
+            policy.again = policy.module
+            return policy
+
+        policy, other = tied(), tied()
+        assert {"module.mark", "again.mark"} <= other.state_dict().keys()
+        with HTSCollector([echo()], policy, frames_per_batch=4, lag=0) as collector:
+            batches = iter(collector)
+            next(batches)
+            for k, weights in enumerate([other.state_dict(), TensorDict.from_module(other)]):
+                other.module.mark.data.fill_(7 + k)
+                collector.update_policy_weights_(weights)
+                assert next(batches)["mark"].unique().item() == 7 + k
+            # Its own are no others: they don't stay in force.
+            collector.update_policy_weights_(policy.state_dict())
+            assert next(batches)["mark"].unique().item() == 0
+            policy.module.mark.data.fill_(3)
+            assert next(batches)["mark"].unique().item() == 3
+
+    def test_weights_by_model(self) -> None:
+        """As TorchRL's collectors take them, where there is but one model."""
+        other = marked()
+        other.module.mark.data.fill_(7)
+        with HTSCollector([echo()], marked(), frames_per_batch=4, lag=0) as collector:
+            batches = iter(collector)
+            next(batches)
+            collector.update_policy_weights_(weights_dict={"policy": other})
+            assert next(batches)["mark"].unique().item() == 7
+            with pytest.raises(KeyError, match=r"weights_dict must be .*critic"):
+                collector.update_policy_weights_(weights_dict={"policy": other, "critic": other})
+            for name, value in (("weights", {}), ("policy", other), ("model_id", "policy")):
+                with pytest.raises(ValueError, match=f"either weights_dict or {name}, not both"):
+                    collector.update_policy_weights_(
+                        weights_dict={"policy": other}, **{name: value}
+                    )
+            with pytest.raises(TypeError, match="all actors act with the parameters of the round"):
+                collector.update_policy_weights_(other, worker_ids=0)
+            for weights in ({0: other.state_dict()}, "policy", 3):
+                with pytest.raises(TypeError, match="a dict of tensors by name, the same for all"):
+                    collector.update_policy_weights_(weights)
+            with pytest.raises(TypeError, match="unexpected keyword argument 'weigths'"):
+                collector.update_policy_weights_(weigths={})
+
+    def test_unknown_and_misshapen_weights(self) -> None:
+        with HTSCollector([echo()], marked(), frames_per_batch=4) as collector:
+            with pytest.raises(KeyError, match="no parameter or buffer 'x'"):
+                collector.update_policy_weights_({"x": torch.zeros(())})
+            with pytest.raises(ValueError, match=r"shape \(2,\)"):
+                collector.update_policy_weights_({"module.mark": torch.zeros(2)})
+            with pytest.raises(KeyError, match="model_id='critic'"):
+                collector.update_policy_weights_(model_id="critic")
+
+
+def test_weights_given_before_the_first_batch_act_from_round_0() -> None:
+    other = marked()
+    other.module.mark.data.fill_(7)
+    with HTSCollector([echo()], policy_factory=marked, frames_per_batch=4, lag=1) as collector:
+        collector.update_policy_weights_(other)
+        batches = iter(collector)
+        assert [next(batches)["mark"].unique().item() for _ in range(3)] == [7, 7, 7]
+
+
+def test_values_staged_before_the_first_batch_do_not_outlive_it() -> None:
+    policy = marked()
+    with HTSCollector([echo()], policy, frames_per_batch=4, lag=0) as collector:
+        collector.update_policy_weights_()
+        batches = iter(collector)
+        next(batches)
+        policy.module.mark.data.fill_(3)
+        assert next(batches)["mark"].unique().item() == 3
