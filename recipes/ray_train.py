@@ -3,10 +3,11 @@
     python recipes/ray_train.py --learners 4 ppo_cartpole --shards 4 --output-dir /shared/cartpole
 
 Everything after the recipe's name is an option of the recipe. The policy has the bits that the
-same options have with torchrun. The output directory must be the same on all machines, and so must
-the path of these recipes. After each checkpoint Ray is told the newest metrics, and keeps a copy of
-the checkpoints. A learner or a machine that is lost costs what came after the last one: Ray starts
-all learners again, and they go on with the run in the output directory, bit for bit.
+same options have with torchrun. The output directory, the path of these recipes and the directory
+that this is called in must be the same on all machines. After each checkpoint Ray is told the
+newest metrics, and keeps a copy of the checkpoints. A learner or a machine that is lost costs what
+came after the last one: Ray starts all learners again, and they go on with the run in the output
+directory, bit for bit.
 
 Without --address a cluster of this machine is started, and ended. Needs the extra 'ray'.
 """
@@ -67,6 +68,7 @@ def learn(settings: dict[str, Any]) -> None:
     from support.metrics import Row
     from support.saves import WHEN_SAVED
 
+    os.chdir(settings["directory"])  # that paths in the options are relative to
     # By this name a learner that was started anew knows the run as its own, as with torchrun.
     os.environ["TORCHELASTIC_RUN_ID"] = settings["name"]
 
@@ -85,6 +87,7 @@ def learn(settings: dict[str, Any]) -> None:
 
 def main(options: argparse.Namespace) -> int:
     """Starts the learners and waits for them."""
+    run = checked(options.recipe, options.arguments)
     try:
         import ray
         from ray.train import (
@@ -99,12 +102,11 @@ def main(options: argparse.Namespace) -> int:
         raise RecipeError(
             f"this needs the package that provides {error.name!r}: pip install 'torchrl_hts[ray]'"
         ) from error
-    run = checked(options.recipe, options.arguments)
     directory = (run.resume or run.output_dir).absolute()
     here = Path(__file__).resolve().parent
     paths = [str(here), str(here.parent), *filter(None, [os.environ.get("PYTHONPATH")])]
     ray.init(
-        address=options.address,
+        address=options.address or "local",
         runtime_env={"env_vars": {"PYTHONPATH": os.pathsep.join(paths)}},
     )
     name = f"{directory.name}-{uuid.uuid4().hex[:8]}"
@@ -113,7 +115,8 @@ def main(options: argparse.Namespace) -> int:
         train_loop_config={
             "name": name,
             "recipe": options.recipe,
-            "arguments": with_absolute(options.arguments, directory),
+            "arguments": options.arguments,
+            "directory": os.getcwd(),
         },
         torch_config=TorchConfig(backend="gloo"),
         scaling_config=ScalingConfig(
@@ -136,19 +139,6 @@ def main(options: argparse.Namespace) -> int:
     step = int(result.metrics["step"]) if result.metrics else 0
     announce(f"done after {step:,} steps; files in {directory}, Ray's own in {result.path}")
     return 0
-
-
-def with_absolute(arguments: list[str], directory: Path) -> list[str]:
-    """The same options with the whole path of the directory: Ray's processes work elsewhere."""
-    found = list(arguments)
-    for index, argument in enumerate(found):
-        name, equals, _ = argument.partition("=")
-        if name in ("--output-dir", "--resume"):
-            if equals:
-                found[index] = f"{name}={directory}"
-            else:
-                found[index + 1] = str(directory)
-    return found
 
 
 if __name__ == "__main__":

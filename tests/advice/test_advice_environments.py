@@ -83,8 +83,11 @@ class TestSpaces:
             single_action_space, action_space = S.Discrete(3), S.MultiDiscrete([3, 3])
 
         message = refusal(Blind)
-        assert "make it with autoreset_mode=gymnasium.vector.AutoresetMode.SAME_STEP" in message
+        assert "with autoreset_mode=gymnasium.vector.AutoresetMode.SAME_STEP" in message
         gather(lambda: gym.vector.SyncVectorEnv([EchoEnv], autoreset_mode="SameStep"))
+        make = partial(gym.make_vec, "CartPole-v1", 2)  # whose class takes no autoreset_mode
+        assert "gymnasium.make_vec(..., vectorization_mode='sync')" in refusal(make)
+        gather(partial(make, vectorization_mode="sync"), categorical(num_actions=2))
 
 
 class TestEnvironments:

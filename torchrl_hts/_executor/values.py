@@ -111,7 +111,7 @@ def _too_large(reward: Any) -> InvalidValueError:
     return InvalidValueError(
         f"the environment returned the reward {reprlib.repr(reward)}; expected one number that "
         f"float32 holds, which ends at {FLOAT32_MAX:.5g}: scale it with "
-        "gymnasium.wrappers.TransformReward"
+        "gymnasium.wrappers.TransformReward, or that of gymnasium.wrappers.vector for a VectorEnv"
     )
 
 
@@ -170,7 +170,8 @@ def _as_floats(found: Array, field: Field) -> Array:
         raise InvalidValueError(
             f"the environment returned {'.'.join(field.key)!r} with the value "
             f"{found[lost].flat[0]!s}; its observation space says {expected}, which ends at "
-            f"{np.finfo(expected).max:.5g}: scale it with a gymnasium.ObservationWrapper"
+            f"{np.finfo(expected).max:.5g}: scale it with a gymnasium.ObservationWrapper, or "
+            "a gymnasium.vector.VectorObservationWrapper"
         )
     return made
 
@@ -238,7 +239,8 @@ def not_a_number(value: Array, field: Field) -> InvalidValueError:
     return InvalidValueError(
         f"the environment returned NaN in {'.'.join(field.key)!r}, at "
         f"{np.argwhere(np.isnan(value))[:5].tolist()} of shape {value.shape}. If NaN is meant to "
-        "say something, replace it with a gymnasium.ObservationWrapper"
+        "say something, replace it with a gymnasium.ObservationWrapper, or with a "
+        "gymnasium.vector.VectorObservationWrapper"
     )
 
 

@@ -62,8 +62,8 @@ class VectorEngine:
             raise TypeError(
                 f"{_name(env)} begins an episode at the step after the last, which would waste a "
                 "row of the batch, and its reset takes no options['reset_mask'] to begin it "
-                "before: make it with autoreset_mode=gymnasium.vector.AutoresetMode.SAME_STEP, or "
-                "with gymnasium.make_vec(..., vectorization_mode='sync')"
+                "before: make it with gymnasium.make_vec(..., vectorization_mode='sync'), or, if "
+                "its class takes one, with autoreset_mode=gymnasium.vector.AutoresetMode.SAME_STEP"
             )
         self.description = GymDescription(
             self.observation_space, self.action_space, num_envs=self.num_envs

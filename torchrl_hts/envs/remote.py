@@ -262,7 +262,9 @@ def _get(reference: Any, timeout_s: float | None = None) -> Any:
 def _connected_ray(address: str) -> Any:
     ray = _imported_ray()
     if not ray.is_initialized():
-        _knock(os.environ.get("RAY_ADDRESS", address) if address == "auto" else address)
+        if address == "auto":
+            address = os.environ.get("RAY_ADDRESS", address)
+        _knock(address)
         # A worker's server may have imported Ray when its variables were others, of the token too.
         ray._raylet.Config.initialize("")
         try:
