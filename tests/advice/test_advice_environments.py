@@ -10,13 +10,16 @@ import gymnasium as gym
 import numpy as np
 import pytest
 import torch
-from advised import BOX, ZEROS, Odd, Says, gather, refusal, shown
+from advised import BOX, ZEROS, Odd, Says, gather, pasted, refusal, shown
 from collectors import start
 from environments import EchoEnv
 from gymnasium import wrappers
-from policies import categorical
+from policies import categorical, marked
+from tensordict.nn import TensorDictModule
+from torch import Tensor, nn
 from torchrl.data import Unbounded
 from torchrl.envs import Compose, GymEnv, StepCounter, TransformedEnv
+from torchrl.modules.tensordict_module.exploration import RandomPolicy
 from torchrl_environments import Spoken, Square
 
 S = gym.spaces
@@ -25,6 +28,17 @@ pytestmark = pytest.mark.usefixtures("warm_servers")
 TEXT = S.Text(5)
 SENTENCE = S.Sequence(BOX)
 GRAPH = S.Graph(BOX, None)
+
+
+class Firsts(nn.Module):
+    """Acts by the first output of a network."""
+
+    def __init__(self, num_inputs: int) -> None:
+        super().__init__()
+        self.layer = nn.Linear(num_inputs, 1)
+
+    def forward(self, observation: Tensor) -> Tensor:
+        return (self.layer(observation)[..., 0] > 0).long()
 
 
 class TestSpaces:
@@ -53,13 +67,23 @@ class TestSpaces:
             (S.Tuple([BOX, S.Discrete(2)]), (ZEROS, 1)),
             (S.OneOf([BOX, S.Discrete(2)]), (0, ZEROS)),
             (S.Dict(a=S.Tuple([BOX, S.Discrete(2)]), b=BOX), {"a": (ZEROS, 1), "b": ZEROS}),
+            (S.Tuple([S.Discrete(2), S.Discrete(3)]), (1, 2)),
+            (S.Tuple([BOX, BOX]), (ZEROS, ZEROS)),
         ],
         ids=repr,
     )
     def test_that_can_be_flattened(self, space: gym.Space[Any], seen: Any) -> None:
+        """So that a network takes it at once."""
         make = partial(Odd, space, seen)
-        assert "Flatten it with gymnasium.wrappers.FlattenObservation(env)" in refusal(make)
-        gather(lambda: wrappers.FlattenObservation(make()))
+        line = shown(refusal(make), after="Flatten it with")
+        assert ("DtypeObservation" in line) == (S.flatten_space(space).dtype != np.float32)
+        network = TensorDictModule(Firsts(S.flatdim(space)), ["observation"], ["action"])
+        gather(lambda: pasted(line, make()), network)
+
+    def test_beside_what_cannot_be_flattened(self) -> None:
+        parts = {"a": S.Tuple([BOX, S.Discrete(2)]), "b": S.Graph(BOX, None), "c": BOX}
+        make = partial(Odd, S.Dict(parts), {"a": (ZEROS, 1), "b": None, "c": ZEROS})
+        assert "Leave it out with" in refusal(make)
 
     def test_of_actions(self) -> None:
         class Pairs(Odd):
@@ -70,10 +94,11 @@ class TestSpaces:
             env = Pairs(BOX, ZEROS)
             return wrappers.TransformAction(env, lambda a: a, S.Tuple([S.Discrete(3)]))
 
-        message = refusal(make)
-        assert "the action space has a Tuple" in message
-        assert "Turn it into one of these with gymnasium.wrappers.TransformAction" in message
-        gather(lambda: wrappers.TransformAction(make(), lambda a: (a,), S.Discrete(3)))
+        for policy in (marked(), RandomPolicy(None)):
+            message = refusal(make, policy)
+            assert "the action space has a Tuple" in message
+            assert "Turn it into one of these with gymnasium.wrappers.TransformAction" in message
+            gather(lambda: wrappers.TransformAction(make(), lambda a: (a,), S.Discrete(3)), policy)
 
     def test_a_vector_of_environments(self) -> None:
         class Blind(gym.vector.VectorEnv):  # type: ignore[type-arg]

@@ -59,6 +59,18 @@ def test_a_layer_that_drops_at_random() -> None:
     gather(EchoEnv, acting(nn.Dropout(0.0)))
 
 
+def test_functions_that_drop_at_random() -> None:
+    class Drops(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return nn.functional.dropout(x, 0.5, training=self.training)
+
+    message = refused(acting(nn.functional.dropout))
+    assert "drops activations at random, by dropout: it would act with another network" in message
+    assert "Let it do so where self.training is True alone, and call policy.eval()" in message
+    assert refused(acting(Drops())) == message
+    gather(EchoEnv, acting(Drops()).eval())
+
+
 def test_statistics_of_a_batch() -> None:
     message = refused(acting(nn.BatchNorm1d(4)))
     assert "Put it in evaluation mode (policy.eval())" in message

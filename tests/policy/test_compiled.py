@@ -145,6 +145,16 @@ def test_it_learns_compiled_and_is_evaluated() -> None:
         policy.load_state_dict(dict(evaluator.wait()[0].parameters))
 
 
+def exported() -> torch.export.ExportedProgram:
+    """What `torch.export` makes of a network."""
+    return torch.export.export(Net(), (torch.zeros(2, 4),))
+
+
+def test_an_exported_program_is_refused() -> None:
+    with pytest.raises(TypeError, match=r"the policy was made by torch.export \(ExportedProgram\)"):
+        HTSCollector([EchoEnv], exported(), frames_per_batch=4)
+
+
 @pytest.mark.parametrize(
     ("wrap", "said"),
     [
@@ -154,6 +164,11 @@ def test_it_learns_compiled_and_is_evaluated() -> None:
         ),
         (lambda: torch.jit.trace(Net(), torch.zeros(2, 4)), "torch.jit module .*was scripted"),
         (lambda: nn.DataParallel(Net()), "wrapped in DataParallel.*its .module"),
+        (
+            lambda: exported().module(),
+            r"part 'module.0.module' was made by torch.export .*give the nn.Module that was",
+        ),
+        (lambda: torch.export.unflatten(exported()), r"part .* was made by torch.export"),
     ],
 )
 def test_parts_that_are_refused(wrap: Any, said: str) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -21,10 +23,12 @@ from sampled_policies import (
     prepared,
 )
 from tensordict import TensorDict
-from tensordict.nn import TensorDictModuleBase
+from tensordict.nn import TensorDictModule, TensorDictModuleBase, TensorDictSequential
 from torch import Tensor, nn
 from torch import distributions as D
+from torch.nn import functional as F
 from torchrl.envs.utils import ExplorationType, set_exploration_type
+from torchrl.modules import ConsistentDropoutModule
 
 from torchrl_hts._policy.counter_policy import CounterPolicy
 from torchrl_hts._policy.draws import CounterNoise, uniforms_of
@@ -168,6 +172,17 @@ def _refused(policy: TensorDictModuleBase, message: str) -> None:
         counter_policy.prepare(make_batch(policy))
 
 
+class Calls(nn.Module):
+    """Calls a function."""
+
+    def __init__(self, function: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.function = function
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.function(x)
+
+
 def _with(module: nn.Module) -> TensorDictModuleBase:
     return make_actor(D.Categorical, ["logits"], nn.Sequential(make_net(4), module))
 
@@ -177,6 +192,48 @@ def test_dropout_in_training_mode_is_refused() -> None:
     _refused(_with(nn.TransformerEncoderLayer(4, 1, 4)), "drops activations at random")
     CounterPolicy(_with(nn.Dropout(0.1)).eval(), RANDOM).prepare(make_batch(_with(nn.Identity())))
     CounterPolicy(_with(nn.Dropout(0.0)), RANDOM).prepare(make_batch(_with(nn.Identity())))
+
+
+@pytest.mark.parametrize(
+    ("drop", "by"),
+    [
+        (F.dropout, "dropout"),
+        (lambda x: F.dropout(x, 0.1, True), "dropout"),
+        (lambda x: torch.dropout(x, 0.1, True), "dropout"),
+        (lambda x: torch.dropout(x, p=0.1, train=True), "dropout"),
+        (lambda x: F.alpha_dropout(x, training=True), "alpha_dropout"),
+        (lambda x: F.dropout1d(x[None])[0], "dropout1d"),
+        (
+            lambda x: F.scaled_dot_product_attention(x, x, x, dropout_p=0.1),
+            "scaled_dot_product_attention",
+        ),
+        (lambda x: F.scaled_dot_product_attention(x, x, x, None, 0.1), "scaled_dot_product"),
+    ],
+)
+def test_dropout_by_a_function_is_refused(drop: Any, by: str) -> None:
+    _refused(_with(Calls(drop)), f"drops activations at random, by {by}")
+
+
+@pytest.mark.parametrize(
+    "drop",
+    [
+        lambda x: F.dropout(x, training=False),
+        lambda x: F.dropout(x, 0.0),
+        lambda x: torch.dropout(x, 0.1, False),
+        lambda x: F.scaled_dot_product_attention(x, x, x),
+        lambda x: x + 0.1 * torch.randn_like(x),  # as noisy networks do
+    ],
+)
+def test_what_drops_nothing_is_taken(drop: Any) -> None:
+    CounterPolicy(_with(Calls(drop)), RANDOM).prepare(make_batch(_with(nn.Identity())))
+
+
+def test_consistent_dropout_is_taken() -> None:
+    policy = TensorDictSequential(
+        ConsistentDropoutModule(p=0.5, in_keys="observation", out_keys="dropped"),
+        TensorDictModule(make_net(4), ["dropped"], ["action"]),
+    )
+    CounterPolicy(policy, RANDOM).prepare(make_batch(_with(nn.Identity())))
 
 
 def test_a_buffer_that_changes_is_refused_by_name() -> None:

@@ -264,8 +264,11 @@ def unsupported_observation(key: Key, space: gym.Space[Any], whole: gym.Space[An
     """
     spaces = gym.spaces
     others = [name for name in whole.spaces if name != key[0]] if _is_dict(whole) else []
-    if isinstance(space, spaces.Tuple | spaces.OneOf) and _flattens(space):
-        advice = "Flatten it with gymnasium.wrappers.FlattenObservation(env)"
+    if isinstance(space, spaces.Tuple | spaces.OneOf) and (flat := _flattened(whole)) is not None:
+        flattened = "gymnasium.wrappers.FlattenObservation(env)"
+        if flat.dtype != np.float32:  # which networks take
+            flattened = f"gymnasium.wrappers.DtypeObservation({flattened}, numpy.float32)"
+        advice = f"Flatten it with {flattened}"
     elif others and len(key) == 1:
         advice = f"Leave it out with gymnasium.wrappers.FilterObservation(env, {others})"
     else:
@@ -280,9 +283,10 @@ def _is_dict(space: gym.Space[Any]) -> TypeGuard[gym.spaces.Dict]:
     return isinstance(space, gym.spaces.Dict)
 
 
-def _flattens(space: gym.Space[Any]) -> bool:
-    """Whether FlattenObservation makes one array of it."""
+def _flattened(space: gym.Space[Any]) -> gym.spaces.Box | None:
+    """What FlattenObservation makes of a space; None if that isn't one array."""
     try:
-        return isinstance(gym.spaces.flatten_space(space), gym.spaces.Box)
+        flat = gym.spaces.flatten_space(space)
     except NotImplementedError:
-        return False
+        return None
+    return flat if isinstance(flat, gym.spaces.Box) else None

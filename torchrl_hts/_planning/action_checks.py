@@ -14,7 +14,7 @@ from torchrl_hts._executor.torchrl_env import TorchRLDescription
 from torchrl_hts._planning.policy_advice import on_action
 from torchrl_hts._rounds.keys import Key, named
 
-__all__ = ["check_gym_action", "check_torchrl_action"]
+__all__ = ["action_sizes", "check_gym_action", "check_torchrl_action"]
 
 
 def check_gym_action(space: gym.Space[Any], key: Key, outputs: Mapping[Key, Tensor]) -> None:
@@ -33,7 +33,7 @@ def check_gym_action(space: gym.Space[Any], key: Key, outputs: Mapping[Key, Tens
         for name, child in space.spaces.items():
             check_gym_action(child, (*key, name), outputs)
         return
-    sizes = _sizes(space)
+    sizes = action_sizes(space)
     _expect_action(key, outputs)
     if outputs[key].dtype == torch.bfloat16:
         raise ValueError(
@@ -48,8 +48,12 @@ def check_gym_action(space: gym.Space[Any], key: Key, outputs: Mapping[Key, Tens
         )
 
 
-def _sizes(space: gym.Space[Any]) -> tuple[int, ...]:
-    """How many numbers an action of a space may have: as an index, or one-hot."""
+def action_sizes(space: gym.Space[Any]) -> tuple[int, ...]:
+    """How many numbers an action of a space may have: as an index, or one-hot.
+
+    Raises:
+        TypeError: for a space of another kind than those that are supported.
+    """
     if isinstance(space, gym.spaces.Discrete):
         return (1, int(space.n))
     if isinstance(space, gym.spaces.MultiDiscrete):

@@ -27,6 +27,7 @@ from torchrl.modules.utils import get_primers_from_module
 from torchrl_hts._executor.gym_env import GymDescription
 from torchrl_hts._executor.torchrl_env import TorchRLDescription
 from torchrl_hts._executor.trial_observations import gym_reader
+from torchrl_hts._planning.action_checks import action_sizes
 from torchrl_hts._planning.pickling import parts
 from torchrl_hts._policy.compiled import uncompiled
 from torchrl_hts._rounds.keys import Key, as_written
@@ -72,14 +73,21 @@ class RandomActions(Fitted):
             self._use(spec if isinstance(spec, Composite) else Composite({key: spec}))
 
     def fit(self, description: Description) -> None:
-        """Draw from the environment's action space, unless a spec was given."""
+        """Draw from the environment's action space, unless a spec was given.
+
+        Raises:
+            TypeError: if actions are masked, or of a kind of space that is not supported.
+        """
         if isinstance(description, TorchRLDescription) and description.masks_actions:
             self._refuse_mask("the action")
         if self.out_keys:
             return
         if isinstance(description, GymDescription):
             self._space = description.action_space
-            self.out_keys = [as_written(key) for key, _ in _leaves(("action",), self._space)]
+            leaves = [*_leaves(("action",), self._space)]
+            for _, leaf in leaves:
+                action_sizes(leaf)  # raises for what can't be drawn from
+            self.out_keys = [as_written(key) for key, _ in leaves]
         else:
             self._use(description.specs["input_spec", "full_action_spec"])
 
@@ -123,11 +131,6 @@ def _draw(space: Any, rows: tuple[int, ...]) -> Tensor:
         return (share * torch.from_numpy(space.nvec.astype(np.float64))).long()
     if isinstance(space, gym.spaces.MultiBinary):
         return torch.randint(2, (*rows, *space.shape), dtype=torch.int8)
-    if not isinstance(space, gym.spaces.Box):
-        raise TypeError(
-            f"the action space has a {type(space).__name__}; supported are Discrete, "
-            "MultiDiscrete, MultiBinary, Box and Dicts of them"
-        )
     low, high = (torch.from_numpy(bound.astype(np.float64)) for bound in (space.low, space.high))
     whole = space.dtype.kind in "iub"
     share = torch.rand(*rows, *space.shape, dtype=torch.float64)

@@ -91,6 +91,15 @@ def is_sharded(module: nn.Module) -> bool:
     return fsdp is not None and isinstance(module, fsdp.FullyShardedDataParallel | fsdp.FSDPModule)
 
 
+def _refuse_exported(what: str, value: object) -> None:
+    """Raise TypeError if `torch.export` has made it: a program, or a module out of one."""
+    if any(kind.__module__.startswith("torch.export.") for kind in type(value).__mro__):
+        raise TypeError(
+            f"{what} was made by torch.export ({type(value).__name__}), whose programs can't be "
+            "sent to other processes: give the nn.Module that was exported"
+        )
+
+
 def check_wrapping(policy: object) -> None:
     """Refuse a policy that is wrapped, or has a part that is, in what actors can't run.
 
@@ -102,10 +111,12 @@ def check_wrapping(policy: object) -> None:
             "the policy is a CudaGraphModule, which replays one shape of batch on one device: give "
             "the policy that it wraps, policy.module, and keep the graph for the learner"
         )
+    _refuse_exported("the policy", policy)
     parts = policy.named_modules() if isinstance(policy, nn.Module) else ()
     for name, module in parts:
         what = f"the policy's part {name!r}" if name else "the policy"
         kind = type(module).__name__
+        _refuse_exported(what, module)
         if isinstance(module, torch.jit.ScriptModule):
             raise TypeError(
                 f"{what} is a torch.jit module ({kind}), whose bits may change while it optimises "

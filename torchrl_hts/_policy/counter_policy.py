@@ -27,7 +27,11 @@ from torchrl.envs.utils import ExplorationType, set_exploration_type
 
 from torchrl_hts._policy.draws import CounterNoise, Words, WordStream, bind, uniforms_of
 from torchrl_hts._policy.invariance import row_bits
-from torchrl_hts._policy.module_checks import check_modules, unchanged_buffers
+from torchrl_hts._policy.module_checks import (
+    check_modules,
+    refused_dropout,
+    unchanged_buffers,
+)
 from torchrl_hts._policy.numpy_steps import Array, ArrayStep, array_steps
 from torchrl_hts._policy.steps import Step, exact_step, flatten, quick_step
 from torchrl_hts.errors import PolicyError
@@ -124,8 +128,8 @@ class CounterPolicy:
             other: some that it may refuse; if it doesn't, a short cut has to serve them too.
 
         Raises:
-            PolicyError: if the policy has lazy or dropout modules, changes a buffer, does not
-                return its rows, or gives other outputs for the same inputs and words.
+            PolicyError: if the policy has lazy modules, drops activations, changes a buffer, does
+                not return its rows, or gives other outputs for the same inputs and words.
         """
         check_modules(self.policy)
         inputs = [example.get(key, None) for key in self._in_keys]
@@ -286,7 +290,7 @@ class CounterPolicy:
             set_exploration_type(self.exploration_type),
         ):
             before = _generator_state(self._device)
-            with self._hooked(noise):
+            with self._hooked(noise), refused_dropout(self.policy):
                 out = self.policy(example.copy())
             drawn = not torch.equal(before, _generator_state(self._device))
         got = out.batch_size if isinstance(out, TensorDictBase) else type(out).__name__

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any
 
 import numpy as np
 from torch import nn
+from torch.overrides import TorchFunctionMode
 from torchrl.modules import ConsistentDropout
 
 from torchrl_hts._policy.invariance import row_bits
 from torchrl_hts.errors import PolicyError
 
-__all__ = ["check_modules", "mixing_modules", "unchanged_buffers"]
+__all__ = ["check_modules", "mixing_modules", "refused_dropout", "unchanged_buffers"]
 
 
 def mixing_modules(policy: nn.Module) -> list[str]:
@@ -52,6 +54,42 @@ def check_modules(policy: nn.Module) -> None:
                 f"{where} is in training mode and drops activations at random: the policy would "
                 "act with another network at every step. Call policy.eval() or set its p to 0"
             )
+
+
+def refused_dropout(policy: nn.Module) -> AbstractContextManager[object]:
+    """Raise PolicyError if what runs inside drops activations by one of torch's functions.
+
+    No module shows that. A policy with a `ConsistentDropout`, which calls them too, is let pass.
+
+    Example:
+        >>> import torch
+        >>> net = nn.Linear(2, 2)
+        >>> with refused_dropout(net):
+        ...     y = nn.functional.dropout(net(torch.zeros(1, 2)), training=False)
+    """
+    consistent = any(isinstance(module, ConsistentDropout) for module in policy.modules())
+    return nullcontext() if consistent else _RefusedDropout()
+
+
+class _RefusedDropout(TorchFunctionMode):
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        named = {} if kwargs is None else kwargs
+        name = getattr(func, "__name__", "")
+        if "dropout" in name:
+            given = {**dict(zip(("p", "training"), args[1:3], strict=False)), **named}
+            drops = given.get("training", given.get("train", True))
+            dropped = drops and given.get("p", 0.5)
+        elif name == "scaled_dot_product_attention":
+            dropped = args[4] if len(args) > 4 else named.get("dropout_p", 0)
+        else:
+            dropped = 0
+        if dropped:
+            raise PolicyError(
+                f"the policy drops activations at random, by {name}: it would act with another "
+                "network at every step. Let it do so where self.training is True alone, and call "
+                "policy.eval()"
+            )
+        return func(*args, **named)
 
 
 @contextmanager
