@@ -11,11 +11,11 @@ from torchrl.record.loggers import Logger
 
 from support.errors import RecipeError
 from support.options import RunOptions, to_json
+from support.wandb_variables import check_wandb_variables, is_disabled
 
 __all__ = ["make_logger", "wandb_names"]
 
 _DEFAULT_PROJECT = "torchrl_hts"
-_TRUE = ("1", "on", "true", "y", "yes")
 
 
 def make_logger(
@@ -63,6 +63,7 @@ def wandb_names(
     Raises:
         RecipeError: if W&B is not installed, or refuses its settings.
     """
+    check_wandb_variables(options)
     settings = _wandb_settings()
     if earlier is None:
         earlier = {
@@ -106,8 +107,7 @@ def _wandb_mode(options: RunOptions) -> str:
     """``--wandb-mode``, or else what W&B's own variables and settings files say."""
     if options.wandb_mode is not None:
         return options.wandb_mode
-    # Of an older W&B, and of other packages' integrations; today's W&B doesn't look at it.
-    if os.environ.get("WANDB_DISABLED", "").lower() in _TRUE:
+    if is_disabled():  # which today's W&B doesn't look at
         return "disabled"
     mode: str = _wandb_settings().mode
     return {"dryrun": "offline", "run": "online"}.get(mode, mode)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import math
 import textwrap
@@ -21,6 +22,7 @@ __all__ = [
     "RunOptions",
     "differences",
     "from_json",
+    "integer",
     "option",
     "parse_options",
     "refuse_old_run",
@@ -211,6 +213,20 @@ def parse_options(
     return options
 
 
+def integer(text: str) -> int:
+    """An integer of the command line, which may be written as 1e6, as collectors take it.
+
+    Raises:
+        argparse.ArgumentTypeError: if it is none.
+    """
+    with contextlib.suppress(ValueError):
+        return int(text)
+    with contextlib.suppress(ValueError):
+        if float(text).is_integer():
+            return int(float(text))
+    raise argparse.ArgumentTypeError(f"invalid int value: {text!r}")
+
+
 def refuse_old_run(directory: Path) -> None:
     """Raise RecipeError if a directory holds a run already."""
     if (directory / "config.json").exists():
@@ -305,7 +321,7 @@ def _parser(options_class: type[Any], description: str | None) -> argparse.Argum
         elif typing.get_origin(kind) is Literal:
             settings["choices"] = typing.get_args(kind)
         else:
-            settings |= {"type": kind, "metavar": kind.__name__.upper()}
+            settings |= {"type": integer if kind is int else kind, "metavar": kind.__name__.upper()}
         groups[owner].add_argument(_flag(entry.name), **settings)
     return parser
 

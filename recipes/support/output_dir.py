@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 from datetime import datetime
@@ -12,7 +13,9 @@ from support.errors import RecipeError
 from support.launch import is_own, own_run
 from support.options import RunOptions, refuse_old_run
 
-__all__ = ["claim_output_dir", "find_output_dir", "refuse_busy"]
+__all__ = ["claim_output_dir", "find_output_dir", "refuse_busy", "refuse_unwritable"]
+
+_REMEDY = "give another --output-dir"
 
 
 def find_output_dir(recipe: str, options: RunOptions) -> tuple[Path, bool]:
@@ -45,17 +48,35 @@ def refuse_busy(directory: Path) -> None:
         return
 
 
+def refuse_unwritable(directory: Path, remedy: str = _REMEDY) -> None:
+    """Raise RecipeError if a directory can't be made, or written to.
+
+    Args:
+        directory: need not exist.
+        remedy: what to do.
+    """
+    places = [path for path in (directory, *directory.parents) if os.path.exists(path)]
+    if not places:  # where this process is was deleted
+        raise _not_writable(directory, errno.ENOENT, remedy)
+    place = places[0]
+    if not place.is_dir():
+        raise _not_writable(directory, errno.ENOTDIR, remedy)
+    if not os.access(place, os.W_OK | os.X_OK):
+        raise _not_writable(directory, errno.EACCES, remedy)
+
+
 def claim_output_dir(directory: Path, *, holds_own_run: bool) -> TextIO:
     """Make the directory, and keep other runs out of it until what is returned is closed.
 
     Raises:
         RecipeError: if it can't be written to, or another run is at work in it, or has ended there.
     """
+    refuse_unwritable(directory)
     try:
         directory.mkdir(parents=True, exist_ok=True)
         lock = (directory / ".lock").open("w")
     except OSError as error:
-        raise _not_writable(directory, error) from error
+        raise _not_writable(directory, error.errno) from error
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         if not holds_own_run:
@@ -65,7 +86,7 @@ def claim_output_dir(directory: Path, *, holds_own_run: bool) -> TextIO:
         raise _busy(directory) from None
     except OSError as error:
         lock.close()
-        raise _not_writable(directory, error) from error
+        raise _not_writable(directory, error.errno) from error
     except BaseException:
         lock.close()
         raise
@@ -73,12 +94,8 @@ def claim_output_dir(directory: Path, *, holds_own_run: bool) -> TextIO:
 
 
 def _busy(directory: Path) -> RecipeError:
-    return RecipeError(
-        f"another run is at work in {directory}: wait for its end, or give another --output-dir"
-    )
+    return RecipeError(f"another run is at work in {directory}: wait for its end, or {_REMEDY}")
 
 
-def _not_writable(directory: Path, error: OSError) -> RecipeError:
-    return RecipeError(
-        f"{directory} can't be written to: {error.strerror}; give another --output-dir"
-    )
+def _not_writable(directory: Path, number: int | None, remedy: str = _REMEDY) -> RecipeError:
+    return RecipeError(f"{directory} can't be written to: {os.strerror(number or 0)}; {remedy}")

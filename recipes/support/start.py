@@ -18,7 +18,8 @@ from typing import NoReturn, TypeVar
 from support.errors import RecipeError, what_users_can_mend
 from support.launch import is_first, is_first_here
 from support.options import Options, parse_options
-from support.output_dir import refuse_busy
+from support.output_dir import refuse_busy, refuse_unwritable
+from support.wandb_variables import check_wandb_variables
 
 __all__ = ["announce", "begin", "parse_or_exit"]
 
@@ -59,10 +60,12 @@ def begin(options_class: type[Options], description: str | None) -> Options:
 
 
 def _checked(options: Options) -> Options:
-    """The options, if no other run is at work where they say; it would be told much later."""
+    """The options, if nothing stands against the run that would be told much later."""
     directory = options.resume or options.output_dir
     if directory is not None:
         refuse_busy(directory)
+    refuse_unwritable(directory or Path("runs"))
+    check_wandb_variables(options)
     return options
 
 

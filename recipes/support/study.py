@@ -15,6 +15,7 @@ import numpy as np
 
 from support.classic import TASKS
 from support.errors import RecipeError
+from support.options import integer
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -199,7 +200,7 @@ def parse(description: str | None, arguments: Sequence[str] | None = None) -> ar
     parser.add_argument(
         "--seeds",
         nargs="+",
-        type=int,
+        type=integer,
         default=[0, 1, 2, 3, 4],
         metavar="SEED",
         help="(default: 0 1 2 3 4)",
@@ -212,8 +213,8 @@ def parse(description: str | None, arguments: Sequence[str] | None = None) -> ar
         metavar="MULTIPLIER",
         help="multiples of each setting's own (default: 1 2.5)",
     )
-    parser.add_argument("--total-frames", type=int, help="by default each environment's own")
-    parser.add_argument("--jobs", type=int, default=1, help="cells at a time (default: 1)")
+    parser.add_argument("--total-frames", type=integer, help="by default each environment's own")
+    parser.add_argument("--jobs", type=integer, default=1, help="cells at a time (default: 1)")
     parser.add_argument(
         "--output-dir",
         type=Path,

@@ -26,6 +26,7 @@ from support.errors import RecipeError
 from support.metrics import Table
 from support.options import parse_options, refuse_old_run
 from support.study import load
+from support.wandb_variables import check_wandb_variables
 from throughput import Measurements
 
 
@@ -71,6 +72,34 @@ def test_a_configuration_that_is_damaged(tmp_path: Path) -> None:
     assert "put the file back as it was, or begin anew with another --output-dir" in message
     file.write_text(whole)
     assert parsed("--resume", old).steps == 9
+
+
+@pytest.mark.parametrize(
+    ("name", "wrong", "advice"),
+    [
+        ("WANDB_MODE", "airplane", "online, offline, shared, disabled, dryrun or run, or unset it"),
+        ("WANDB_DIR", __file__, "set WANDB_DIR to another, or unset it"),
+    ],
+)
+def test_variables_of_wandb(
+    name: str, wrong: str, advice: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options = parsed("--logger", "wandb")
+    monkeypatch.setenv(name, wrong)
+    assert said_by(lambda: check_wandb_variables(options)).endswith(advice)
+    check_wandb_variables(parsed())  # has nothing to do with it
+    for right in ("online", "run") if name == "WANDB_MODE" else (tmp_path, tmp_path / "new"):
+        monkeypatch.setenv(name, str(right))
+        check_wandb_variables(options)
+    monkeypatch.delenv(name)
+    check_wandb_variables(options)
+
+
+def test_a_directory_for_wandb_that_writes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WANDB_DIR", __file__)
+    check_wandb_variables(parsed("--logger", "wandb", "--wandb-mode", "disabled"))
+    monkeypatch.setenv("WANDB_DISABLED", "true")
+    check_wandb_variables(parsed("--logger", "wandb"))
 
 
 def test_videos_of_no_evaluations() -> None:

@@ -16,6 +16,7 @@ from support.checkpoints import Checkpoints
 from support.errors import RecipeError
 from support.metrics import Table
 from support.options import differences, from_json, parse_options, refuse_old_run, to_json
+from support.study import parse
 
 
 def test_each_field_is_a_flag_of_its_type() -> None:
@@ -26,6 +27,16 @@ def test_each_field_is_a_flag_of_its_type() -> None:
     assert parse_options(Options, "", ["--no-fast"]) == Options()
     with pytest.raises(SystemExit, match="2"):
         parse_options(Options, "", ["--kind", "c"])
+
+
+def test_an_integer_may_be_written_as_a_float_without_a_fraction() -> None:
+    given = ["--total-frames", "1e4", "--steps", "2.0", "--shards", "4e0"]
+    assert parse_options(Options, "", given) == Options(total_frames=10_000, steps=2, shards=4)
+    study = parse("", ["--total-frames", "1e4", "--seeds", "1e0", "2"])
+    assert (study.total_frames, study.seeds) == (10_000, [1, 2])
+    for wrong in ("1.5", "nan", "1e", ""):
+        with pytest.raises(SystemExit, match="2"):
+            parse_options(Options, "", ["--steps", wrong])
 
 
 def test_values_that_make_no_sense_are_refused() -> None:

@@ -67,6 +67,9 @@ def test_help_needs_nothing_that_is_slow_to_import(path: Path) -> None:
         (["--resume", "nowhere"], 1, "error: nowhere holds no run to go on with"),
         (["--require-return", "1", "--eval-interval", "0"], 1, "leave --eval-interval 0 out"),
         (["--num-envs", "many"], 2, "invalid int value: 'many'"),
+        (["--num-envs", "1.5"], 2, "invalid int value: '1.5'"),
+        (["--num-envs", "inf"], 2, "invalid int value: 'inf'"),
+        (["--output-dir", "setup.cfg/run"], 1, "error: setup.cfg/run can't be written to: Not a d"),
     ],
 )
 def test_wrong_options_are_told_before_torch_is_imported(
@@ -74,6 +77,23 @@ def test_wrong_options_are_told_before_torch_is_imported(
 ) -> None:
     said, names = loaded("ppo_cartpole.py", *flags, code=code)
     assert message in said
+    assert not names
+
+
+@pytest.mark.parametrize(
+    ("variable", "message"),
+    [
+        ("WANDB_MODE=airplane", "knows no WANDB_MODE 'airplane': set it to online, offline"),
+        ("WANDB_DIR=setup.cfg/wandb", "setup.cfg/wandb can't be written to: Not a directory; set"),
+    ],
+)
+def test_wrong_variables_are_told_before_torch_is_imported(
+    variable: str, message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(*variable.split("="))
+    said, names = loaded("ppo_cartpole.py", "--logger", "wandb", code=1)
+    assert message in said
+    assert "Traceback" not in said
     assert not names
 
 

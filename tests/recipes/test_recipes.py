@@ -221,7 +221,7 @@ def test_two_runs_do_not_share_a_directory(tmp_path: Path) -> None:
 def test_an_output_directory_that_cannot_be(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     output = run(CARTPOLE, "--output-dir", str(tmp_path / "file"), code=1)
-    assert "can't be written to: File exists; give another --output-dir" in output
+    assert "can't be written to: Not a directory; give another --output-dir" in output
 
 
 @pytest.mark.parametrize(
