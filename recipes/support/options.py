@@ -14,8 +14,9 @@ from dataclasses import MISSING, Field, asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
-from support.errors import RecipeError, quoted
+from support.errors import RecipeError
 from support.launch import is_first, is_own
+from support.old_runs import refuse_busy, refuse_old_run
 
 __all__ = [
     "Options",
@@ -25,7 +26,6 @@ __all__ = [
     "integer",
     "option",
     "parse_options",
-    "refuse_old_run",
     "to_json",
 ]
 
@@ -176,6 +176,7 @@ def parse_options(
     if chosen.get("resume") is None:
         options = options_class(**chosen)
         if options.output_dir is not None and is_first() and not is_own(options.output_dir):
+            refuse_busy(options.output_dir)
             refuse_old_run(options.output_dir)
         return options
     if "output_dir" in chosen:
@@ -225,15 +226,6 @@ def integer(text: str) -> int:
         if float(text).is_integer():
             return int(float(text))
     raise argparse.ArgumentTypeError(f"invalid int value: {text!r}")
-
-
-def refuse_old_run(directory: Path) -> None:
-    """Raise RecipeError if a directory holds a run already."""
-    if (directory / "config.json").exists():
-        raise RecipeError(
-            f"{directory} holds a run already: go on with it by --resume {quoted(directory)}, or "
-            "give another --output-dir"
-        )
 
 
 def differences(saved: dict[str, Any], options: RunOptions) -> list[str]:

@@ -11,9 +11,10 @@ from typing import TextIO
 
 from support.errors import RecipeError
 from support.launch import is_own, own_run
-from support.options import RunOptions, refuse_old_run
+from support.old_runs import busy, refuse_old_run
+from support.options import RunOptions
 
-__all__ = ["claim_output_dir", "find_output_dir", "refuse_busy", "refuse_unwritable"]
+__all__ = ["claim_output_dir", "find_output_dir", "refuse_unwritable"]
 
 _REMEDY = "give another --output-dir"
 
@@ -35,17 +36,6 @@ def find_output_dir(recipe: str, options: RunOptions) -> tuple[Path, bool]:
     if own is not None:
         return own, True
     return runs / f"{name}-{datetime.now():%Y%m%d-%H%M%S}-{os.getpid()}", False
-
-
-def refuse_busy(directory: Path) -> None:
-    """Raise RecipeError if another run is at work in a directory, which need not exist."""
-    try:
-        with (directory / ".lock").open() as lock:
-            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)  # shared: learners ask at once
-    except BlockingIOError:
-        raise _busy(directory) from None
-    except OSError:  # no lock yet, or whoever claims the directory says what is wrong
-        return
 
 
 def refuse_unwritable(directory: Path, remedy: str = _REMEDY) -> None:
@@ -83,7 +73,7 @@ def claim_output_dir(directory: Path, *, holds_own_run: bool) -> TextIO:
             refuse_old_run(directory)  # one that has ended since the options were read
     except BlockingIOError:
         lock.close()
-        raise _busy(directory) from None
+        raise busy(directory) from None
     except OSError as error:
         lock.close()
         raise _not_writable(directory, error.errno) from error
@@ -91,10 +81,6 @@ def claim_output_dir(directory: Path, *, holds_own_run: bool) -> TextIO:
         lock.close()
         raise
     return lock
-
-
-def _busy(directory: Path) -> RecipeError:
-    return RecipeError(f"another run is at work in {directory}: wait for its end, or {_REMEDY}")
 
 
 def _not_writable(directory: Path, number: int | None, remedy: str = _REMEDY) -> RecipeError:

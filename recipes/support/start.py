@@ -17,8 +17,9 @@ from typing import NoReturn, TypeVar
 
 from support.errors import RecipeError, what_users_can_mend
 from support.launch import is_first, is_first_here
+from support.old_runs import refuse_busy
 from support.options import Options, parse_options
-from support.output_dir import refuse_busy, refuse_unwritable
+from support.output_dir import refuse_unwritable
 from support.wandb_variables import check_wandb_variables
 
 __all__ = ["announce", "begin", "parse_or_exit"]

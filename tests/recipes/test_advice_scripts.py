@@ -24,7 +24,8 @@ from recipe_runs import CARTPOLE, run
 from support.checkpoints import Checkpoints
 from support.errors import RecipeError
 from support.metrics import Table
-from support.options import parse_options, refuse_old_run
+from support.old_runs import refuse_old_run
+from support.options import parse_options
 from support.study import load
 from support.wandb_variables import check_wandb_variables
 from throughput import Measurements

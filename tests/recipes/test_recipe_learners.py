@@ -18,7 +18,7 @@ from recipe_ranks import Deed, Ended, run_recipe
 from recipe_runs import CARTPOLE, assert_equal_runs, rows, run
 from script_paths import RECIPES
 from support.errors import RecipeError
-from support.options import refuse_old_run
+from support.old_runs import refuse_old_run
 
 pytest.importorskip("rich")
 pytest.importorskip("matplotlib")

@@ -15,7 +15,8 @@ from recipe_options import Options, saved_run
 from support.checkpoints import Checkpoints
 from support.errors import RecipeError
 from support.metrics import Table
-from support.options import differences, from_json, parse_options, refuse_old_run, to_json
+from support.old_runs import refuse_old_run
+from support.options import differences, from_json, parse_options, to_json
 from support.study import parse
 
 

@@ -97,15 +97,16 @@ def test_wrong_variables_are_told_before_torch_is_imported(
     assert not names
 
 
-@pytest.mark.parametrize("resumes", [False, True])
+@pytest.mark.parametrize(
+    ("flag", "has_begun"), [("--output-dir", False), ("--output-dir", True), ("--resume", True)]
+)
 def test_a_directory_where_a_run_is_at_work_is_told_before_torch_is_imported(
-    resumes: bool, tmp_path: Path
+    flag: str, has_begun: bool, tmp_path: Path
 ) -> None:
-    if resumes:
+    if has_begun:
         run(f"{CARTPOLE} --total-frames 64 --eval-interval 0", "--output-dir", str(tmp_path))
-    flags = ["--resume" if resumes else "--output-dir", str(tmp_path)]
-    with claim_output_dir(tmp_path, holds_own_run=resumes):
-        said, names = loaded("ppo_cartpole.py", *flags, code=1)
+    with claim_output_dir(tmp_path, holds_own_run=has_begun):
+        said, names = loaded("ppo_cartpole.py", flag, str(tmp_path), code=1)
     assert f"error: another run is at work in {tmp_path}: wait for its end" in said
     assert not names
 
