@@ -75,20 +75,20 @@ def _multi_discrete(
     space: gym.spaces.MultiDiscrete, key: Key, actions: list[Array]
 ) -> ActionReader:
     dtype: Any = space.dtype
-    if actions[0][0].size == space.nvec.size and actions[0].dtype == dtype == np.int64:
-        # Read as numbers without a sign, those below 0 are larger than all others.
-        most: Array = space.nvec.astype(np.uint64)
-        start = space.start
-
-        def int64_indices(slot: int, t: int) -> Array:
-            action = actions[slot][t].reshape(space.shape)
-            if 0 in (action.view(np.uint64) < most).tobytes():
-                raise _no_index(key, action, space, f"0 to {(space.nvec - 1).tolist()}")
-            made: Array = action + start
-            return made
-
-        return int64_indices
     if actions[0][0].size == space.nvec.size:
+        if actions[0].dtype == dtype == np.int64:
+            # Read as numbers without a sign, those below 0 are larger than all others.
+            most: Array = space.nvec.astype(np.uint64)
+            start = space.start
+
+            def int64_indices(slot: int, t: int) -> Array:
+                action = actions[slot][t].reshape(space.shape)
+                if 0 in (action.view(np.uint64) < most).tobytes():
+                    raise _no_index(key, action, space, f"0 to {(space.nvec - 1).tolist()}")
+                made: Array = action + start
+                return made
+
+            return int64_indices
 
         def indices(slot: int, t: int) -> Array:
             action = actions[slot][t].reshape(space.shape)
