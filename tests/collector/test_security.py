@@ -349,6 +349,7 @@ def test_nothing_else_unpickles_what_comes_from_a_file() -> None:
         "torchrl_hts/_evaluation/player.py",  # the factory and the policy, from the evaluator
         "torchrl_hts/_planning/probe.py",  # the factory
         "torchrl_hts/_processes/registrations.py",  # what the main process has registered
+        "torchrl_hts/envs/remote.py",  # between an executor and the actor that it has started
     }
 
 
