@@ -8,6 +8,8 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
+from processes import wait_until
 
 ROOT = Path(__file__).parents[2]
 README = ROOT / "README.md"
@@ -41,6 +43,40 @@ def test_a_tutorial_runs_from_top_to_bottom(name: str, tmp_path: Path) -> None:
     done = subprocess.run(command, capture_output=True, text=True, timeout=200, check=False)
     assert done.returncode == 0, done.stderr
     assert re.search(r"^mean return of the last 100 episodes: \d+$", done.stdout, re.MULTILINE)
+
+
+@pytest.mark.timeout(900)  # three starts, on a machine that may be busy
+def test_the_tutorial_of_an_own_recipe_survives_a_kill(tmp_path: Path) -> None:
+    """In as many lines as it says, and with the bits of a run that was not killed."""
+    text = (TUTORIALS / "own_recipe.md").read_text()
+    code = "\n".join(re.findall(r"```python\n(.*?)```", text, re.DOTALL))
+    lines = [
+        line for line in code.splitlines() if line and line.split()[0] not in ("import", "from")
+    ]
+    assert len(lines) <= 60
+    script = tmp_path / "hover.py"
+    script.write_text("import torch\n\ntorch.set_num_threads(1)\n" + code)
+    whole, killed = tmp_path / "whole", tmp_path / "killed"
+
+    def start(directory: Path) -> subprocess.Popen[str]:
+        directory.mkdir(exist_ok=True)
+        command = [sys.executable, "-W", "ignore", str(script)]
+        return subprocess.Popen(command, cwd=directory, stdout=subprocess.PIPE, text=True)
+
+    process = start(killed)
+    wait_until((killed / "hover.pt").exists, timeout_s=200)
+    process.kill()
+    process.communicate()
+    said = []
+    for directory in (killed, whole):
+        process = start(directory)
+        said.append(process.communicate(timeout=200)[0].splitlines()[-2:])
+        assert process.returncode == 0
+    assert said[0] == said[1]
+    assert re.match(r"30720 steps: evaluation return \d", said[0][0])
+    losses = [torch.load(directory / "hover.pt")["loss"] for directory in (killed, whole)]
+    assert losses[0].keys() == losses[1].keys()
+    assert all(torch.equal(losses[0][name], losses[1][name]) for name in losses[0])
 
 
 @pytest.mark.timeout(900)  # three starts, on a machine that may be busy
