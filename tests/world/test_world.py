@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+from functools import partial
 from typing import Any
 
 import pytest
@@ -360,3 +361,23 @@ def test_what_is_drawn_for_a_part_is_the_same_for_every_number_of_ranks() -> Non
     torch.manual_seed(5)
     nn.Linear(2, 1)
     assert after == [float(torch.rand(()))]  # as if nothing had been drawn
+
+
+def test_minibatches_of_whole_rows_keep_steps_in_their_order() -> None:
+    steps = torch.arange(8 * 3).reshape(8, 3)
+    rows = TensorDict({"step": steps, "policy_version": torch.full((8, 3), 2)}, [8, 3])
+    threads = torch.get_num_threads()
+    with World(shards=2) as world:
+        parts = world.parts(rows)
+        cut = partial(world.minibatches, parts, 2, seed=0, whole_rows=True)
+        orders = [[*cut(epoch=epoch)] for epoch in (0, 0, 1)]
+        with pytest.raises(ValueError, match="4 rows of a part can't be cut into 3 minibatches"):
+            next(world.minibatches(parts, 3, seed=0, epoch=0, whole_rows=True))
+    torch.set_num_threads(threads)
+    for minibatches in orders:
+        for index, part in enumerate(parts):
+            found = [minibatch[index]["step"] for minibatch in minibatches]
+            assert [each.shape for each in found] == [(2, 3), (2, 3)]
+            assert sorted(torch.cat(found).tolist()) == part["step"].tolist()
+    first, again, other = [[m["step"].tolist() for m in order[0]] for order in orders]
+    assert first == again != other

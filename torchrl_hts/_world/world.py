@@ -302,7 +302,13 @@ class World:
         return nullcontext() if self._draws is None else self._draws.of(index, device)
 
     def minibatches(
-        self, parts: Sequence[TensorDictBase], count: int, *, seed: int, epoch: int
+        self,
+        parts: Sequence[TensorDictBase],
+        count: int,
+        *,
+        seed: int,
+        epoch: int,
+        whole_rows: bool = False,
     ) -> Iterator[list[TensorDictBase]]:
         """Yield so many minibatches, each of them a part of every part of this rank.
 
@@ -311,25 +317,26 @@ class World:
 
         Args:
             parts: ``[n, T]`` each, with ``"policy_version"``, which is the round.
-            count: divides n * T.
+            count: divides n * T; with whole rows, n.
             seed: of the run.
             epoch: counts how often this batch has been gone through.
+            whole_rows: permute rows instead of steps, for recurrent networks, which take steps in
+                their order. Parts of a minibatch are then ``[n / count, T]``.
 
         Raises:
-            ValueError: if the steps can't be shared out equally.
+            ValueError: if the steps, or rows, can't be shared out equally.
         """
-        flat = [part.reshape(-1) for part in parts]
-        steps = len(flat[0])
-        if count < 1 or steps % count:
-            raise ValueError(f"{steps} steps of a part can't be cut into {count} minibatches")
-        round_ = int(flat[0]["policy_version"][0])
+        items = [part if whole_rows else part.reshape(-1) for part in parts]
+        length = len(items[0])
+        if count < 1 or length % count:
+            what = "rows" if whole_rows else "steps"
+            raise ValueError(f"{length} {what} of a part can't be cut into {count} minibatches")
+        round_ = int(items[0]["policy_version"].flatten()[0])
         first = self.rank * self.parts_per_rank
-        orders = [
-            permutation(steps, seed, round_, epoch, first + index).reshape(count, -1)
-            for index in range(len(flat))
-        ]
+        own = range(first, first + len(items))
+        orders = [permutation(length, seed, round_, epoch, p).reshape(count, -1) for p in own]
         for number in range(count):
-            yield [part[order[number]] for part, order in zip(flat, orders, strict=True)]
+            yield [part[order[number]] for part, order in zip(items, orders, strict=True)]
 
     def normalize(self, parts: Sequence[TensorDictBase], key: Any = "advantage") -> None:
         """Give the values of all parts on all ranks, taken together, mean 0 and deviation 1.
