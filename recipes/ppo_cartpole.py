@@ -16,37 +16,15 @@ from dataclasses import dataclass
 from functools import partial
 
 from support.errors import RecipeError, exit_with
-from support.options import RunOptions, option
+from support.options import option
 from support.start import begin
+from support.vector_options import VectorPPOOptions
 
 
 @dataclass(frozen=True)
-class Options(RunOptions):
-    """Options of PPO; the defaults solve CartPole-v1 with every seed that was tried."""
+class Options(VectorPPOOptions):
+    """What is asked of the result."""
 
-    env_id: str = option("CartPole-v1", "gymnasium id; Box observations, Discrete actions")
-    total_frames: int = option(200_000, "environment steps in all", least=1)
-    num_envs: int = option(16, "environments", least=1, most=2048)
-    sync_interval: int = option(32, "steps per environment and round (alpha)", least=1)
-    lag: int = option(
-        1, "updates that the behaviour parameters are behind; 0 is synchronous", least=0
-    )
-    num_actors: int | None = option(
-        None, "processes that run the policy; by default as many as pay", may_change=True, least=1
-    )
-    epochs: int = option(8, "passes over each batch", least=1)
-    minibatch_size: int = option(256, "steps per optimizer step", least=1)
-    learning_rate: float = option(1e-3, "of Adam; decays linearly to 0", least=0)
-    gamma: float = option(0.98, "discount", least=0, most=1)
-    gae_lambda: float = option(0.8, "lambda of the advantage estimator", least=0, most=1)
-    clip_epsilon: float = option(0.2, "how far PPO's ratio may move from 1", least=0)
-    entropy_coefficient: float = option(0.0, "weight of the entropy bonus", least=0)
-    max_grad_norm: float = option(0.5, "gradients are clipped to this norm", least=0)
-    hidden_units: int = option(
-        64, "width of the two hidden layers of each network", least=1, most=16384
-    )
-    eval_interval: int = option(20_000, "steps between two evaluations; 0: none at all", least=0)
-    eval_episodes: int = option(20, "episodes of each evaluation", least=1)
     require_return: float | None = option(
         None,
         "exit with an error unless the last evaluation's mean return reaches this",
@@ -67,6 +45,7 @@ import gymnasium as gym
 import torch
 from support.learners import learners, loss_of, minibatches
 from support.run import Run
+from support.vectors import check_spaces
 from tensordict.nn import TensorDictModule
 from torch import nn
 from torchrl.modules import ProbabilisticActor, ValueOperator
@@ -78,18 +57,8 @@ from torchrl_hts import DelayedGradient, HTSCollector
 
 def make_networks(env: gym.Env, hidden_units: int) -> tuple[ProbabilisticActor, ValueOperator]:
     """A policy and a value function with a trunk each, orthogonally initialised."""
-    if not isinstance(env.action_space, gym.spaces.Discrete):
-        raise RecipeError(
-            f"this recipe plays environments with Discrete actions; those of {env.spec.id} are "
-            f"{env.action_space}"
-        )
-    space = env.observation_space
-    if not isinstance(space, gym.spaces.Box) or len(space.shape) != 1:
-        raise RecipeError(
-            "this recipe plays environments that are observed as vectors (Box, one "
-            f"dimension); those of {env.spec.id} give {space}"
-        )
-    num_inputs = space.shape[0]
+    check_spaces(env)
+    num_inputs = env.observation_space.shape[0]
     num_actions = int(env.action_space.n)
 
     def mlp(outputs: int, output_gain: float) -> nn.Sequential:
