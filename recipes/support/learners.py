@@ -38,7 +38,13 @@ def loss_of(losses: TensorDictBase) -> Tensor:
 
 
 def minibatches(
-    world: World, parts: Sequence[TensorDictBase], size: int, *, seed: int, epoch: int
+    world: World,
+    parts: Sequence[TensorDictBase],
+    size: int,
+    *,
+    seed: int,
+    epoch: int,
+    whole_rows: bool = False,
 ) -> Iterator[list[TensorDictBase]]:
     """Yield minibatches in a random order, with advantages of mean 0 and deviation 1 in each.
 
@@ -50,24 +56,31 @@ def minibatches(
         size: steps of a minibatch, of all parts of all learners together.
         seed: of the run.
         epoch: counts the passes over this batch.
+        whole_rows: mix rows ``[n, T]`` instead of steps, for recurrent networks.
 
     Raises:
-        RecipeError: if each minibatch can't have as many steps of every part.
+        RecipeError: if each minibatch can't have as many steps of every part, or whole rows.
     """
-    steps = [part.reshape(-1) for part in parts]
+    items = [part if whole_rows else part.reshape(-1) for part in parts]
+    length = items[0][0].numel()  # steps of an item: one, or T
+    if size % length:
+        raise RecipeError(
+            f"--minibatch-size {size} is no number of whole rows, which have {length} steps: give "
+            f"a multiple of {length}"
+        )
     if world.size == 1 and world.shards is None:
-        for indices in torch.randperm(len(steps[0])).split(size):
-            minibatch = [steps[0][indices]]
+        for indices in torch.randperm(len(items[0])).split(size // length):
+            minibatch = [items[0][indices]]
             world.normalize(minibatch)
             yield minibatch
         return
-    total = len(steps[0]) * world.num_parts
+    total = items[0].numel() * world.num_parts
     count = max(1, total // size)
-    if count * size != total or len(steps[0]) % count:
+    if count * size != total or len(items[0]) % count:
         raise RecipeError(
             f"--minibatch-size {size} does not fit a batch of {total} steps in {world.num_parts} "
             "parts: with several parts every minibatch must have the same number of steps of each"
         )
-    for minibatch in world.minibatches(steps, count, seed=seed, epoch=epoch):
+    for minibatch in world.minibatches(items, count, seed=seed, epoch=epoch, whole_rows=whole_rows):
         world.normalize(minibatch)
         yield minibatch
