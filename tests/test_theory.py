@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as st_numpy
 
 from torchrl_hts._rounds.schedule import Schedule
-from torchrl_hts.theory import asynchronous_latency, rollout_time, timetable
+from torchrl_hts._world.tree import swaps
+from torchrl_hts.theory import asynchronous_latency, exchange_time, rollout_time, timetable
 
 Array = np.ndarray[Any, Any]
 
@@ -21,59 +22,77 @@ Array = np.ndarray[Any, Any]
 # The recursion.
 
 
-def simulate(times: Array, learner_times: Array, lag: int, barrier: bool) -> dict[str, Array]:
-    """One event after the other, by the rules of `Schedule` itself; times ``[R, N, T]``.
+def simulate(
+    times: Array, learner_times: Array, exchange_times: Array, lag: int, barrier: bool
+) -> dict[str, Array]:
+    """One event after the other, by the rules of `Schedule` itself.
 
-    The schedule raises if an event comes that it does not allow, and says itself which rounds are
-    open and full: nothing here knows of the recursion.
+    The schedules raise if an event comes that they do not allow, and say themselves which rounds
+    are open and full: nothing here knows of the recursion.
+
+    Args:
+        times: ``[R, N, T]``.
+        learner_times: ``[R, W]``; each learner has a schedule of its own, for N/W environments.
+        exchange_times: ``[R]``.
     """
     rounds, n, alpha = times.shape
-    schedule = Schedule(n, alpha, lag, last_round=rounds)
+    learners = learner_times.shape[1]
+    each = n // learners
+    schedules = [Schedule(each, alpha, lag, last_round=rounds) for _ in range(learners)]
     found = {
         "opened": np.zeros(rounds),
         "started": np.full((rounds, n), np.nan),
         "finished": np.full((rounds, n), np.nan),
         "learned": np.full(rounds, np.nan),
     }
-    events: list[tuple[float, int]] = []  # when, and which environment's step ends; -1: an update
-    idle, learning = set(range(n)), False
+    events: list[tuple[float, str, int]] = []  # when what ends: a step, a gradient, an exchange
+    idle, learning, ready = set(range(n)), set[int](), set[int]()
 
-    def arrived(round_: int) -> bool:
-        """With a barrier, whether everybody has finished the round before."""
-        return not barrier or round_ == 0 or schedule.is_full(round_ - 1)
+    def may_begin(schedule: Schedule, round_: int) -> bool:
+        """Whether the round is open and, with a barrier, everybody has finished the one before."""
+        arrived = not barrier or round_ == 0 or schedule.is_full(round_ - 1)
+        return schedule.is_open(round_) and arrived  # I4
 
     def begin_all_that_may(now: float) -> None:
-        nonlocal learning
         for env in sorted(idle):
-            round_, t = schedule.position(env)
-            if schedule.is_open(round_) and arrived(round_):  # I4
+            schedule, own = schedules[env // each], env % each
+            round_, t = schedule.position(own)
+            if may_begin(schedule, round_):
                 idle.remove(env)
-                schedule.offer(env)
-                schedule.take([env])
-                schedule.answer([env])
+                schedule.offer(own)
+                schedule.take([own])
+                schedule.answer([own])
                 if t == 0:
                     found["started"][round_, env] = now
-                heapq.heappush(events, (now + times[round_, env, t], env))
-        nxt = schedule.lent
-        if not learning and nxt < rounds and schedule.is_full(nxt):  # I3, I5
-            schedule.lend()
-            learning = True
-            heapq.heappush(events, (now + learner_times[nxt], -1))
+                heapq.heappush(events, (now + times[round_, env, t], "step", env))
+        for learner, schedule in enumerate(schedules):
+            nxt = schedule.lent
+            if learner not in learning and nxt < rounds and schedule.is_full(nxt):  # I3, I5
+                schedule.lend()
+                learning.add(learner)
+                heapq.heappush(events, (now + learner_times[nxt, learner], "gradient", learner))
 
     begin_all_that_may(0.0)
     while events:
-        now, env = heapq.heappop(events)
-        if env < 0:
-            learning = False
-            round_ = schedule.release()
-            found["learned"][round_] = now
-            if round_ + lag + 1 < rounds:
-                found["opened"][round_ + lag + 1] = now
+        now, what, number = heapq.heappop(events)
+        if what == "gradient":
+            ready.add(number)
+            if len(ready) == learners:
+                ready.clear()
+                round_ = schedules[0].lent - 1
+                heapq.heappush(events, (now + exchange_times[round_], "exchange", round_))
+        elif what == "exchange":
+            learning.clear()
+            assert {schedule.release() for schedule in schedules} == {number}
+            found["learned"][number] = now
+            if number + lag + 1 < rounds:
+                found["opened"][number + lag + 1] = now
         else:
-            round_, _ = schedule.position(env)
-            if schedule.finish_step(env):  # I1
-                found["finished"][round_, env] = now
-            idle.add(env)
+            schedule, own = schedules[number // each], number % each
+            round_, _ = schedule.position(own)
+            if schedule.finish_step(own):  # I1
+                found["finished"][round_, number] = now
+            idle.add(number)
         begin_all_that_may(now)
     return found
 
@@ -84,19 +103,54 @@ whole_times = st.integers(0, 9).map(float)  # sums of whole numbers are exact in
 @settings(max_examples=150, deadline=None)
 @given(data=st.data())
 def test_the_recursion_is_what_the_schedule_does(data: st.DataObject) -> None:
-    """I1, I3, I4, I5: event by event, with and without a barrier, for any times."""
-    shape = data.draw(st.tuples(st.integers(1, 6), st.integers(1, 4), st.integers(1, 3)))
-    times = data.draw(st_numpy.arrays(np.float64, shape, elements=whole_times))
-    learner = data.draw(st_numpy.arrays(np.float64, shape[0], elements=whole_times))
+    """I1, I3, I4, I5: event by event, for any times and numbers of learners."""
+    learners = data.draw(st.integers(1, 3))
+    rounds, each, alpha = data.draw(
+        st.tuples(st.integers(1, 6), st.integers(1, 4 // learners + 1), st.integers(1, 3))
+    )
+
+    def drawn(*shape: int) -> Array:
+        return data.draw(st_numpy.arrays(np.float64, shape, elements=whole_times))
+
+    times, learner = drawn(rounds, learners * each, alpha), drawn(rounds, learners)
+    exchange = drawn(rounds) if learners > 1 else np.zeros(rounds)
     lag, barrier = data.draw(st.integers(0, 3)), data.draw(st.booleans())
-    expected = simulate(times, learner, lag, barrier)
-    found = timetable(times, lag=lag, learner_time=learner, barrier="round" if barrier else None)
+    expected = simulate(times, learner, exchange, lag, barrier)
+    options: dict[str, Any] = {
+        "lag": lag,
+        "learner_time": learner,
+        "exchange_time": exchange,
+        "learners": learners,
+        "barrier": "round" if barrier else None,
+    }
+    found = timetable(times, **options)
     for name, values in expected.items():
         np.testing.assert_array_equal(getattr(found, name), values, err_msg=name)
-    sums = timetable(
-        times.sum(2), lag=lag, learner_time=learner, barrier="round" if barrier else None
+    np.testing.assert_array_equal(timetable(times.sum(2), **options).learned, found.learned)
+
+
+def test_times_of_all_learners_and_updates_may_be_one_number() -> None:
+    times = np.random.default_rng(0).exponential(size=(9, 4, 3))
+    one = timetable(times, learners=2, learner_time=0.5, exchange_time=0.25)
+    for learner_time in (np.full(9, 0.5), np.full((9, 2), 0.5)):
+        each = timetable(
+            times, learners=2, learner_time=learner_time, exchange_time=np.full(9, 0.25)
+        )
+        np.testing.assert_array_equal(one.learned, each.learned)
+
+
+@pytest.mark.parametrize("num_values", [1, 65_535, 65_536, 1_700_000])
+@pytest.mark.parametrize("learners", [1, 2, 4, 8, 64])
+def test_an_exchange_takes_the_time_of_its_messages(num_values: int, learners: int) -> None:
+    """One after the other, as `World` sends them."""
+    sent = [swap.give for swap in swaps(learners // 2, learners, num_values)]
+    taken = [swap.take for swap in swaps(learners // 2, learners, num_values)]
+    expected = sum(
+        1e-4 + max(give[1] - give[0], take[1] - take[0]) * 4 / 1e8
+        for give, take in zip(sent, taken, strict=True)
     )
-    np.testing.assert_array_equal(sums.learned, found.learned)
+    found = exchange_time(num_values, learners, latency_s=1e-4, bytes_per_second=1e8)
+    assert found == pytest.approx(expected, rel=1e-3)  # halves are not always whole values
 
 
 def test_a_barrier_at_each_step_waits_for_the_slowest_of_each() -> None:
@@ -146,6 +200,11 @@ def test_waiting_at_each_step_gives_a_third() -> None:
         (np.ones((2, 2)), {"learner_time": np.ones(3)}, "learner_time"),
         (-np.ones((2, 2)), {}, "negative"),
         (np.ones((2, 2)), {"learner_time": math.nan}, "finite"),
+        (np.ones((2, 2)), {"learner_time": np.ones((2, 3)), "learners": 2}, r"or \[2, 2\], got"),
+        (np.ones((2, 2)), {"exchange_time": np.ones(3)}, "exchange_time"),
+        (np.ones((2, 2)), {"exchange_time": -1.0}, "negative"),
+        (np.ones((2, 3)), {"learners": 2}, "3 environments can't be shared out"),
+        (np.ones((2, 2)), {"learners": 0}, "learners"),
     ],
 )
 def test_what_is_no_schedule_is_refused(
@@ -232,6 +291,10 @@ def test_claim_2_without_an_end() -> None:
         lambda: asynchronous_latency(1, math.inf, math.inf),
         lambda: rollout_time(100, 16, 5, math.nan),
         lambda: rollout_time(100, 16, 5, math.inf),
+        lambda: exchange_time(0, 2, latency_s=0.0, bytes_per_second=1.0),
+        lambda: exchange_time(9, 3, latency_s=0.0, bytes_per_second=1.0),
+        lambda: exchange_time(9, 2, latency_s=-1.0, bytes_per_second=1.0),
+        lambda: exchange_time(9, 2, latency_s=0.0, bytes_per_second=0.0),
     ],
 )
 def test_claims_refuse_what_makes_no_sense(call: Any) -> None:

@@ -7,7 +7,8 @@ the next.
 
 No torch, no processes: numbers alone. Times are in seconds, or in any other unit throughout.
 
-Axes: R rounds, N environments, T = alpha steps of an environment and round.
+Axes: R rounds, N environments of all learners, T = alpha steps of an environment and round, W
+learners.
 """
 
 from __future__ import annotations
@@ -21,9 +22,12 @@ import numpy.typing as npt
 
 from torchrl_hts.errors.checks import check_integer
 
-__all__ = ["Timetable", "asynchronous_latency", "rollout_time", "timetable"]
+__all__ = ["Timetable", "asynchronous_latency", "exchange_time", "rollout_time", "timetable"]
 
 Times = npt.NDArray[np.float64]
+
+# From so many values on learners swap halves of them, which sends fewer bytes, in more messages.
+_HALVING_FROM = 65_536
 
 _BISECTIONS = 200  # far more than a double has bits: the bracket closes before
 
@@ -104,6 +108,53 @@ def asynchronous_latency(num_envs: int, env_rate: float, learner_rate: float) ->
     return load / (1 - load) if load < 1 else math.inf
 
 
+def exchange_time(
+    num_values: int, learners: int, *, latency_s: float, bytes_per_second: float
+) -> float:
+    """How long W learners take to add up their gradients, once all have theirs.
+
+    As `torchrl_hts.World` with shards does it, in a tree of log2(W) levels. Short vectors are
+    swapped whole at each level, ``log2(W) (l + b/B)``. From 65,536 values on, halves of what is
+    left are, and the parts are collected in the end: ``2 log2(W) l + 2 (1 - 1/W) b/B``. Here b is
+    the size in bytes of the float32 values, l the latency of a message, and B the bandwidth.
+
+    Assumes that each learner sends and receives at the same time at full speed, whoever else does,
+    and that adding costs nothing.
+
+    Args:
+        num_values: of the gradient, float32.
+        learners: W, a power of two.
+        latency_s: l, of a message between two learners, in seconds.
+        bytes_per_second: B, of each learner's connection, each way.
+
+    Raises:
+        TypeError: for a count that is no integer.
+        ValueError: for a count below 1, learners that are no power of two, or times and speeds
+            that are negative, zero or not finite.
+
+    Example:
+        1.7 million values between machines with 1 Gbit/s, in milliseconds:
+
+        >>> link = {"latency_s": 1e-4, "bytes_per_second": 125e6}
+        >>> [round(1e3 * exchange_time(1_700_000, w, **link)) for w in (1, 2, 4, 64)]
+        [0, 55, 82, 108]
+    """
+    check_integer("num_values", num_values)
+    check_integer("learners", learners)
+    if learners & (learners - 1):
+        raise ValueError(f"learners must be a power of two, got {learners}")
+    if not (0 <= latency_s < math.inf and 0 < bytes_per_second < math.inf):
+        raise ValueError(
+            f"latency_s must not be negative, bytes_per_second must be positive, and both finite; "
+            f"got {latency_s} and {bytes_per_second}"
+        )
+    levels = learners.bit_length() - 1
+    sending = 4 * num_values / bytes_per_second
+    if num_values < _HALVING_FROM:
+        return levels * (latency_s + sending)
+    return 2 * levels * latency_s + 2 * (1 - 1 / learners) * sending
+
+
 @dataclass(frozen=True)
 class Timetable:
     """When everything happens; what `timetable` returns.
@@ -112,7 +163,7 @@ class Timetable:
         opened: ``[R]``, when each round opened; 0 for the first ``lag + 1``.
         started: ``[R, N]``, when each environment began each round.
         finished: ``[R, N]``, when it had made its alpha steps.
-        learned: ``[R]``, when the update with each round was done.
+        learned: ``[R]``, when the update with each round was done, on all learners at once.
         work: ``[R, N]``, the time that an environment that never waits would take for each round.
     """
 
@@ -151,6 +202,8 @@ def timetable(
     lag: int = 1,
     learner_time: npt.ArrayLike = 0.0,
     barrier: Literal["step", "round"] | None = None,
+    learners: int = 1,
+    exchange_time: npt.ArrayLike = 0.0,
 ) -> Timetable:
     """Follow the schedule round by round, for given times.
 
@@ -161,16 +214,25 @@ def timetable(
         learned_j = max(learned_(j-1), max_i finish_ij) + L_j
         open_(j+lag+1) = learned_j
 
+    Several learners w have N/W environments each, and wait for the slowest gradient, the time of
+    which is L_wj; the exchange then takes X_j::
+
+        ready_wj  = max(learned_(j-1), max_(i of w) finish_ij) + L_wj
+        learned_j = max_w ready_wj + X_j
+
     Assumes nothing of the times but that they don't depend on each other's course: inference is
     part of a step or costs nothing, and everybody has a processor when it needs one.
 
     Args:
         step_times: ``[R, N, T]``, the time of each step; or ``[R, N]``, their sums.
         lag: how many updates the behaviour parameters are behind.
-        learner_time: L, of each update ``[R]`` or of all.
+        learner_time: L, of each update and learner ``[R, W]``, of each update ``[R]`` or of all.
         barrier: ``"round"``: all environments wait at the end of each round until the slowest has
             arrived, as in the paper; ``"step"``: at the end of each step, as in vectorised
-            environments (needs ``[R, N, T]``); None: nobody waits for anybody (I4).
+            environments (needs ``[R, N, T]``); None: nobody waits for anybody (I4). Environments of
+            several learners wait for those of their own learner alone.
+        learners: W; the first N/W environments are those of the first, and so on.
+        exchange_time: X, of each update ``[R]`` or of all, such as `exchange_time` gives.
 
     Raises:
         TypeError: for a lag that is no integer.
@@ -189,6 +251,47 @@ def timetable(
         0.75
     """
     steps = np.asarray(step_times, np.float64)
+    learner, exchange = (np.asarray(each, np.float64) for each in (learner_time, exchange_time))
+    check_integer("lag", lag, least=0)
+    check_integer("learners", learners)
+    _check_steps(steps, barrier, learners)
+    rounds, n = steps.shape[:2]
+    if learner.shape not in ((), (rounds,), (rounds, learners)):
+        raise ValueError(
+            f"learner_time must be a number, [{rounds}] or [{rounds}, {learners}], got "
+            f"{learner.shape}"
+        )
+    if exchange.shape not in ((), (rounds,)):
+        raise ValueError(f"exchange_time must be a number or [{rounds}], got {exchange.shape}")
+    given = {"step_times": steps, "learner_time": learner, "exchange_time": exchange}
+    for name, values in given.items():
+        if not np.isfinite(values).all() or (values < 0).any():
+            raise ValueError(f"{name} must be finite and not negative")
+    if learner.ndim == 1:
+        learner = learner[:, None]
+    learner = np.broadcast_to(learner, (rounds, learners))
+    exchange = np.broadcast_to(exchange, (rounds,))
+    # Environments by their learner from here on: [R, W, N/W], or [R, W, N/W, T].
+    steps = steps.reshape(rounds, learners, n // learners, *steps.shape[2:])
+    work = steps.sum(3) if steps.ndim == 4 else steps
+    taken = work
+    if barrier == "step":
+        taken = np.broadcast_to(steps.max(2).sum(2)[:, :, None], work.shape)
+    opened = np.zeros(rounds + lag + 1)
+    started, finished, learned = np.empty_like(work), np.empty_like(work), np.empty(rounds)
+    free, updated = np.zeros(work.shape[1:]), 0.0  # when all are done with the round before
+    for j in range(rounds):
+        arrived = free.max(1, keepdims=True) if barrier else free
+        started[j] = np.maximum(arrived, opened[j])  # I4
+        free = finished[j] = started[j] + taken[j]
+        ready = np.maximum(updated, free.max(1)) + learner[j]  # I3
+        updated = learned[j] = ready.max() + exchange[j]
+        opened[j + lag + 1] = updated
+    by_env = [each.reshape(rounds, n) for each in (started, finished, work)]
+    return Timetable(opened[:rounds], by_env[0], by_env[1], learned, by_env[2])
+
+
+def _check_steps(steps: Times, barrier: str | None, learners: int) -> None:
     if steps.ndim not in (2, 3) or 0 in steps.shape:
         raise ValueError(
             "step_times must be of shape [rounds, environments] or [rounds, environments, alpha], "
@@ -201,26 +304,11 @@ def timetable(
             "barrier='step' needs the time of each step, step_times of shape [rounds, "
             f"environments, alpha]; got {steps.shape}"
         )
-    check_integer("lag", lag, least=0)
-    rounds, n = steps.shape[:2]
-    learner = np.asarray(learner_time, np.float64)
-    if learner.shape not in ((), (rounds,)):
-        raise ValueError(f"learner_time must be a number or [{rounds}], got {learner.shape}")
-    for name, values in (("step_times", steps), ("learner_time", learner)):
-        if not np.isfinite(values).all() or (values < 0).any():
-            raise ValueError(f"{name} must be finite and not negative")
-    learner = np.broadcast_to(learner, (rounds,))
-    work = steps.sum(2) if steps.ndim == 3 else steps
-    taken = np.broadcast_to(steps.max(1).sum(1)[:, None], work.shape) if barrier == "step" else work
-    opened = np.zeros(rounds + lag + 1)
-    started, finished, learned = np.empty((rounds, n)), np.empty((rounds, n)), np.empty(rounds)
-    free, updated = np.zeros(n), 0.0  # when environments, and the learner, are done with the last
-    for j in range(rounds):
-        started[j] = np.maximum(free.max() if barrier else free, opened[j])  # I4
-        free = finished[j] = started[j] + taken[j]
-        updated = learned[j] = max(updated, free.max()) + learner[j]  # I3
-        opened[j + lag + 1] = updated
-    return Timetable(opened[:rounds], started, finished, learned, work)
+    if steps.shape[1] % learners:
+        raise ValueError(
+            f"{steps.shape[1]} environments can't be shared out equally among {learners} learners: "
+            "make their number a multiple"
+        )
 
 
 def _gamma_upper_quantile(tail: float, shape: int) -> float:
