@@ -2,6 +2,7 @@
 
     python benchmarks/learner_digests.py
     python benchmarks/learner_digests.py --learners 1 2 --tasks continuous --updates 20
+    python benchmarks/learner_digests.py --hosts --learners 2 4
 
 A2C and PPO (epochs, minibatches, normalised advantages) with `World(shards=...)` and
 `DelayedGradient`, on the tasks of `torchrl_hts.testing`: CartPole, CartPole with an LSTM, Pendulum
@@ -9,7 +10,8 @@ with a TanhNormal, whose entropy is estimated by samples, and Pong. Each is trai
 learners: quietly with one executor each, and with pauses on the odd ranks, two executors and two
 actors. torchrun starts the learners, once for each number. A row of the table has the first digits
 of SHA-256 of the parameters and of all losses. The command ends with an error if a row has two of
-them.
+them. With --hosts each learner has a host of its own (`_hosts.py`); packets among them take 5 ms
+each way and are lost with a probability of 0.5 %.
 """
 
 from __future__ import annotations
@@ -24,6 +26,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from _hosts import Hosts, why_not
 from _machine import commit, machine
 from tensordict import TensorDictBase
 from torch import Tensor, nn
@@ -37,6 +40,7 @@ from torchrl_hts.testing import TASKS, digest
 
 DEFAULT_TASKS = ["cartpole", "lstm", "continuous", "pong"]
 NUM_ENVS, SHARDS = 16, 8
+DELAY_S, LOSS = 0.005, 0.005  # among hosts
 
 
 def total(losses: TensorDictBase) -> Tensor:
@@ -113,6 +117,15 @@ def learn_all(options: argparse.Namespace) -> None:
             options.write_to.write_text(json.dumps(found))
 
 
+def run_on_hosts(size: int, script: list[str]) -> None:
+    """torchrun on so many hosts, with one learner each."""
+    with Hosts(size, delay_s=DELAY_S, loss=LOSS) as hosts:
+        each = [subprocess.Popen(hosts.torchrun(host, 1, *script)) for host in range(size)]
+        codes = [process.wait() for process in each]
+        if any(codes):
+            sys.exit("a learner has failed")
+
+
 def main() -> int:
     """Start the learners, and print the table."""
     parser = argparse.ArgumentParser(
@@ -121,20 +134,26 @@ def main() -> int:
     parser.add_argument("--learners", type=count, nargs="+", default=[1, 2, 4, 8])
     parser.add_argument("--tasks", nargs="+", choices=TASKS, default=DEFAULT_TASKS)
     parser.add_argument("--updates", type=count, default=10, help="of each run (default: 10)")
+    parser.add_argument("--hosts", action="store_true", help="a host for each learner")
     parser.add_argument("--write-to", type=Path, help=argparse.SUPPRESS)  # of a learner
     options = parser.parse_args()
     if options.write_to is not None:
         learn_all(options)
         return 0
+    if options.hosts and (reason := why_not()) is not None:
+        parser.error(f"--hosts: {reason}")
     found: dict[int, dict[str, str]] = {}
     given = ["--tasks", *options.tasks, "--updates", str(options.updates)]
     with tempfile.TemporaryDirectory() as directory:
         for size in options.learners:
             file = Path(directory, str(size))
-            launch = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
-            launch += ["--nproc-per-node", str(size), __file__, *given, "--write-to", str(file)]
+            script = [str(Path(__file__).resolve()), *given, "--write-to", str(file)]
             began = time.monotonic()
-            subprocess.run(launch, check=True)
+            if options.hosts:
+                run_on_hosts(size, script)
+            else:
+                launch = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+                subprocess.run([*launch, "--nproc-per-node", str(size), *script], check=True)
             found[size] = json.loads(file.read_text())
             print(f"{size} learners: {time.monotonic() - began:.0f} s", file=sys.stderr)
     here = machine()

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 import script_paths  # noqa: F401  so that the scripts are found
+from _hosts import Hosts, why_not
 from processes import processes_below, wait_until
 from recipe_ranks import Deed, Ended, run_recipe
 from recipe_runs import CARTPOLE, assert_equal_runs, rows, run
@@ -56,6 +57,28 @@ def test_i7_learners_are_one_run_with_the_bits_of_one(
         for step in (512, 768, 1024)
         for part in ("pt", *(f"part-{rank}-of-{size}" for rank in range(1, size)))
     }
+
+
+@pytest.mark.timeout(900)  # two starts of torchrun and torch, on a machine that may be busy
+def test_i7_learners_on_hosts_of_their_own_are_one_run(whole: Path, tmp_path: Path) -> None:
+    """Two network namespaces, 5 ms apart, between which packets get lost."""
+    if (reason := why_not()) is not None:
+        pytest.skip(reason)
+    recipe, *flags = FLAGS.split()
+    script = [str(RECIPES / recipe), *flags, "--output-dir", str(tmp_path)]
+    with Hosts(2, delay_s=0.005, loss=0.005) as hosts:
+        learners = [
+            subprocess.Popen(
+                hosts.torchrun(host, 1, *script),
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
+            )
+            for host in range(2)
+        ]
+        said = [learner.communicate()[0] for learner in learners]
+    assert [learner.returncode for learner in learners] == [0, 0], said
+    assert_equal_runs(whole, tmp_path)
 
 
 def test_a_signal_to_one_learner_stops_all_and_other_numbers_go_on(
