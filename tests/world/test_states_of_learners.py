@@ -21,9 +21,13 @@ from torchrl_hts.testing import digest
 NUM_ENVS, ALPHA = 4, 3
 
 
-def collector(seed: int = 0) -> HTSCollector:
+def collector(seed: int = 0, batch_size: int | None = None) -> HTSCollector:
+    entries = [partial(gym.make, "CartPole-v1")] * NUM_ENVS
+    if batch_size is not None:
+        batch = partial(gym.make_vec, "CartPole-v1", batch_size, vectorization_mode="sync")
+        entries = [batch] * (NUM_ENVS // batch_size)
     return HTSCollector(
-        [partial(gym.make, "CartPole-v1")] * NUM_ENVS,
+        entries,
         categorical(num_actions=2),
         frames_per_batch=NUM_ENVS * ALPHA,
         total_frames=NUM_ENVS * ALPHA * 6,
@@ -35,8 +39,8 @@ def collector(seed: int = 0) -> HTSCollector:
 class Run:
     """A collector that has been stopped, and how it would have gone on."""
 
-    def __init__(self) -> None:
-        with collector() as data:
+    def __init__(self, batch_size: int | None = None) -> None:
+        with collector(batch_size=batch_size) as data:
             batches = iter(data)
             for _ in range(2):
                 next(batches)
@@ -50,6 +54,8 @@ class Run:
         """The share of a learner."""
         count = NUM_ENVS // size
         layout = replace(self.layout, num_envs=count, first_env=rank * count, all_envs=NUM_ENVS)
+        if layout.units:
+            layout = replace(layout, units=layout.units[: len(layout.units) // size])
         return own_state(states, self.policy, layout)
 
     def shares(self, states: Any, size: int) -> list[Any]:
@@ -82,6 +88,18 @@ def test_any_number_goes_on_with_what_any_other_has_saved(run: Run) -> None:
     assert same({key: whole[key] for key in run.state}, dict(run.state))
     assert not same(four[0]["environments"], four[1]["environments"])
     with collector(seed=9) as data:
+        data.load_state_dict(two)
+        assert [digest(batch) for batch in data][1:] == run.coming
+
+
+def test_any_number_goes_on_with_batches_that_any_other_has_saved(warm_servers: None) -> None:
+    run = Run(batch_size=2)
+    two = run.shares(run.state, 2)
+    assert [len(state["environments"]) for state in two] == [1, 1]
+    assert same([*two[0]["environments"], *two[1]["environments"]], run.state["environments"])
+    (whole,) = run.shares(two[::-1], 1)
+    assert same({key: whole[key] for key in run.state}, dict(run.state))
+    with collector(seed=9, batch_size=2) as data:
         data.load_state_dict(two)
         assert [digest(batch) for batch in data][1:] == run.coming
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import time
+from collections.abc import Sequence
 from typing import Any
 
 import gymnasium as gym
@@ -40,7 +41,12 @@ def loss_of(loss_module: nn.Module, part: TensorDictBase) -> Tensor:
 
 
 def train(
-    algorithm: str, shards: int | None, executors: int, pause_s: float, seed: int = 0
+    algorithm: str,
+    shards: int | None,
+    executors: int,
+    pause_s: float,
+    seed: int = 0,
+    entries: Sequence[Any] = (generous_cartpole,) * NUM_ENVS,
 ) -> dict[str, Any]:
     """What a user's loop does, and what came of it."""
     torch.manual_seed(seed)
@@ -62,7 +68,7 @@ def train(
     episodes, everywhere = EpisodeReturns(), []
     with World(shards=shards, timeout_s=60) as world:
         collector = HTSCollector(
-            [generous_cartpole] * NUM_ENVS,
+            list(entries),
             actor,
             frames_per_batch=NUM_ENVS * ALPHA,
             total_frames=NUM_ENVS * ALPHA * UPDATES,
@@ -146,6 +152,43 @@ def test_the_number_of_learners_makes_no_difference(size: int, alone: dict[str, 
     assert alone["a2c"]["largest"] > NUM_ENVS // SHARDS  # batches of several shards' environments
     assert alone["a2c"]["episodes"][0] > 0
     assert len({result["parameters"] for result in alone.values()}) == 2
+
+
+def train_batches() -> list[dict[str, Any]]:
+    """With environments one by one, and with batches of two."""
+    single = functools.partial(gym.make, "CartPole-v1")
+    batch = functools.partial(gym.make_vec, "CartPole-v1", 2, vectorization_mode="sync")
+    with keep_servers():
+        return [
+            train("a2c", SHARDS, 1, 0.0, entries=entries)
+            for entries in ([single] * NUM_ENVS, [batch] * (NUM_ENVS // 2))
+        ]
+
+
+def test_learners_share_out_batches_with_the_bits_of_single_environments() -> None:
+    found = [
+        result
+        for size in (1, 2)
+        for outcome in run_ranks(train_batches, size, timeout_s=200)
+        for result in outcome.result
+    ]
+    assert len(found) == 6
+    for name in RESULTS:
+        assert len({str(result[name]) for result in found}) == 1, name
+    assert {result["rows"] for result in found} == {NUM_ENVS, NUM_ENVS // 2}
+
+
+def test_batches_of_several_sizes_are_not_shared_out() -> None:
+    single = functools.partial(gym.make, "CartPole-v1")
+    batch = functools.partial(gym.make_vec, "CartPole-v1", 2, vectorization_mode="sync")
+    given: dict[str, Any] = {"frames_per_batch": 6, "total_frames": 6, "num_executors": 1}
+    with World(shards=2) as world, pytest.raises(ValueError, match="make 1, 2 environments"):
+        HTSCollector([single, batch], categorical(num_actions=2), world=world, **given)
+    with (
+        World() as world,
+        HTSCollector([single, batch], categorical(num_actions=2), world=world, **given) as data,
+    ):
+        assert [batch.shape for batch in data] == [(3, 2)]
 
 
 def collector_of(world: World, policy: nn.Module, **options: Any) -> HTSCollector:

@@ -43,7 +43,7 @@ class ExecutorJob:
     Attributes:
         factories: pickled environment factories, and
         env_indices: the indices of what they make, each an environment or a batch of them.
-        first_env: the number of environment 0 among the environments of all learners.
+        first_env: the number of this learner's first factory among those of all learners.
         observed: whether the first environment is to be observed, if it can be put back, before
             the others are made. `Observing` says that this begins.
         torch_allowed: False in a process that should not import torch.

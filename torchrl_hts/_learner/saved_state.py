@@ -57,11 +57,12 @@ def own_state(state: Any, policy: nn.Module, layout: Layout) -> Mapping[str, Any
         if place == (layout.first_env, layout.num_envs) or layout.num_envs == all_envs:
             _check_state(states[0], policy, layout)
             return states[0]
-    if layout.units:
+    if len(set(layout.units)) > 1:
         raise ValueError(
-            "states of several learners are of single environments, and this collector has batches "
-            "of them: give create_env_fn the environments one by one"
+            "states of several learners are of entries of create_env_fn that make equally many "
+            f"environments; here they make {', '.join(map(str, sorted(set(layout.units))))}"
         )
+    size = layout.units[0] if layout.units else 1  # of a batch
     states.sort(key=_first_env)
     for one in states:
         first, count = _first_env(one), _integer(one, "num_envs", least=1)
@@ -70,18 +71,23 @@ def own_state(state: Any, policy: nn.Module, layout: Layout) -> Mapping[str, Any
                 f"the state is of environments {first} to {first + count - 1}; this run has "
                 f"{all_envs}"
             )
-        _check_state(one, policy, replace(layout, first_env=first, num_envs=count, units=()))
+        units = (size,) * (count // size) if layout.units else ()
+        _check_state(one, policy, replace(layout, first_env=first, num_envs=count, units=units))
         for name in _ALIKE:
             if one[name] != states[0][name]:
                 raise ValueError(
                     f"the states are not of one checkpoint: {name} is {states[0][name]} in one of "
                     f"them and {one[name]} in another"
                 )
-    return _cut(states, layout)
+    return _cut(states, layout, size)
 
 
-def _cut(states: Sequence[Mapping[str, Any]], layout: Layout) -> dict[str, Any]:
-    """The state of a learner's environments out of checked ones, in the order of environments."""
+def _cut(states: Sequence[Mapping[str, Any]], layout: Layout, size: int) -> dict[str, Any]:
+    """The state of a learner's environments out of checked ones, in the order of environments.
+
+    Args:
+        size: how many environments each unit has.
+    """
     first, end = layout.first_env, layout.first_env + layout.num_envs
     states = [
         one for one in states if _first_env(one) < end and _first_env(one) + one["num_envs"] > first
@@ -112,7 +118,7 @@ def _cut(states: Sequence[Mapping[str, Any]], layout: Layout) -> dict[str, Any]:
     found["environments"] = None
     if None not in environments:
         together = [saved for some in environments for saved in some]
-        found["environments"] = together[skipped : skipped + layout.num_envs]
+        found["environments"] = together[skipped // size : (skipped + layout.num_envs) // size]
     lost = [one["why_environments_are_lost"] for one in states]
     found["why_environments_are_lost"] = next(filter(None, lost), "")
     return found

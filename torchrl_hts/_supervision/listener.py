@@ -30,7 +30,11 @@ class Listener:
         inbox_fd: the learner's inbox, which ends a wait too.
         timeouts_s: seconds without progress by kind of worker.
         site: where a worker is, for what is said of its failure.
-        first_env: the number of this learner's environment 0 among those of all learners.
+        first_env: see below.
+
+    Attributes:
+        first_env: the number of this learner's environment 0 among those of all learners; of its
+            first entry, until it is known how many environments entries make.
     """
 
     def __init__(
@@ -43,7 +47,7 @@ class Listener:
         self.made: set[int] = set()  # environments, as far as executors have said
         self.observing: set[int] = set()  # those that were asked for observations, likewise
         self._site_of = weakref.WeakMethod(site)  # of the supervisor, which holds us
-        self._first_env = first_env
+        self.first_env = first_env
         self._watch = ProgressWatch(timeouts_s)
         self._by_fd: dict[int, WorkerProcess] = {}
         self._control_poll = select.poll()  # every worker's connection
@@ -153,7 +157,7 @@ class Listener:
         if isinstance(message, PolicyRefused):
             raise PolicyError(message.why)
         if isinstance(message, Failed):
-            raise failed(worker, message, self._first_env)
+            raise failed(worker, message, self.first_env)
         if isinstance(message, Raised):
             raise raised(worker, message, self._site(worker))
         return message

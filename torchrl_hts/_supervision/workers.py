@@ -51,7 +51,7 @@ class EnvironmentSource:
         factories: a pickled environment factory per environment.
         options: keyword arguments of `TorchRLEnvironment`.
         seed: which what is drawn while they are made depends on.
-        first_env: the number of environment 0 among the environments of all learners.
+        first_env: the number of the first factory among those of all learners.
     """
 
     factories: Sequence[bytes]
@@ -209,6 +209,7 @@ class Workers:
         memory = SharedMemory(self.channels.memory_fd, layout)
         plan = ExecutorPlan(layout, last_round, 0, options, cores, a_core_each)
         self._shared = Shared(memory, memory.schedule(last_round), plan)
+        self.listener.first_env = layout.first_env
         self._reached = Stage.SHARED
         for executor in self.executors:
             self._tell_plan(executor)

@@ -33,8 +33,9 @@ class Rounds:
         frames_per_batch: int,
         total_frames: int | None,
         sizes: Sequence[int],
-        num_learners: int | None,
         *,
+        num_learners: int = 1,
+        num_parts: int = 1,
         stacklevel: int,
     ) -> Rounds:
         """Whole rounds for the frames that were asked for.
@@ -44,29 +45,32 @@ class Rounds:
         Args:
             frames_per_batch, total_frames: as they were asked for; None: an endless run.
             sizes: see above.
-            num_learners: of a world, who have as many environments each; None: there is none.
+            num_learners: who have as many environments each.
+            num_parts: into which the batches of all learners are cut.
             stacklevel: of a warning, from the caller to whoever makes the collector.
 
         Raises:
-            ValueError: for batches of environments in a world, or too many environments.
+            ValueError: for batches of several sizes that are to be shared out, or too many
+                environments.
 
         Example:
-            >>> rounds = Rounds.of(96, None, (8, 4), None, stacklevel=1)
+            >>> rounds = Rounds.of(96, None, (8, 4), stacklevel=1)
             >>> rounds.num_envs, rounds.sync_interval, rounds.units
             (12, 8, (8, 4))
         """
         own = sum(sizes)
-        if own > len(sizes) and num_learners is not None:
+        if len(set(sizes)) > 1 and num_parts > 1:
             raise ValueError(
-                "create_env_fn makes batches of environments, and a world shares out single ones: "
-                "leave world out, or give a factory for each environment"
+                f"entries of create_env_fn make {', '.join(map(str, sorted(set(sizes))))} "
+                "environments, and learners and shards take entries of one size: let each make as "
+                "many, or leave world out"
             )
         if own > MAX_ROWS:
             raise ValueError(
                 f"create_env_fn makes {own} environments in batches; a collector has at most "
                 f"{MAX_ROWS}"
             )
-        num_envs = own * (num_learners or 1)
+        num_envs = own * num_learners
         sync_interval = -(-frames_per_batch // num_envs)
         batch = sync_interval * num_envs
         if batch != frames_per_batch:

@@ -133,8 +133,8 @@ class Settings:
         )
 
     @property
-    def first_env(self) -> int:
-        """The number of this learner's environment 0 among the environments of all learners."""
+    def first_entry(self) -> int:
+        """The number of this learner's first factory among those of all learners."""
         return 0 if self.world is None else self.world.rank * len(self.factories)
 
     @property

@@ -92,7 +92,7 @@ class Startup:
                 factories = tuple(with_transforms(factories, transforms_of(settings.policy)))
             env_device = None if settings.env_device is None else str(settings.env_device)
             self._policy, self._planner = policy, self._planner_of(policy)
-            pickled = pickle_factories(factories, settings.first_env)
+            pickled = pickle_factories(factories, settings.first_entry)
             # Before the first of them: a server that lacks some says less.
             check_descriptors(
                 min(len(factories), settings.num_executors or 1), settings.num_actors or 1
@@ -118,7 +118,7 @@ class Startup:
                     self._tryout.factories,
                     self._tryout.env_options,
                     settings.seed,
-                    settings.first_env,
+                    settings.first_entry,
                 ),
                 team.executors,
                 team.actors,
@@ -140,17 +140,17 @@ class Startup:
             WorkerError: if a worker fails.
             WorldError: if learners don't collect for the same run.
         """
-        settings, workers = self._settings, self.workers
+        settings, workers, world = self._settings, self.workers, self._settings.world
         known = None if self._tried is None else self._tried.observations
         descriptions = make_environments(workers, known)
-        check_equal(descriptions, settings.first_env)
+        check_equal(descriptions, settings.first_entry)
         sizes_made = [description.num_envs for description in descriptions]
-        num_learners = None if settings.world is None else settings.world.size
         rounds = Rounds.of(
             settings.frames_per_batch,
             settings.total_frames,
             sizes_made,
-            num_learners,
+            num_learners=1 if world is None else world.size,
+            num_parts=1 if world is None else world.num_parts,
             stacklevel=3,  # whoever makes the collector
         )
         plan = self._plan(descriptions[0], rounds.num_own)
@@ -189,7 +189,7 @@ class Startup:
             self._weights,
             settings.seed,
             recorder(shared.memory, layout.num_workers),
-            settings.first_env,
+            layout.first_env,
             rounds.units,
         )
         return Started(supervisor, learner, rounds, plan.truncated_keys, sizes)
@@ -248,7 +248,7 @@ class Startup:
                 )
 
     def _layout(self, plan: BatchPlan, rounds: Rounds) -> Layout:
-        settings = self._settings
+        settings, world = self._settings, self._settings.world
         return Layout(
             rounds.num_own,
             rounds.sync_interval,
@@ -257,9 +257,9 @@ class Startup:
             plan.fields,
             tuple(field_of((n,), t, 0) for n, t in policy_tensors(settings.policy)),
             settings.timeline_events,
-            settings.first_env,
+            0 if world is None else world.rank * rounds.num_own,
             rounds.num_envs,
-            0 if rounds.units else settings.group,
+            0 if world is None or world.shards is None else rounds.num_envs // world.shards,
             rounds.units,
             plan.groups,
         )
