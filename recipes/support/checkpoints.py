@@ -40,6 +40,14 @@ class Checkpoints:
         """The newest there is."""
         return max(self.paths(), default=None)
 
+    def how_to_go_on(self) -> str:
+        """What to do after a failure."""
+        newest = self.newest()
+        resume = f"--resume {quoted(self.directory.parent)}"
+        if newest is None:
+            return f"this run has no checkpoint yet: {resume} begins it anew"
+        return f"{resume} goes on from this run's newest checkpoint, {newest.name}"
+
     def save(self, step: int, state: dict[str, Any]) -> Path:
         """Write a checkpoint, then remove those that are too old.
 

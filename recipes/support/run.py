@@ -159,8 +159,8 @@ class Run:
     def __exit__(self, *exception: object) -> None:
         with contextlib.ExitStack() as closing:  # each, even if one of them fails
             stops = self._stop is not None and not self._others_left and exception[0] is None
-            alone = self._world.size == 1
-            closing.callback(self._signals.give_back, ignoring_sigterm=stops and not alone)
+            among_others = stops and self._world.size > 1
+            closing.callback(self._signals.give_back, ignoring_sigterm=among_others)
             if stops:  # torchrun ends all when the first has ended with an error
                 closing.callback(self._world.gather, None)
             if self._world.is_first:
@@ -168,11 +168,12 @@ class Run:
                 closing.callback(self._close_records, failed=exception[0] is not None)
             closing.callback(self._evaluations.close)
             closing.callback(self._display.__exit__, *exception)
+            if not isinstance(exception[1], RecipeError | None):
+                closing.callback(lambda: self.say(self._checkpoints.how_to_go_on()))
 
     def _close_records(self, *, failed: bool) -> None:
         if self._records is not None:
-            code = 1 if failed else self.exit_code
-            self._records.close(self._title, self._evaluations.rows, code)
+            self._records.close(self._title, self._evaluations.rows, int(failed) or self.exit_code)
 
     def __iter__(self) -> Iterator[TensorDictBase]:
         """Yields the batches; what has to be done after an update is done between two."""
@@ -298,8 +299,7 @@ class Run:
 
     def _is_due(self, interval: int) -> bool:
         """Whether this round reached a multiple of the interval."""
-        before = self.step - self._collector.frames_per_batch
-        return interval > 0 and self.step // interval > before // interval
+        return interval > 0 and self.step % interval < self._collector.frames_per_batch
 
     # Checkpoints.
 

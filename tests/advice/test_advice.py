@@ -122,6 +122,14 @@ class TestValues:
         assert "gymnasium.wrappers.TransformReward(env, sum)" in message
         assert (gather(lambda: wrappers.TransformReward(make(), sum))["next", "reward"] == 3).all()
 
+    @pytest.mark.parametrize("reward", [1j, "1.5", None, np.ma.masked])
+    def test_a_reward_that_is_no_number(self, reward: Any) -> None:
+        make = partial(Odd, BOX, ZEROS, reward)
+        advice = "replace it with gymnasium.wrappers.TransformReward(env, make), where make returns"
+        assert advice in refusal(make)
+        made = gather(lambda: wrappers.TransformReward(make(), lambda _: 1.5))
+        assert (made["next", "reward"] == 1.5).all()
+
     def test_an_observation_that_is_too_large(self) -> None:
         make = partial(Odd, BOX, np.array([0, 1e39]))
         assert "scale it with a gymnasium.ObservationWrapper" in refusal(make)

@@ -49,6 +49,22 @@ class TestPolicies:
         line = shown(message, "'observation' is float64: make the environment")
         assert gather(lambda: pasted(line, EchoEnv()), actor())["observation"].dtype == torch.float
 
+    def test_halves(self) -> None:
+        def make() -> Any:
+            return wrappers.DtypeObservation(EchoEnv(), np.float16)
+
+        line = shown(refusal(make, actor()), "'observation' is float16: make the environment")
+        assert gather(lambda: pasted(line, make()), actor())["observation"].dtype == torch.float
+
+    @pytest.mark.parametrize("kind", [torch.float16, torch.float64])
+    def test_parameters_of_another_data_type(self, kind: torch.dtype) -> None:
+        name = str(kind).removeprefix("torch.")
+        message = refusal(floats, actor().to(kind))
+        assert f"Parameters of the policy are {name}: make them float32 with policy.float()" in (
+            message
+        )
+        gather(floats, actor().to(kind).float())
+
     def test_doubles_in_a_dict(self) -> None:
         space = S.Dict(a=S.Box(-1, 1, (4,), np.float64), b=BOX, c=S.Box(-1, 1, (1, 2), np.float64))
         make = partial(Odd, space, {"a": np.ones(4), "b": ZEROS, "c": np.full((1, 2), 0.5)})
@@ -141,7 +157,9 @@ class TestPolicies:
         assert (gather(make, masked(advised=True))["action"] > 0).all()
 
     def test_a_failure_that_has_nothing_to_do_with_data_types(self) -> None:
-        assert "float64" not in refusal(partial(Odd, S.Box(-1, 1, (5,)), ZEROS), actor())
+        assert "float" not in refusal(partial(Odd, S.Box(-1, 1, (5,)), ZEROS), actor()).replace(
+            "torch.float32", ""
+        )
 
     def test_a_one_hot_action_spec(self) -> None:
         make = partial(GymWrapper, categorical_action_encoding=True)

@@ -198,7 +198,9 @@ def test_only_one_gymnasium_environment_is_taken(remote: Any, factory: Any) -> N
 
 
 def test_what_would_change_an_episode_unseen_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"no lifetime and no max_restarts: .*'restart'"):
+    with pytest.raises(
+        ValueError, match=r"no lifetime='detached' and no max_restarts=-1: .*'restart'"
+    ):
         make_remote(DrawingEnv, max_restarts=-1, lifetime="detached")
 
 

@@ -216,6 +216,8 @@ class TestPickling:
         ({"timeout_s": {"actor": True}}, TypeError, r"timeout_s\['actor'\] must be a number"),
         ({"storage_dir": 3}, TypeError, "storage_dir must be a path"),
         ({"storage_dir": "/no/such/place"}, ValueError, "storage_dir=.* is not a directory"),
+        ({"storage_dir": "/proc"}, ValueError, "storage_dir='/proc' is not a directory that can"),
+        ({"storage_dir": __file__}, ValueError, "storage_dir=.* is not a directory"),
     ],
 )
 def test_arguments(arguments: dict[str, Any], error: type[Exception], said: str) -> None:

@@ -21,7 +21,7 @@ from recipe_runs import CARTPOLE, assert_equal_runs, rows, run, start
 from support.errors import InterruptedTwice, exit_with
 from support.records import Records
 
-from torchrl_hts import Evaluator
+from torchrl_hts import Evaluator, HTSCollector
 from torchrl_hts._supervision.supervisor import Supervisor
 
 pytest.importorskip("rich")
@@ -227,3 +227,29 @@ def test_a_run_that_has_ended_is_left_as_it_is(whole: Path, tmp_path: Path) -> N
     assert "this run has ended" in output
     assert written() == before
     assert_equal_runs(whole, copied)
+
+
+def test_a_worker_that_dies_leaves_a_run_that_says_how_it_goes_on(
+    whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is told is followed."""
+    state_dict = HTSCollector.state_dict
+    saves = 0
+
+    def dying(self: HTSCollector) -> Any:
+        nonlocal saves
+        saves += 1
+        state = state_dict(self)
+        if saves == 2:
+            pid = self.worker_pids["executor 0"]
+            os.kill(pid, signal.SIGKILL)
+            wait_until_gone({pid})
+        return state
+
+    with monkeypatch.context() as patch:
+        patch.setattr(HTSCollector, "state_dict", dying)
+        output = run(f"{FLAGS} 128", "--output-dir", str(tmp_path), code=1)
+    advice = f"--resume {tmp_path} goes on from this run's newest checkpoint, step-000000000256.pt"
+    assert advice in " ".join(output.split())
+    run("ppo_cartpole.py", *advice.split()[:2])
+    assert_equal_runs(whole, tmp_path)

@@ -51,7 +51,7 @@ def checked_reward(reward: Any) -> float:
     """
     number = reward if isinstance(reward, float) else _number(reward)
     if number != number:
-        raise _no_number(reward)
+        raise _no_number(reward, is_nan=True)
     if not isinf(number) and isinf(_as_float32(number)):
         raise _too_large(number)
     return number
@@ -91,12 +91,18 @@ def _number(reward: Any) -> float:
     return number
 
 
-def _no_number(reward: Any) -> InvalidValueError:
-    several = not np.ma.is_masked(reward) and _shape(reward) not in ((), (1,))
-    advice = ": make one of them with gymnasium.wrappers.TransformReward(env, sum), for instance"
+def _no_number(reward: Any, *, is_nan: bool = False) -> InvalidValueError:
+    remedy = "TransformReward(env, make), where make returns one number for what it is given"
+    if is_nan:
+        remedy = (
+            "TransformReward(env, numpy.nan_to_num), for instance, if NaN is meant to say "
+            "something; with that of gymnasium.wrappers.vector for a VectorEnv"
+        )
+    elif not np.ma.is_masked(reward) and _shape(reward) not in ((), (1,)):
+        remedy = "TransformReward(env, sum), for instance"
     return InvalidValueError(
-        f"the environment returned the reward {reprlib.repr(reward)}; expected one number"
-        f"{advice if several else ''}"
+        f"the environment returned the reward {reprlib.repr(reward)}; expected one number: replace "
+        f"it with gymnasium.wrappers.{remedy}"
     )
 
 

@@ -144,7 +144,8 @@ class VectorEngine:
             raise InvalidValueError(
                 f"the environments returned {what} of shape {array.shape} and data type "
                 f"{array.dtype}; expected {'flags' if kinds == 'b' else 'numbers'} of shape "
-                f"({self.num_envs},), one of each environment"
+                f"({self.num_envs},), one of each environment: return them so, or make them so in "
+                "a gymnasium.vector.VectorWrapper"
             )
         return array
 

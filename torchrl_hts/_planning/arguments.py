@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import os
+import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from math import inf
@@ -80,9 +81,13 @@ def check_storage_dir(storage_dir: Any) -> str | None:
     if not isinstance(storage_dir, str | os.PathLike):
         raise TypeError(f"storage_dir must be a path or None, got {storage_dir!r}")
     path = os.fsdecode(storage_dir)
-    if not os.path.isdir(path) or not os.access(path, os.W_OK):
-        raise ValueError(f"storage_dir={path!r} is not a directory that can be written to")
-    return path
+    try:
+        with tempfile.TemporaryFile(dir=path):
+            return path
+    except OSError as error:
+        raise ValueError(
+            f"storage_dir={path!r} is not a directory that can be written to: {error.strerror}"
+        ) from error
 
 
 def check_devices(

@@ -9,7 +9,7 @@ from typing import Any
 import gymnasium as gym
 import torch
 from tensordict.nn import TensorDictModuleBase
-from torch import Tensor
+from torch import Tensor, nn
 from torchrl.data import Categorical, MultiOneHot, OneHot, TensorSpec
 
 from torchrl_hts._executor.primers import primer_specs
@@ -58,11 +58,17 @@ def on_missing(key: Key, policy: TensorDictModuleBase) -> str:
     return ""
 
 
-def on_failure(error: Exception, inputs: Mapping[Key, Tensor], space: gym.Space[Any] | None) -> str:
+def on_failure(
+    error: Exception,
+    policy: nn.Module,
+    inputs: Mapping[Key, Tensor],
+    space: gym.Space[Any] | None,
+) -> str:
     """Of a policy that has failed, where the data types of its inputs may be why.
 
     Args:
         error: of the policy.
+        policy: which has failed.
         inputs: what it was given, ``[count]``.
         space: the observation space of a gymnasium environment; None for one of TorchRL.
     """
@@ -72,26 +78,36 @@ def on_failure(error: Exception, inputs: Mapping[Key, Tensor], space: gym.Space[
         return f". {_names(masks)} of integers: let the policy make masks bool" if masks else ""
     if not _OF_DATA_TYPES.search(str(error)):
         return ""
-    doubles = [key for key, value in inputs.items() if value.dtype == torch.float64]
-    if doubles:
-        return f". {_names(doubles)} float64: {_to_float32(doubles, inputs, space)}"
+    advice = ""
+    for kind in (torch.float64, torch.float16):
+        if others := [key for key, value in inputs.items() if value.dtype == kind]:
+            name = str(kind).removeprefix("torch.")
+            advice += f". {_names(others)} {name}: {_to_float32(others, inputs, space)}"
+    kinds = {p.dtype for p in policy.parameters() if p.is_floating_point()} - {torch.float32}
+    if kinds:
+        names = " and ".join(sorted(str(kind).removeprefix("torch.") for kind in kinds))
+        advice += f". Parameters of the policy are {names}: make them float32 with policy.float()"
+    if advice:
+        return advice
     return f". {_names(whole)} of integers: let the policy convert them first" if whole else ""
 
 
 def _to_float32(
-    doubles: list[Key], inputs: Mapping[Key, Tensor], space: gym.Space[Any] | None
+    others: list[Key], inputs: Mapping[Key, Tensor], space: gym.Space[Any] | None
 ) -> str:
-    """How to have float32 in the place of float64, as it can be pasted."""
+    """How to have float32 in the place of another data type, as it can be pasted."""
     if space is None:
-        return "add torchrl.envs.DoubleToFloat() to the environment's transforms"
+        if inputs[others[0]].dtype == torch.float64:
+            return "add torchrl.envs.DoubleToFloat() to the environment's transforms"
+        return "let the policy convert them first"
     if not isinstance(space, gym.spaces.Dict):
         return "make the environment gymnasium.wrappers.DtypeObservation(env, numpy.float32)"
-    if any(len(key) > 1 for key in doubles):
+    if any(len(key) > 1 for key in others):
         return "convert them in a gymnasium.ObservationWrapper, and in its observation_space"
-    values = ", ".join(f"{key!r}: seen[{key!r}].astype('float32')" for (key,) in doubles)
+    values = ", ".join(f"{key!r}: seen[{key!r}].astype('float32')" for (key,) in others)
     boxes = ", ".join(
         f"{key[0]!r}: gymnasium.spaces.Box(-numpy.inf, numpy.inf, {tuple(inputs[key].shape[1:])})"
-        for key in doubles
+        for key in others
     )
     return (
         "make the environment gymnasium.wrappers.TransformObservation(env, lambda seen: {**seen, "

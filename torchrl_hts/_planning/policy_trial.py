@@ -157,7 +157,7 @@ def _try_out(
         raise PolicyError(
             f"the policy failed in a trial run on {source} ({', '.join(given) or 'none'}): "
             f"{type(error).__name__}: {error}"
-            f"{on_failure(error, dict(leaves(inputs)), space)}"
+            f"{on_failure(error, policy, dict(leaves(inputs)), space)}"
         ) from error
 
 

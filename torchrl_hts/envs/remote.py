@@ -34,7 +34,7 @@ __all__ = ["RemoteEnv", "Simulator", "make_remote"]
 
 # With these Ray would go on with an environment that has forgotten its episode, or take steps out
 # of their order, or leave actors behind.
-_REFUSED = ("lifetime", "max_concurrency", "max_restarts", "max_task_retries")
+_FIXED = {"lifetime": None, "max_concurrency": 1, "max_restarts": 0, "max_task_retries": 0}
 
 _KNOCK_S = 10.0
 
@@ -219,7 +219,8 @@ def make_remote(
         make = partial(make_remote, make_simulator, num_cpus=1)
         collector = HTSCollector([make] * 32, policy, num_executors=4, ...)
     """
-    if refused := sorted(options.keys() & set(_REFUSED)):
+    given = {name: options[name] for name in _FIXED if name in options}
+    if refused := [f"{name}={value!r}" for name, value in given.items() if value != _FIXED[name]]:
         raise ValueError(
             f"make_remote takes no {' and no '.join(refused)}: an environment would lose its "
             "episode or outlive its collector. HTSCollector replaces what fails with "
