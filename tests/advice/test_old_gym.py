@@ -116,11 +116,14 @@ def test_one_flag_in_an_array_is_taken() -> None:
 
 
 def test_an_evaluator_says_it_too() -> None:
-    for way, said in [("four", "step returned 4 values"), ("alone", "reset returned array")]:
+    def evaluate(way: str) -> None:
         with Evaluator(partial(Old, way), marked(), num_episodes=1) as evaluator:
-            evaluator.submit(0)
-            with pytest.raises(WorkerError, match=said):
-                evaluator.wait()
+            evaluator.submit(0)  # raises if it has failed by then
+            evaluator.wait()
+
+    for way, said in [("four", "step returned 4 values"), ("alone", "reset returned array")]:
+        with pytest.raises(WorkerError, match=said):
+            evaluate(way)
 
 
 class Box:

@@ -286,6 +286,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.timeout(900)  # three imports of torch in turn, on a machine that may be busy
 def test_start_methods_of_multiprocessing(tmp_path: Path) -> None:
     """In processes that the user has forked, spawned, or had forked by a server."""
     script = tmp_path / "script.py"
@@ -295,7 +296,7 @@ def test_start_methods_of_multiprocessing(tmp_path: Path) -> None:
         env=script_environment(),
         capture_output=True,
         text=True,
-        timeout=270,
+        timeout=800,
     )
     ended = time.monotonic()
     found = [json.loads(line) for line in done.stdout.splitlines()]
