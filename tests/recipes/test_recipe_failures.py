@@ -241,7 +241,7 @@ def test_a_worker_that_dies_leaves_a_run_that_says_how_it_goes_on(
         saves += 1
         state = state_dict(self)
         if saves == 2:
-            pid = self.worker_pids["executor 0"]
+            pid = self.worker_pids()["executor 0"]
             os.kill(pid, signal.SIGKILL)
             wait_until_gone({pid})
         return state
