@@ -105,7 +105,7 @@ $(STAMP): pyproject.toml $(CONSTRAINTS)
 	@if [ "$(TORCH)" = torch ]; then cat $(CONSTRAINTS); \
 	    else grep -v '^torch==' $(CONSTRAINTS); fi >$(VENV)/constraints.txt
 	$(RUN) -m pip install --quiet --constraint $(VENV)/constraints.txt \
-	    '$(TORCH)' --editable '.[atari,hydra,minatar,recipes,tensorboard,video,wandb,dev]'
+	    '$(TORCH)' --editable '.[atari,hydra,minatar,optuna,recipes,tensorboard,video,wandb,dev]'
 	@touch $@
 
 # What tests alone need: EnvPool, for football without building gfootball. It is large.

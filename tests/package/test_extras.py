@@ -23,6 +23,7 @@ LACKING = {
     "torchrl_hts/envs/remote.py": {"ray": {"ray"}},
     "torchrl_hts/_reports/picture.py": {"recipes": {"matplotlib"}},
     "torchrl_hts/_evaluation/video.py": {"video": {"imageio-ffmpeg"}},
+    "recipes/optuna_sweep.py": {"optuna": {"optuna", "pyyaml"}},
     "recipes/ray_train.py": {"ray": {"ray"}},
     "recipes/support/__init__.py": {"recipes": {"matplotlib", "rich"}},
     "recipes/support/minatar_games.py": {"minatar": {"minatar"}},

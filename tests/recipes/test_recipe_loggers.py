@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from recipe_metrics import NAMES
 from recipe_runs import CARTPOLE, run, start
 
 pytest.importorskip("rich")
@@ -18,24 +19,6 @@ pytest.importorskip("matplotlib")
 pytestmark = pytest.mark.usefixtures("nothing_left")
 
 SHORT = f"{CARTPOLE} --total-frames 1600 --log-interval 400 --eval-interval 800"
-
-GROUPS = {
-    "episode": {
-        "count", "return_mean", "return_min", "return_max",
-        "length_mean", "length_min", "length_max",
-    },
-    "loss": {"objective", "critic", "entropy"},
-    "policy": {"entropy", "clip_fraction", "kl"},
-    "optim": {"gradient_norm", "learning_rate"},
-    "speed": {"steps_per_second", "steps_per_second_overall"},
-    "time": {
-        "elapsed_s", "executors_stepping", "executors_waiting_for_action",
-        "executors_waiting_for_round", "actors_inferring", "actors_waiting", "actor_batch_size",
-        "learner_learning", "learner_waiting",
-    },
-    "evaluation": {"return_mean", "return_min", "return_max", "length_mean", "episodes"},
-}  # fmt: skip
-NAMES = {f"{group}/{name}" for group, names in GROUPS.items() for name in names}
 
 Points = set[tuple[str, int, float]]  # name, step, value
 
@@ -195,6 +178,28 @@ def test_wandbs_own_variables_are_obeyed_and_a_resumed_run_stays_the_same(
     monkeypatch.setenv("WANDB_PROJECT", "other")
     run("ppo_cartpole.py", "--resume", str(output_dir))
     assert identity(offline_file(output_dir)) == ("e", "n", "p", "g", "abc")
+
+
+@pytest.mark.usefixtures("wandb_variables")
+def test_a_run_of_an_agent_is_part_of_its_sweep(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With the variables that `wandb agent` sets; which needs a server to be tried itself."""
+    from wandb_file import run_record
+
+    drawn = tmp_path / "config.yaml"
+    drawn.write_text("wandb_version: 1\nlearning-rate: {value: 0.002}\nepochs: {value: 1}\n")
+    variables = {"MODE": "offline", "SWEEP_ID": "s", "SWEEP_PARAM_PATH": str(drawn)}
+    for name, value in variables.items():
+        monkeypatch.setenv(f"WANDB_{name}", value)
+    flags = f"{SHORT} --logger wandb --learning-rate=0.002 --epochs=1"
+    run(flags, "--output-dir", str(tmp_path / "run"))
+    file = offline_file(tmp_path / "run")
+    record = run_record(file)
+    assert (record.run_id, record.sweep_id) == ("abc", "s")
+    config = {item.key: item.value_json for item in record.config.update}
+    assert config["learning-rate"] == config["learning_rate"] == "0.002"
+    assert "evaluation/return_mean" in {name for name, _, _ in wandb_points(file)}
 
 
 @pytest.mark.usefixtures("wandb_variables")

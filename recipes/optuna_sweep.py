@@ -1,0 +1,137 @@
+"""A sweep over a recipe's options with Optuna, on this machine, by a sweep file of W&B's.
+
+    python recipes/optuna_sweep.py --output-dir runs/sweep recipes/sweeps/ppo_cartpole.yaml
+
+Everything after the file is an option of the recipe, for all trials. Each trial is a run of the
+recipe in OUTPUT_DIR. Its evaluations are told to Optuna as they come, and a trial whose best is
+below the median of those before it is stopped; its run is saved, and --resume goes on with it.
+
+Ctrl-C ends the sweep, and the same command goes on with it: with the run that was under way too,
+from its checkpoint. Needs the extra 'optuna'.
+"""
+
+from __future__ import annotations
+
+import argparse
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from support.errors import RecipeError, exit_with
+from support.old_runs import refuse_busy
+from support.options import integer
+from support.output_dir import claim_output_dir
+from support.start import parse_or_exit
+from support.sweeps import Sweep, logged, read_sweep
+
+if TYPE_CHECKING:
+    from optuna import Trial
+
+LOOK_EVERY_S = 1.0  # at what a run has logged
+
+
+class FailedError(Exception):
+    """A run that had begun has failed."""
+
+
+def parse() -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--trials", type=integer, default=30, help="runs in all (30)")
+    parser.add_argument("--sweep-seed", type=integer, default=0, help="of what is tried (0)")
+    parser.add_argument("--output-dir", type=Path, required=True, help="of the sweep")
+    parser.add_argument("sweep", type=Path, help="the sweep file, such as those in recipes/sweeps")
+    parser.add_argument("arguments", nargs=argparse.REMAINDER, help="options of the recipe")
+    return parser.parse_args()
+
+
+def play(trial: Trial, sweep: Sweep, directory: Path, arguments: list[str]) -> float | None:
+    """Run the recipe and tell Optuna what it logs; returns the last value, None if it was stopped.
+
+    Raises:
+        RecipeError: if it doesn't begin, or logs no value.
+        FailedError: if it fails later.
+    """
+    refuse_busy(directory)  # by a run that has outlived its sweep
+    has_begun = (directory / "config.json").exists
+    flags = [*sweep.flags(trial.params), *arguments, f"--output-dir={directory}"]
+    if has_begun():
+        flags = [f"--resume={directory}"]
+    command = [sys.executable, str(sweep.program), *flags]
+    output = directory.with_suffix(".log")
+    values: list[float] = []
+    code, stops = None, False
+    with output.open("a") as log:
+        # In a session of its own: of a Ctrl-C it learns by the one SIGTERM below.
+        process = subprocess.Popen(command, stdout=log, stderr=log, start_new_session=True)
+        try:
+            while code is None and not stops:
+                try:
+                    code = process.wait(LOOK_EVERY_S)
+                except subprocess.TimeoutExpired:
+                    code = None
+                before, values = len(values), logged(directory, sweep.metric)
+                for number, value in enumerate(values[before:], before + 1):
+                    trial.report(value, number)
+                    stops = stops or (code is None and trial.should_prune())
+        finally:
+            process.terminate()  # it saves a checkpoint; nothing if it has ended
+            process.wait()
+    if stops:
+        return None
+    said = ["", *output.read_text().splitlines()][-1]
+    if not has_begun():
+        raise RecipeError(f"the recipe has not begun ({output}): {said.removeprefix('error: ')}")
+    if code:
+        raise FailedError(said)
+    if not values:
+        raise RecipeError(f"{directory} has ended and has logged no {sweep.metric}")
+    return values[-1]
+
+
+def main(options: argparse.Namespace) -> int:
+    """Plays trials until there are enough; returns the exit code."""
+    try:
+        from optuna.trial import TrialState
+        from support.sweep_study import draw, is_complete, open_study, run_of
+
+        sweep = read_sweep(options.sweep)
+    except ModuleNotFoundError as error:
+        raise RecipeError(
+            f"this needs the package {error.name}: pip install 'torchrl_hts[optuna]'"
+        ) from error
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.default_int_handler)
+    folder = options.output_dir
+    with claim_output_dir(folder, holds_own_run=True):
+        study = open_study(folder, sweep, options.arguments, options.sweep_seed)
+        while not is_complete(study, options.trials):
+            trial = study.ask(dict(sweep.space))
+            run = run_of(trial)
+            try:
+                value = play(trial, sweep, folder / run, options.arguments)
+            except FailedError as error:
+                print(f"{run} has failed: {error}", flush=True)
+                study.tell(trial, state=TrialState.FAIL)
+                continue
+            except KeyboardInterrupt:
+                print(f"stopped in {run}; the same command goes on", flush=True)
+                return 130
+            told = study.tell(trial, value, TrialState.PRUNED if value is None else None)
+            draw(study, sweep.metric, folder / "sweep.png")
+            how = "stopped at" if value is None else "ended at"
+            last = told.intermediate_values[max(told.intermediate_values)]
+            drawn = ", ".join(f"{name} {value}" for name, value in told.params.items())
+            print(f"{run} {how} {last:.1f} with {drawn}", flush=True)
+        best = study.best_trial
+        print(f"the best of {options.trials}: {folder / run_of(best)} with {best.value:.1f}")
+    return 0
+
+
+if __name__ == "__main__":
+    given = parse_or_exit(parse)
+    exit_with(lambda: main(given))

@@ -1,0 +1,109 @@
+"""The study of `optuna_sweep.py`: which trials there were, which goes on, and their picture."""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import optuna
+from optuna import Study, Trial
+from optuna.trial import FrozenTrial, TrialState
+
+from support.checkpoints import write_atomically
+from support.errors import RecipeError
+from support.sweeps import Sweep
+
+__all__ = ["draw", "is_complete", "open_study", "run_of"]
+
+
+def open_study(directory: Path, sweep: Sweep, arguments: Sequence[str], seed: int) -> Study:
+    """Begin a study, or go on with the one in a directory, first with the runs that were under way.
+
+    Args:
+        directory: of the sweep; the study is its study.db.
+        sweep: what is drawn from what.
+        arguments: options of the recipe that all trials have.
+        seed: of what is drawn.
+
+    Raises:
+        RecipeError: if the study there is of something else.
+    """
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    study = optuna.create_study(
+        study_name="sweep",
+        storage=f"sqlite:///{directory.absolute() / 'study.db'}",
+        direction=sweep.direction,
+        pruner=optuna.pruners.MedianPruner(n_warmup_steps=sweep.warmup),
+        load_if_exists=True,
+    )
+    # One that began with the same seed again would draw what has been drawn before.
+    study.sampler = optuna.samplers.TPESampler(seed=seed + len(study.trials))
+    asked = {
+        "program": str(sweep.program),
+        "metric": sweep.metric,
+        "fixed": sweep.fixed,
+        "space": {name: repr(each) for name, each in sweep.space.items()},
+        "arguments": list(arguments),
+    }
+    before = study.user_attrs.get("asked", asked)
+    if json.dumps(before) != json.dumps(asked):
+        raise RecipeError(
+            f"{directory} holds a sweep with {json.dumps(before)}, and this one has "
+            f"{json.dumps(asked)}: give what it had, or another --output-dir"
+        )
+    study.set_user_attr("asked", asked)
+    for trial in study.get_trials(states=[TrialState.RUNNING]):
+        study.enqueue_trial(trial.params, user_attrs={"run": run_of(trial)})
+        study.tell(trial.number, state=TrialState.FAIL)
+    return study
+
+
+def run_of(trial: Trial | FrozenTrial) -> str:
+    """The name of a trial's run: its own, or that of an interrupted trial that it goes on with."""
+    return str(trial.user_attrs.get("run", f"trial-{trial.number:04d}"))
+
+
+def is_complete(study: Study, trials: int) -> bool:
+    """Whether so many runs have come to an end."""
+    waiting = study.get_trials(states=[TrialState.WAITING])
+    return not waiting and len({run_of(trial) for trial in study.trials}) >= trials
+
+
+def draw(study: Study, metric: str, file: Path) -> None:
+    """Draw each trial's values as they came, and the last of them against each parameter."""
+    from matplotlib.figure import Figure
+
+    trials = [trial for trial in study.trials if trial.intermediate_values]
+    names = sorted({name for trial in trials for name in trial.params})
+    num_rows = -(-(1 + len(names)) // 3)
+    figure = Figure(figsize=(10, 3 * num_rows), layout="constrained")
+    first, *others = figure.subplots(num_rows, 3, squeeze=False, sharey=True).flatten()
+    for unused in others[len(names) :]:
+        unused.remove()
+    first.set(xlabel="number of the value", ylabel=metric)
+    for axes, name in zip(others, names, strict=False):
+        axes.set_xlabel(name)
+        if any(getattr(trial.distributions.get(name), "log", False) for trial in trials):
+            axes.set_xscale("log")
+    ended = [trial for trial in trials if trial.state == TrialState.COMPLETE]
+    best = study.best_trial.number if ended else None
+    styles = {
+        "the best": {"color": "tab:orange", "marker": "o", "zorder": 4},
+        "to its end": {"color": "tab:blue", "marker": "o", "zorder": 3},
+        "stopped": {"color": "0.6", "marker": "x", "zorder": 2},
+    }
+    for trial in trials:
+        whole = "the best" if trial.number == best else "to its end"
+        style: dict[str, Any] = styles[whole if trial in ended else "stopped"]
+        numbers, values = zip(*sorted(trial.intermediate_values.items()), strict=True)
+        first.plot(numbers, values, **{**style, "marker": ""})
+        for axes, name in zip(others, names, strict=False):
+            axes.plot(trial.params.get(name), values[-1], **style)
+    lines = [first.plot([], [], label=label, **style)[0] for label, style in styles.items()]
+    figure.legend(handles=lines, loc="outside upper center", ncols=3)
+    picture = io.BytesIO()
+    figure.savefig(picture, dpi=120, format=file.suffix[1:])
+    write_atomically(file, picture.getbuffer())

@@ -1,0 +1,316 @@
+"""Sweep files: what W&B's agents make of them, and Optuna."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from recipe_metrics import NAMES
+from recipe_runs import rows
+from script_paths import RECIPES, ROOT
+from support.errors import RecipeError
+from support.options import RunOptions, parse_options
+
+pytest.importorskip("rich")
+pytest.importorskip("matplotlib")
+yaml = pytest.importorskip("yaml")
+
+FILES = sorted((RECIPES / "sweeps").glob("*.yaml"))
+
+
+def ends(how: dict[str, Any]) -> list[Any]:
+    """The values of a parameter, or the least and the most."""
+    if "value" in how:
+        return [how["value"]]
+    return how["values"] if "values" in how else [how["min"], how["max"]]
+
+
+def options_of(program: str, flags: list[str]) -> RunOptions:
+    """What a recipe makes of its flags."""
+    module = importlib.import_module(Path(program).stem)
+    return parse_options(module.Options, module.__doc__, flags)
+
+
+@pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
+def test_what_an_agent_makes_of_a_file_starts_its_recipe(file: Path) -> None:
+    """By the functions that W&B's agent calls, for all that it may draw."""
+    agent = pytest.importorskip("wandb.sdk.launch.sweeps.utils")
+    sweep = agent.load_sweep_config(str(file))
+    drawn = {name: ends(how) for name, how in sweep["parameters"].items()}
+    for number in range(max(map(len, drawn.values()))):
+        chosen = {name: {"value": ends_[number % len(ends_)]} for name, ends_ in drawn.items()}
+        filled = agent.create_sweep_command_args({"args": chosen})
+        filled |= {"env": ["env"], "interpreter": ["python"], "program": [sweep["program"]]}
+        command = []
+        for word in agent.create_sweep_command(sweep["command"]):
+            command += filled[word[2:-1]] if word.startswith("${") else [word]
+        assert command[:3] == ["env", "python", f"recipes/{file.stem}.py"]
+        assert (ROOT / command[2]).exists()
+        options = options_of(command[2], command[3:])
+        assert options.logger == "wandb"
+        for name, each in chosen.items():
+            assert getattr(options, name.replace("-", "_")) == each["value"]
+    assert sweep["metric"]["name"] in NAMES
+    least = sweep["early_terminate"]["min_iter"] * options.eval_interval
+    assert sweep["metric"]["name"].startswith("episode/") or 0 < least < options.total_frames
+
+
+@pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
+def test_optuna_draws_what_a_recipe_takes(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    optuna = pytest.importorskip("optuna")
+    from support.sweeps import read_sweep
+
+    monkeypatch.chdir(ROOT)
+    sweep = read_sweep(file)
+    study = optuna.create_study(sampler=optuna.samplers.RandomSampler(seed=0))
+    for _ in range(20):
+        chosen = study.ask(dict(sweep.space)).params
+        options = options_of(str(sweep.program), sweep.flags(chosen))
+        for name, value in {**sweep.fixed, **chosen}.items():
+            assert getattr(options, name.replace("-", "_")) == value
+
+
+def test_what_is_drawn_from_what(tmp_path: Path) -> None:
+    optuna = pytest.importorskip("optuna")
+    from support.sweeps import read_sweep
+
+    file = tmp_path / "sweep.yaml"
+    parameters = {
+        "log": {"distribution": "log_uniform_values", "min": 0.1, "max": 1},
+        "even": {"min": 0.1, "max": 1},
+        "whole": {"min": 1, "max": 3},
+        "some": {"values": [1, "a"]},
+        "fixed": {"value": False},
+        "other": {"value": True},
+    }
+    metric = {"name": "evaluation/return_mean", "goal": "maximize"}
+    content = {"program": str(RECIPES / "ppo_cartpole.py"), "metric": metric}
+    file.write_text(yaml.safe_dump({**content, "parameters": parameters}))
+    sweep, known = read_sweep(file), optuna.distributions
+    assert sweep.space == {
+        "log": known.FloatDistribution(0.1, 1, log=True),
+        "even": known.FloatDistribution(0.1, 1),
+        "whole": known.IntDistribution(1, 3),
+        "some": known.CategoricalDistribution([1, "a"]),
+    }
+    assert sweep.flags({"whole": 2}) == ["--no-fixed", "--other", "--whole=2"]
+
+
+# A recipe that is over at once: what happens to it is said by its option x.
+RECIPE = """
+import argparse, os, signal
+from pathlib import Path
+
+signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
+parser = argparse.ArgumentParser()
+for name in ("--output-dir", "--resume"):
+    parser.add_argument(name, type=Path)
+parser.add_argument("--x", type=int)
+parser.add_argument("--more", action=argparse.BooleanOptionalAction)
+given = parser.parse_args()
+directory = given.resume or given.output_dir
+assert given.resume or (given.more is False and not directory.exists())
+
+
+def write(*values):
+    directory.mkdir(exist_ok=True)
+    lines = ["step,evaluation/return_mean", *(f"{n},{v}" for n, v in enumerate(values)), "9,"]
+    (directory / "config.json").write_text("{}")
+    (directory / "evaluations.csv").write_text("\\n".join(lines))  # the last without its end
+
+
+def wait():
+    signal.sigwait([signal.SIGTERM])
+    (directory / "saved").touch()
+    raise SystemExit(143)
+
+
+if given.resume:
+    write(7, 8)
+elif given.x == 0:  # worse than others
+    write(0)
+    wait()
+elif given.x == 1:
+    write(1)
+    raise SystemExit("error: it has diverged")
+elif given.x == 2:
+    raise SystemExit("error: it can't begin")
+elif given.x == 3:  # the sweep is interrupted
+    write(7)
+    os.kill(os.getppid(), signal.SIGTERM)
+    wait()
+else:
+    write("nan", given.x, given.x + 1)
+"""
+SWEEP = """
+program: {program}
+metric: {{name: evaluation/return_mean, goal: maximize}}
+parameters:
+  more: {{value: false}}
+  x: {{min: 0, max: 9}}
+"""
+
+
+class Sweeps:
+    """A sweep of the recipe above; what is drawn is set beforehand."""
+
+    def __init__(self, directory: Path) -> None:
+        recipe, self.file = directory / "recipe.py", directory / "sweep.yaml"
+        recipe.write_text(RECIPE)
+        self.file.write_text(SWEEP.format(program=recipe))
+        self.directory = directory / "sweep"
+        self.directory.mkdir()
+
+    def study(self, arguments: tuple[str, ...] = ()) -> Any:
+        from support.sweep_study import open_study
+        from support.sweeps import read_sweep
+
+        return open_study(self.directory, read_sweep(self.file), arguments, 0)
+
+    def run(self, trials: int, *arguments: str) -> int:
+        module = importlib.import_module("optuna_sweep")
+        options = argparse.Namespace(
+            sweep=self.file,
+            output_dir=self.directory,
+            trials=trials,
+            sweep_seed=0,
+            arguments=list(arguments),
+        )
+        code: int = module.main(options)
+        return code
+
+    def draw(self, *values: int) -> None:
+        study = self.study()
+        for value in values:
+            study.enqueue_trial({"x": value})
+
+
+@pytest.fixture
+def sweep(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Sweeps]:
+    pytest.importorskip("optuna")
+    monkeypatch.setattr("optuna_sweep.LOOK_EVERY_S", 0.01)
+    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP)}
+    yield Sweeps(tmp_path)
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
+def test_trials_are_runs_and_the_worse_are_stopped(
+    sweep: Sweeps, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from optuna.trial import create_trial
+
+    study, space = sweep.study(), {"x": sweep_space(sweep)}
+    for _ in range(5):  # as many as the median begins with
+        study.add_trial(
+            create_trial(params={"x": 5}, distributions=space, value=6, intermediate_values={1: 5})
+        )
+    sweep.draw(9, 0, 9)
+    assert sweep.run(8) == 0
+    assert [trial.state.name for trial in study.trials[5:]] == ["COMPLETE", "PRUNED", "COMPLETE"]
+    assert [trial.value for trial in study.trials[5:]] == [10, 0, 10]
+    assert study.trials[5].intermediate_values == {1: 9, 2: 10}  # NaN is not told
+    assert (sweep.directory / "trial-0006" / "saved").exists()
+    assert (sweep.directory / "sweep.png").read_bytes().startswith(b"\x89PNG")
+    said = capsys.readouterr().out
+    assert "trial-0006 stopped at 0.0 with x 0" in said
+    assert f"the best of 8: {sweep.directory / 'trial-0005'} with 10.0" in said
+    assert sweep.run(8) == 0, "there is nothing left to do"
+
+
+def sweep_space(sweep: Sweeps) -> Any:
+    from support.sweeps import read_sweep
+
+    return read_sweep(sweep.file).space["x"]
+
+
+def test_an_interrupted_sweep_goes_on_with_the_run_that_was_under_way(
+    sweep: Sweeps, capsys: pytest.CaptureFixture[str]
+) -> None:
+    sweep.draw(4, 3)
+    assert sweep.run(3) == 130
+    assert "stopped in trial-0001; the same command goes on" in capsys.readouterr().out
+    assert (sweep.directory / "trial-0001" / "saved").exists()
+    assert sweep.run(2) == 0
+    study = sweep.study()
+    assert [trial.state.name for trial in study.trials] == ["COMPLETE", "FAIL", "COMPLETE"]
+    assert study.trials[2].intermediate_values == {1: 7, 2: 8}
+    assert {path.name for path in sweep.directory.iterdir() if path.is_dir()} == {
+        "trial-0000", "trial-0001",
+    }  # fmt: skip
+
+
+def test_a_run_that_fails_is_one_of_the_trials(
+    sweep: Sweeps, capsys: pytest.CaptureFixture[str]
+) -> None:
+    sweep.draw(1, 4)
+    assert sweep.run(2) == 0
+    assert "trial-0000 has failed: error: it has diverged" in capsys.readouterr().out
+    assert [trial.state.name for trial in sweep.study().trials] == ["FAIL", "COMPLETE"]
+
+
+def test_a_recipe_that_can_not_begin_ends_the_sweep(sweep: Sweeps) -> None:
+    sweep.draw(2)
+    with pytest.raises(RecipeError, match=r"has not begun \(.*trial-0000.log\): it can't begin"):
+        sweep.run(2)
+
+
+def test_a_sweep_is_not_gone_on_with_by_another(sweep: Sweeps) -> None:
+    sweep.draw(4)
+    assert sweep.run(1) == 0
+    with pytest.raises(RecipeError, match=r"holds a sweep with .*or another --output-dir"):
+        sweep.run(2, "--no-more")
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"metric": "evaluation/return_mean"}, "is not a sweep file that is understood here"),
+        ({"metric": {"name": "m", "goal": "up"}}, "goal is maximize or minimize, and not up"),
+        ({"parameters": {"x": {"min": 0}}}, r"not a sweep file .*'max'"),
+        ({"parameters": {"x": 3}}, "is not a sweep file"),
+        (
+            {"parameters": {"x": {"distribution": "q_normal", "min": 0, "max": 1}}},
+            "unknown distribution q_normal",
+        ),
+        ({"program": "nowhere.py"}, "names nowhere.py, which is not here"),
+    ],
+)
+def test_a_file_that_is_not_understood(
+    sweep: Sweeps, changes: dict[str, Any], message: str
+) -> None:
+    sweep.file.write_text(yaml.safe_dump({**yaml.safe_load(sweep.file.read_text()), **changes}))
+    with pytest.raises(RecipeError, match=message):
+        sweep.run(1)
+
+
+def test_a_metric_that_is_not_logged(sweep: Sweeps) -> None:
+    text = sweep.file.read_text().replace("evaluation/return_mean", "evaluation/score")
+    sweep.file.write_text(text)
+    sweep.draw(4)
+    with pytest.raises(RecipeError, match=r"no evaluation/score.*has step, evaluation/return_mean"):
+        sweep.run(1)
+
+
+def test_a_trial_is_a_run_of_the_recipe(sweep: Sweeps) -> None:
+    flags = "--num-envs=4 --sync-interval=16 --minibatch-size=32 --total-frames=128"
+    flags += " --eval-episodes=2"
+    sweep.file.write_text(
+        yaml.safe_dump(
+            {
+                "program": str(RECIPES / "ppo_cartpole.py"),
+                "metric": {"name": "evaluation/return_mean", "goal": "maximize"},
+                "parameters": {"epochs": {"values": [1]}, "eval-interval": {"value": 64}},
+            }
+        )
+    )
+    assert sweep.run(1, *flags.split()) == 0
+    found = rows(sweep.directory / "trial-0000" / "evaluations.csv")
+    (trial,) = sweep.study(tuple(flags.split())).trials
+    values = [float(row["evaluation/return_mean"]) for row in found]
+    assert (trial.value, trial.intermediate_values) == (values[1], {1: values[0], 2: values[1]})
