@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from torchrl_hts._reports.timeline import Timeline
     from torchrl_hts._world.world import World
     from torchrl_hts.collector import HTSCollector
+    from torchrl_hts.collector.environment_replay import EnvironmentReplay
     from torchrl_hts.delayed_gradient import DelayedGradient
     from torchrl_hts.delayed_gradient.undelayed import UndelayedUpdateWarning
     from torchrl_hts.errors import (
@@ -37,6 +38,7 @@ __version__ = "0.1.0"
 _MODULE_OF = {
     "CannotSaveError": "errors",
     "DelayedGradient": "delayed_gradient",
+    "EnvironmentReplay": "collector.environment_replay",
     "EpisodeReturns": "_reports.episodes",
     "Evaluation": "_evaluation.evaluator",
     "Evaluator": "_evaluation.evaluator",
@@ -61,6 +63,7 @@ _MODULE_OF = {
 __all__ = [
     "CannotSaveError",
     "DelayedGradient",
+    "EnvironmentReplay",
     "EpisodeReturns",
     "Evaluation",
     "Evaluator",
@@ -90,6 +93,7 @@ _WITH_TORCHRL = {
     "_processes.server_pool",
     "_reports.episodes",
     "collector",
+    "collector.environment_replay",
     "delayed_gradient",
     "delayed_gradient.undelayed",
 }

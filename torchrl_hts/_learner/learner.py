@@ -11,6 +11,7 @@ from itertools import accumulate
 from typing import Any
 
 import numpy as np
+import torch
 from tensordict import TensorDict, TensorDictBase
 from torch import Tensor, nn
 
@@ -209,6 +210,17 @@ class LearnerSide:
         if isinstance(saved, str):
             return _Beginning(batches, None, saved)
         return _Beginning(batches, saved)
+
+    def steps_ahead(self, env: int) -> TensorDictBase:
+        """The steps of an environment that no batch has had; see `HTSCollector.steps_ahead`."""
+        last, step = self._schedule.position(env)
+        rows = []
+        for round_ in range(self.round, last + self._schedule.is_open(last)):
+            row = self._slots.batches[self._schedule.slot(round_)][env]
+            rows.append(row[: step + 1] if round_ == last else row)
+        if not rows:
+            return self._slots.batches[0][env, :0].clone()
+        return torch.cat(rows)
 
     def state_dict(self) -> dict[str, Any]:
         """All that the coming rounds depend on, as tensors and plain values.

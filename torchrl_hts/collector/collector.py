@@ -515,6 +515,20 @@ class HTSCollector(StockAttributes, BaseCollector):  # type: ignore[misc]  # tor
             policy = digest(value for _, value in policy_tensors(self.policy))
             self.world.agree(round=state["round"], policy=policy)
 
+    def steps_ahead(self, env: int) -> TensorDictBase:
+        """What a single environment has gone through since the last batch: to see how it failed.
+
+        For when the workers have ended, after a WorkerError for one.
+
+        Args:
+            env: its number among this learner's environments.
+
+        Returns:
+            Its steps ``[T]`` in rounds that were not handed out, as batches have them. The last is
+            the one that it was at: of that one only what the policy read and wrote can be there.
+        """
+        return self._learner.steps_ahead(env)
+
     def shutdown(
         self,
         timeout: float | None = None,

@@ -1,0 +1,99 @@
+"""An environment of a collector, once more outside of it."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import gymnasium as gym
+import pytest
+import torch
+from tensordict import TensorDictBase
+from walks import FIRST_SEED, Raises, Walk
+
+from torchrl_hts import EnvironmentReplay, HTSCollector, WorkerError
+from torchrl_hts._learner.learner import environment_seed
+
+pytestmark = pytest.mark.usefixtures("nothing_left")
+
+MAKE_CARTPOLE = functools.partial(gym.make, "CartPole-v1")
+
+
+def played(replay: EnvironmentReplay, row: TensorDictBase) -> list[float]:
+    """The rewards of the actions in a row of a batch."""
+    rewards = []
+    for step in row:
+        reward, done = replay.step(step["action"])
+        rewards.append(reward)
+        if done:
+            replay.begin_episode()
+    return rewards
+
+
+@pytest.mark.parametrize("make_env", [Walk, MAKE_CARTPOLE], ids=["a walk", "CartPole"])
+def test_i7_the_same_actions_lead_to_the_same(make_env: Callable[[], Any]) -> None:
+    """From the beginning, from a collector's state on, and from one's own."""
+    with HTSCollector(
+        [make_env] * 3, frames_per_batch=3 * 32, total_frames=3 * 32 * 4, seed=5
+    ) as collector:
+        batches = []
+        for batch in collector:
+            batches.append(batch)
+            if len(batches) == 1:  # with a lag of 1, round 1 is full as well
+                state = collector.state_dict()
+    replay, resumed = (EnvironmentReplay(make_env, 1, seed=5) for _ in range(2))
+    replay.reset()
+    resumed.restore(state["environments"][1])
+    for round_, batch in enumerate(batches):
+        expected = batch["next", "reward"][1].flatten()
+        assert torch.equal(torch.tensor(played(replay, batch[1])), expected)
+        if round_ >= 2:
+            assert torch.equal(torch.tensor(played(resumed, batch[1])), expected)
+    again = EnvironmentReplay(make_env, 1, seed=5)
+    again.restore(replay.save())
+    assert played(again, batches[0][1][:3]) == played(replay, batches[0][1][:3])
+
+
+def test_a_state_of_an_environment_that_shows_nothing_is_shown() -> None:
+    make_env = functools.partial(gym.make, "Walk-v0")
+    with HTSCollector([make_env] * 2, frames_per_batch=16, total_frames=32, seed=5) as collector:
+        next(iter(collector))
+        state = collector.state_dict()
+    replay = EnvironmentReplay(functools.partial(make_env, render_mode="rgb_array"), 0, seed=5)
+    replay.restore(state["environments"][0])
+    assert replay.env.render_mode == "rgb_array"
+    assert replay.env.render().shape == (48, 64, 3)
+
+
+def test_the_steps_before_a_failure() -> None:
+    assert environment_seed(0, 2, 0) == FIRST_SEED
+    collector = HTSCollector(
+        [Raises] * 4, frames_per_batch=4 * 100, total_frames=4 * 1000, seed=0, lag=2
+    )
+    rows: list[TensorDictBase] = []
+    with collector, pytest.raises(WorkerError, match="the wing came off at") as failure:
+        rows.extend(batch[2] for batch in collector)
+    assert failure.value.env_indices == (2,)
+    assert (failure.value.round, failure.value.step) == (6, 45)
+    ahead = collector.steps_ahead(2)
+    assert len(ahead) == 645 + 1 - 100 * len(rows)
+    replay = EnvironmentReplay(Raises, 2, seed=0)
+    replay.reset()
+    for row in (*rows, ahead[:-1]):
+        expected = row["next", "reward"].flatten()
+        assert torch.equal(torch.tensor(played(replay, row)), expected)
+    with pytest.raises(ValueError, match="the wing came off at"):
+        replay.step(ahead["action"][-1])
+
+
+@pytest.mark.parametrize(
+    "make_env",
+    [
+        functools.partial(gym.make_vec, "CartPole-v1", num_envs=2),
+        functools.partial(torch.nn.Linear, 2, 2),
+    ],
+)
+def test_what_is_no_single_environment_is_refused(make_env: Callable[[], Any]) -> None:
+    with pytest.raises(TypeError, match="plays a single gymnasium environment; its factory made"):
+        EnvironmentReplay(make_env, 0, seed=0)

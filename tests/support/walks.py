@@ -1,0 +1,65 @@
+"""Gymnasium environments to be filmed, and to fail: ``walks:Walk-v0`` and ``walks:Raises-v0``."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+
+FIRST_SEED = 3141116543  # of environment 2 of a run of seed 0
+STEP = 40 * 16 + 5  # in round 40 of a run with an alpha of 16
+
+
+class Walk(gym.Env[Any, Any]):
+    """Up or down, as the action and the process's own generators say.
+
+    Args:
+        render_mode: ``"rgb_array"``, ``"human"`` or None.
+        raises: whether one of them, that with `FIRST_SEED`, fails at `STEP`.
+    """
+
+    metadata = {"render_modes": ["rgb_array", "human"], "render_fps": 20}  # noqa: RUF012
+
+    def __init__(self, render_mode: str | None = None, raises: bool = False) -> None:
+        self.action_space = gym.spaces.Discrete(2)
+        self.observation_space = gym.spaces.Box(-np.inf, np.inf, (3,), np.float32)
+        self.render_mode, self.raises = render_mode, raises
+        self.first_seed: int | None = None
+        self.steps = 0
+
+    def _observe(self) -> np.ndarray:
+        return np.array([self.place, self.luck, self.left], np.float32)
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
+        super().reset(seed=seed)
+        if seed is not None:
+            self.first_seed, self.steps = seed, 0
+        self.place, self.luck = 0.0, random.random()
+        self.left = 5 + int(self.np_random.integers(30))
+        return self._observe(), {}
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        self.steps += 1
+        self.left -= 1
+        self.place += self.luck * (2 * int(action) - 1) + float(np.random.normal())
+        if self.raises and self.first_seed == FIRST_SEED and self.steps > STEP:
+            raise ValueError(f"the wing came off at {self.place}")
+        return self._observe(), self.place, self.left == 0, False, {}
+
+    def render(self) -> Any:
+        if self.render_mode == "rgb_array":
+            return np.full((48, 64, 3), int(abs(10 * self.place)) % 256, np.uint8)
+        return None
+
+
+class Raises(Walk):
+    """The one that fails."""
+
+    def __init__(self, render_mode: str | None = None) -> None:
+        super().__init__(render_mode, raises=True)
+
+
+gym.register("Walk-v0", Walk)
+gym.register("Raises-v0", Raises)

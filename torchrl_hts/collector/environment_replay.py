@@ -1,0 +1,147 @@
+"""One environment of a collector once more, outside of it: what a batch has of it, step by step."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import gymnasium as gym
+from tensordict import TensorDictBase
+from torch import Tensor
+
+from torchrl_hts._executor.generators import Generators
+from torchrl_hts._executor.gym_actions import action_reader
+from torchrl_hts._executor.old_gym import checked_reset
+from torchrl_hts._executor.spaces import own_spaces, seed_spaces
+from torchrl_hts._learner.learner import environment_seed
+from torchrl_hts._learner.packing import to_bytes, to_tensor
+from torchrl_hts._rounds.shared_memory import Array
+from torchrl_hts.env_state import names_of, restore_environment, save_environment
+from torchrl_hts.errors.checks import check_integer
+
+__all__ = ["EnvironmentReplay"]
+
+
+class EnvironmentReplay:
+    """An environment of a collector once more, in this process, by the actions of its batches.
+
+    It is made, seeded and put into saved states as the collector's is, so that the same actions
+    lead to the same observations and rewards, bit for bit: to film it, or to look into it with a
+    debugger. What it draws from ``random``, ``np.random`` and torch's default generator comes from
+    states of its own, which take the place of this process's.
+
+    Args:
+        create_env_fn: makes the `gymnasium.Env` that the collector has, maybe with another
+            ``render_mode``.
+        env: its number among the environments of all learners.
+        seed: of the collector.
+
+    Attributes:
+        env: the environment.
+
+    Raises:
+        TypeError: if it is no `gymnasium.Env`, or a batch of them.
+
+    Example:
+        >>> import functools, torch
+        >>> from torchrl_hts import HTSCollector
+        >>> make_env = functools.partial(gym.make, "CartPole-v1")
+        >>> with HTSCollector([make_env] * 2, frames_per_batch=8, total_frames=8, seed=3) as data:
+        ...     (batch,) = data
+        >>> replay = EnvironmentReplay(make_env, 1, seed=3)
+        >>> replay.reset()
+        >>> rewards = [replay.step(action)[0] for action in batch["action"][1]]
+        >>> rewards == batch["next", "reward"][1].flatten().tolist()
+        True
+    """
+
+    def __init__(
+        self, create_env_fn: Callable[[], gym.Env[Any, Any]], env: int, *, seed: int
+    ) -> None:
+        self._number = check_integer("env", env, least=0)
+        self._seed = check_integer("seed", seed, least=0, most=None)
+        self._generators = Generators(self._seed, self._number)
+        self._generators.enter()
+        made: Any = create_env_fn()
+        if isinstance(made, gym.vector.VectorEnv) or not isinstance(made, gym.Env):
+            raise TypeError(
+                "EnvironmentReplay plays a single gymnasium environment; its factory made a "
+                f"{type(made).__module__}.{type(made).__qualname__}"
+            )
+        self.env: gym.Env[Any, Any] = made
+        own_spaces(self.env)
+        self._names = names_of(self.env)
+
+    def reset(self) -> None:
+        """Begin as the collector's environment does in round 0."""
+        seed = environment_seed(self._seed, self._number, 0)
+        self._generators.seed(seed)
+        seed_spaces(self.env, seed)
+        self._generators.enter()
+        checked_reset(self.env.reset(seed=seed))
+
+    def restore(self, saved: Tensor) -> None:
+        """Go on from a state.
+
+        Args:
+            saved: what `save` returned, or its entry of a collector's
+                ``state_dict()["environments"]``.
+
+        Raises:
+            ValueError: if it is damaged, or of an environment of another make.
+        """
+        kept = [(layer, vars(layer).get("render_mode")) for layer in self._layers()]
+        self._generators.enter()
+        extra = restore_environment(self.env, zlib.decompress(to_bytes(saved)), names=self._names)
+        self._generators.restore(extra[-1])
+        for layer, mode in kept:  # which is no part of what happens in it
+            if mode is not None:
+                vars(layer)["render_mode"] = mode
+
+    def step(self, action: Tensor | TensorDictBase) -> tuple[float, bool]:
+        """One step; begins no other episode.
+
+        Args:
+            action: ``batch["action"][env, t]``, as the policy wrote it.
+
+        Returns:
+            The reward, and whether the episode ends by the environment itself.
+        """
+
+        def rows(*key: str) -> list[Array]:
+            value: Any = action
+            for name in key[1:]:
+                value = value[name]
+            return [value.detach().cpu().contiguous().numpy()[None]]
+
+        read = action_reader(self.env.action_space, ("action",), rows)
+        self._generators.enter_step()
+        _, reward, terminated, truncated, _ = self.env.step(read(0, 0))
+        return float(reward), bool(terminated or truncated)
+
+    def begin_episode(self) -> None:
+        """Begin the next episode, as the collector does within the step that ends one."""
+        self._generators.enter()
+        checked_reset(self.env.reset())
+
+    def save(self) -> Tensor:
+        """Its state, for `restore` of another one.
+
+        Raises:
+            CannotSaveError: if it holds something that can't be saved.
+        """
+        self._generators.enter()
+        state = save_environment(self.env, (self._generators.state(),), names=self._names)
+        return to_tensor(zlib.compress(state, 1))
+
+    def close(self) -> None:
+        """Close the environment."""
+        self.env.close()
+
+    def _layers(self) -> Iterator[gym.Env[Any, Any]]:
+        layer = self.env
+        while isinstance(layer, gym.Wrapper):
+            yield layer
+            layer = layer.env
+        yield layer
