@@ -11,6 +11,7 @@ Ctrl-C saves a checkpoint and ends the run; --resume OUTPUT_DIR goes on with it,
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from support.errors import exit_with
@@ -32,12 +33,14 @@ class Options(AtariOptions, PixelOptions):
 if __name__ == "__main__":  # before torch is imported, which takes seconds
     OPTIONS = begin(Options, __doc__)
 
+import gymnasium as gym
 import torch
 from support.atari import VIDEO_FPS, eval_env, train_env
 from support.learners import learners, loss_of
 from support.pixels import Agent, encode, make_collector, on_device
 from support.run import Run
 from tensordict import TensorDictBase
+from tensordict.nn import TensorDictSequential
 from torch import Tensor, nn
 from torchrl.objectives import A2CLoss
 from torchrl.objectives.value import GAE
@@ -91,6 +94,12 @@ class A2C:
         self.optimizer.step()
         self.optimizer.zero_grad()
         return losses, norm
+
+
+def to_play(options: Options) -> tuple[Callable[..., gym.Env], TensorDictSequential]:
+    """How environments of evaluations are made, and the policy, untrained: for play.py."""
+    make_env = eval_env(options)
+    return make_env, Agent(make_env()).policy
 
 
 def train(options: Options) -> int:

@@ -11,6 +11,7 @@ Ctrl-C saves a checkpoint and ends the run; --resume OUTPUT_DIR goes on with it,
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from support.errors import exit_with
@@ -26,14 +27,22 @@ class Options(AtariOptions, PPOOptions):
 if __name__ == "__main__":  # before torch is imported, which takes seconds
     OPTIONS = begin(Options, __doc__)
 
+import gymnasium as gym
 import torch
 from support.atari import VIDEO_FPS, eval_env, train_env
 from support.learners import learners
 from support.pixels import Agent, make_collector, on_device
 from support.ppo import PPO
 from support.run import Run
+from tensordict.nn import TensorDictSequential
 
 from torchrl_hts import DelayedGradient, keep_large_blocks
+
+
+def to_play(options: Options) -> tuple[Callable[..., gym.Env], TensorDictSequential]:
+    """How environments of evaluations are made, and the policy, untrained: for play.py."""
+    make_env = eval_env(options)
+    return make_env, Agent(make_env()).actor_critic
 
 
 def train(options: Options) -> int:

@@ -12,6 +12,7 @@ Ctrl-C saves a checkpoint and ends the run; --resume OUTPUT_DIR goes on with it,
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
@@ -81,6 +82,12 @@ def make_networks(env: gym.Env, hidden_units: int) -> tuple[ProbabilisticActor, 
         return_log_prob=True,
     )
     return actor, ValueOperator(mlp(1, 1.0), in_keys=["observation"])
+
+
+def to_play(options: Options) -> tuple[Callable[..., gym.Env], ProbabilisticActor]:
+    """How environments of evaluations are made, and the policy, untrained: for play.py."""
+    make_env = partial(gym.make, options.env_id)
+    return make_env, make_networks(make_env(), options.hidden_units)[0]
 
 
 def train(options: Options) -> int:

@@ -63,6 +63,7 @@ from support.learners import learners
 from support.pixels import Agent, make_collector, on_device
 from support.ppo import PPO
 from support.run import Run
+from tensordict.nn import TensorDictSequential
 
 from torchrl_hts import DelayedGradient, keep_large_blocks
 from torchrl_hts.envs import make_football
@@ -77,6 +78,12 @@ def train_env(options: Options) -> Callable[..., gym.Env]:
 def eval_env(options: Options) -> Callable[..., gym.Env]:
     """Makes the game to evaluate on, where goals alone count."""
     return partial(make_football, options.scenario, engine=options.engine, rewards="scoring")
+
+
+def to_play(options: Options) -> tuple[Callable[..., gym.Env], TensorDictSequential]:
+    """How environments of evaluations are made, and the policy, untrained: for play.py."""
+    make_env = eval_env(options)
+    return make_env, Agent(make_env()).actor_critic
 
 
 def train(options: Options) -> int:

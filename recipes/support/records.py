@@ -24,7 +24,7 @@ from support.metrics import (
     time_metrics,
 )
 from support.options import RunOptions, to_json
-from support.states import versions
+from support.states import machine, versions
 from torchrl_hts import EpisodeReturns, Evaluation, Statistics
 
 __all__ = ["Records"]
@@ -81,6 +81,7 @@ class Records:
                 "wandb": names,
                 "options": to_json(options),
                 "versions": versions(),
+                "machine": machine(),
             }
             write_atomically(
                 output_dir / "config.json", (json.dumps(config, indent=2) + "\n").encode()

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.metadata
+import platform
 import random
+import re
 from collections.abc import Collection, Mapping
+from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
@@ -17,9 +21,12 @@ __all__ = [
     "FORMAT",
     "Stateful",
     "check_state",
+    "machine",
+    "other_versions",
     "random_states",
     "set_random_states",
     "versions",
+    "why_other_bits",
 ]
 
 FORMAT = 2  # of checkpoints
@@ -75,12 +82,7 @@ def check_state(
             "number gives other bits: start as many, or pass --ignore-versions to go on without "
             "being equal bit for bit"
         )
-    now = versions()
-    other = [
-        f"{name} was {state['versions'][name]} and is {now.get(name)}"
-        for name in _PACKAGES
-        if name in state["versions"] and state["versions"][name] != now.get(name)
-    ]
+    other = other_versions(state["versions"])
     if other and not options.ignore_versions:
         raise RecipeError(
             f"{where} was made with other versions: {'; '.join(other)}. Install those, or pass "
@@ -97,6 +99,42 @@ def versions() -> dict[str, str]:
         except importlib.metadata.PackageNotFoundError:
             continue
     return found
+
+
+def other_versions(saved: Mapping[str, str]) -> list[str]:
+    """The packages that have other versions here, each with both."""
+    now = versions()
+    return [
+        f"{name} was {saved[name]} and is {now.get(name)}"
+        for name in _PACKAGES
+        if name in saved and saved[name] != now.get(name)
+    ]
+
+
+def machine() -> dict[str, str]:
+    """What floating-point results depend on beside versions: the CPU and torch's kernels for it."""
+    model = platform.processor() or platform.machine()
+    with contextlib.suppress(OSError):
+        names = re.findall(r"model name\s*: (.*)", Path("/proc/cpuinfo").read_text())
+        model = names[0] if names else model
+    return {"cpu": model, "cpu_capability": torch.backends.cpu.get_cpu_capability()}
+
+
+def why_other_bits(config: Mapping[str, Any]) -> str:
+    """What differs here from where a run's config.json was written, as far as it says."""
+    own, saved = machine(), config.get("machine", {})
+    other = other_versions(config.get("versions", {}))
+    other += [
+        f"{name} was {saved[name]} and is {own[name]}"
+        for name in own
+        if name in saved and saved[name] != own[name]
+    ]
+    if other:
+        return "; ".join(other)
+    return (
+        "the versions and the kind of CPU that its config.json names are the same here, so that "
+        "something else has changed: the recipe, the environment's package, or a driver"
+    )
 
 
 def random_states() -> dict[str, Any]:

@@ -25,6 +25,7 @@ LACKING = {
     "torchrl_hts/_evaluation/video.py": {"video": {"imageio-ffmpeg"}},
     "recipes/optuna_sweep.py": {"optuna": {"optuna", "pyyaml"}},
     "recipes/ray_train.py": {"ray": {"ray"}},
+    "recipes/support/films.py": {"video": {"imageio-ffmpeg"}},
     "recipes/support/__init__.py": {"recipes": {"matplotlib", "rich"}},
     "recipes/support/minatar_games.py": {"minatar": {"minatar"}},
     "benchmarks/football_pool.py": {"envpool": {"envpool"}},

@@ -1,0 +1,167 @@
+"""Plays what a recipe has trained: returns on the screen, a window, a film, or an exported policy.
+
+    python recipes/play.py RUN_DIR
+    python recipes/play.py RUN_DIR --video episode.gif --sample --seed 7
+    python recipes/play.py RUN_DIR --export policy.pt2
+
+The run's config.json says which recipe it is of, and with which options: environment and network
+are made anew from these. Without options the episodes are those of the run's own evaluations, so
+that best.pt gives the very returns that evaluations.csv has for it, on the same kind of machine.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Iterator, Sequence
+from functools import partial
+from pathlib import Path
+from statistics import fmean, pstdev
+from typing import TYPE_CHECKING, Any
+
+from support.errors import RecipeError, exit_with
+from support.options import integer
+from support.start import announce, parse_or_exit
+
+if TYPE_CHECKING:
+    from support.trained import TrainedRun, Values
+
+    from torchrl_hts import Evaluation
+
+
+def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("run_dir", type=Path, help="output directory of a run")
+    parser.add_argument(
+        "--policy",
+        choices=("best", "newest"),
+        default="best",
+        help="best.pt (default) or policy.pt",
+    )
+    parser.add_argument("--episodes", type=integer, help="how many (those of an evaluation)")
+    parser.add_argument("--seed", type=integer, help="of the episodes (that of the run)")
+    parser.add_argument(
+        "--max-steps", type=integer, help="cut episodes off after so many; 0: never"
+    )
+    actions = parser.add_mutually_exclusive_group()
+    actions.add_argument("--deterministic", action="store_true", help="play the likeliest actions")
+    actions.add_argument("--sample", action="store_true", help="sample the actions")
+    parser.add_argument(
+        "--render", choices=("human",), help="show a window, and play one episode after the other"
+    )
+    parser.add_argument("--video", type=Path, help="film the best episode: an .mp4 or .gif file")
+    parser.add_argument("--fps", type=float, help="frames per second of the film")
+    parser.add_argument(
+        "--export", type=Path, help="write the policy's likeliest actions as a .pt2 (torch.export)"
+    )
+    parser.add_argument("--recipe", type=Path, help="the recipe's script, if it is your own")
+    options = parser.parse_args(arguments)
+    check(options)
+    return options
+
+
+def check(options: argparse.Namespace) -> None:
+    """Refuse what makes no sense, before torch is imported."""
+    for name, least in (("episodes", 1), ("seed", 0), ("max_steps", 0)):
+        value = getattr(options, name)
+        if value is not None and value < least:
+            flag = name.replace("_", "-")
+            raise RecipeError(f"--{flag} must be at least {least}, and is {value}")
+    for flag, file, endings in (
+        ("--video", options.video, (".mp4", ".gif")),
+        ("--export", options.export, (".pt2",)),
+    ):
+        if file is not None and file.suffix not in endings:
+            raise RecipeError(f"{flag} must end in {' or '.join(endings)}, and is {file}")
+    screens = ("DISPLAY", "WAYLAND_DISPLAY", "SDL_VIDEODRIVER")
+    if options.render and sys.platform == "linux" and not any(map(os.environ.get, screens)):
+        raise RecipeError("there is no screen here (no DISPLAY): film an episode with --video FILE")
+    if options.render and options.video:
+        raise RecipeError(
+            "--render human plays on the screen alone: leave --video out, or --render"
+        )
+
+
+def main(options: argparse.Namespace) -> int:
+    """Plays, or exports; returns the exit code."""
+    from support.exporting import export
+    from support.states import why_other_bits
+    from support.trained import fit, open_run, read_values
+
+    from torchrl_hts import keep_servers
+
+    with keep_servers():
+        run = open_run(options.run_dir, options.recipe)
+        values = read_values(run.directory, options.policy)
+        make_env, policy = run.to_play()
+        fit(policy, values)
+        step = "" if values.step is None else f", after {values.step:,} steps"
+        print(f"{run.title}: {values.file.name}{step}", flush=True)
+        if options.export:
+            count = export(policy, make_env, options.export)
+            print(f"{options.export} gives the same actions on {count} observations")
+            return 0
+        returns: list[float] = []
+        for evaluation in play(options, run, values, make_env, policy):
+            for gained, length in zip(evaluation.returns, evaluation.lengths, strict=True):
+                returns.append(gained)
+                print(f"episode {len(returns)}: return {gained:.1f}, {length:,} steps", flush=True)
+    print(
+        f"mean return {fmean(returns):.1f} ({min(returns):.1f} to {max(returns):.1f}), "
+        f"deviation {pstdev(returns):.1f}"
+    )
+    if options.video:
+        print(f"the best episode is in {options.video}")
+    others = ("episodes", "seed", "max_steps", "deterministic", "sample", "render")
+    if values.mean_return is not None and not any(getattr(options, name) for name in others):
+        if fmean(returns) == values.mean_return:
+            print("bit for bit what the run's own evaluation gave")
+        else:
+            print(
+                f"the run's own evaluation gave {values.mean_return:.1f}: "
+                f"{why_other_bits(run.config)}"
+            )
+    return 0
+
+
+def play(
+    options: argparse.Namespace, run: TrainedRun, values: Values, make_env: Any, policy: Any
+) -> Iterator[Evaluation]:
+    """Yields what was played: all episodes at once, or in a window one by one."""
+    from support.films import filming, try_out
+    from torchrl.envs.utils import ExplorationType
+
+    from torchrl_hts import Evaluator
+
+    given = run.options
+    sampled = options.sample or (given.eval_sampled and not options.deterministic)
+    count = options.episodes or given.eval_episodes
+    seed = given.seed if options.seed is None else options.seed
+    evaluator = partial(
+        Evaluator,
+        policy=policy,
+        exploration_type=ExplorationType.RANDOM if sampled else ExplorationType.DETERMINISTIC,
+        max_frames_per_episode=(
+            given.eval_max_steps if options.max_steps is None else options.max_steps
+        ),
+    )
+    players = [(make_env, count, seed)]
+    if options.render:
+        try_out(make_env, options.render)
+        window = partial(make_env, render_mode=options.render)
+        players = [(window, 1, seed + number) for number in range(count)]
+    with filming(options.video, make_env, options.fps or run.video_fps) as film:
+        for make, episodes, own_seed in players:
+            with evaluator(make, num_episodes=episodes, seed=own_seed, **film) as player:
+                player.submit(values.step or 0)
+                yield from player.wait()
+
+
+if __name__ == "__main__":
+    OPTIONS = parse_or_exit(parse)
+    announce("importing torch and torchrl")
+    exit_with(lambda: main(OPTIONS))

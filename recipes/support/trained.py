@@ -1,0 +1,208 @@
+"""A run that was trained: its recipe and options, by its config.json, and the policy it has left.
+
+A recipe offers ``Options``, ``train(options)``, and for this ``to_play(options)``: how environments
+of its evaluations are made, and its policy, untrained. If it has them, ``train_env(options)`` is
+how those of its training are made, and ``VIDEO_FPS`` are the frames per second of its films.
+"""
+
+from __future__ import annotations
+
+import importlib
+import io
+import json
+import re
+import sys
+import zipfile
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from support.errors import RecipeError
+from support.options import RunOptions, from_json
+
+__all__ = ["TrainedRun", "Values", "fit", "open_run", "read_values"]
+
+_RECIPES = Path(__file__).resolve().parent.parent
+
+
+@dataclass(frozen=True)
+class TrainedRun:
+    """What a run's config.json says.
+
+    Attributes:
+        directory: its output directory.
+        config: all that config.json holds.
+        recipe: the module that trained it.
+        options: of it.
+    """
+
+    directory: Path
+    config: Mapping[str, Any]
+    recipe: ModuleType
+    options: RunOptions
+
+    @property
+    def title(self) -> str:
+        """What was trained on what."""
+        return f"{self.config['recipe']} on {self.options.task}"
+
+    @property
+    def video_fps(self) -> float | None:
+        """Frames per second of its films; None for what the environment says."""
+        return getattr(self.recipe, "VIDEO_FPS", None)
+
+    def to_play(self) -> tuple[Callable[..., Any], nn.Module]:
+        """How environments of its evaluations are made, and its policy, untrained."""
+        self.options.check_task()
+        return self.recipe.to_play(self.options)
+
+    def training_env(self, *, render: bool = False) -> Callable[[], Any]:
+        """How environments of the training are made; with frames to look at, if they are."""
+        make_env = self.to_play()[0]
+        if hasattr(self.recipe, "train_env"):
+            make_env = self.recipe.train_env(self.options)
+        return partial(make_env, render_mode="rgb_array") if render else make_env
+
+
+@dataclass(frozen=True)
+class Values:
+    """A policy's values, as a run has left them.
+
+    Attributes:
+        file: that holds them.
+        tensors: by name.
+        step: environment steps that they were learned from; None where nobody wrote it down.
+        mean_return: of the evaluation that found them to be the best; None for the newest.
+    """
+
+    file: Path
+    tensors: Mapping[str, Tensor]
+    step: int | None
+    mean_return: float | None = None
+
+
+def open_run(directory: Path, script: Path | None = None) -> TrainedRun:
+    """The run in an output directory.
+
+    Args:
+        directory: the output directory.
+        script: the recipe's file, if it is not one of these.
+
+    Raises:
+        RecipeError: if there is no run, or it is damaged or of another version.
+    """
+    file = directory / "config.json"
+    try:
+        config = json.loads(file.read_text())
+        name, values = config["recipe"], dict(config["options"])
+    except (FileNotFoundError, NotADirectoryError):
+        raise RecipeError(
+            f"{directory} holds no run: there is no {file.name}; give the output directory of one"
+        ) from None
+    except OSError as error:
+        raise RecipeError(f"{file} can't be read: {error.strerror}") from error
+    except (ValueError, KeyError, TypeError) as error:
+        raise RecipeError(f"{file} is damaged ({error}): put the file back as it was") from error
+    recipe = _module(name, script, file)
+    try:
+        options = from_json(recipe.Options, values)
+    except (ValueError, KeyError, TypeError, AttributeError, RecipeError) as error:
+        raise RecipeError(
+            f"{file} doesn't fit this {name} ({error}): use the version that made it"
+        ) from error
+    return TrainedRun(directory, config, recipe, options)
+
+
+def _module(name: Any, script: Path | None, file: Path) -> ModuleType:
+    """The recipe of a name, or of a file."""
+    if script is not None:
+        if script.suffix != ".py" or not script.exists():
+            raise RecipeError(f"--recipe {script} is no script: give the .py file of the recipe")
+        sys.path.insert(0, str(script.resolve().parent))
+        name = script.stem
+    elif not re.fullmatch(r"\w+", str(name)) or not (_RECIPES / f"{name}.py").exists():
+        raise RecipeError(
+            f"{file} is of the recipe {name!r}, which is not one of these: give its script by "
+            "--recipe FILE, or use the version that made it"
+        )
+    recipe = importlib.import_module(name)
+    for needed in ("Options", "train", "to_play"):
+        if not hasattr(recipe, needed):
+            raise RecipeError(
+                f"the recipe {name} offers no {needed}, which this needs: see recipes/README.md"
+            )
+    return recipe
+
+
+def read_values(directory: Path, which: str = "best") -> Values:
+    """The values that a run has left.
+
+    Args:
+        directory: its output directory.
+        which: "best" for those that evaluated best, or else the newest; "newest" for these.
+
+    Raises:
+        RecipeError: if there are none, or they can't be read.
+    """
+    best, newest = directory / "best.pt", directory / "policy.pt"
+    if which == "best" and best.exists():
+        found = _read(best)
+        try:
+            return Values(best, dict(found["policy"]), int(found["step"]), float(found["return"]))
+        except (KeyError, TypeError, ValueError) as error:
+            raise _damaged(best) from error
+    if not newest.exists():
+        raise RecipeError(
+            f"there is no policy in {directory} yet: runs leave policy.pt with their first "
+            "checkpoint, and best.pt with their first evaluation"
+        )
+    step = max((path.stem[5:] for path in directory.glob("checkpoints/step-*.pt")), default=None)
+    return Values(newest, _read(newest), None if step is None else int(step))
+
+
+def _read(file: Path) -> dict[str, Any]:
+    try:
+        content = file.read_bytes()
+    except OSError as error:
+        raise RecipeError(f"{file} can't be read: {error.strerror}") from error
+    try:
+        with zipfile.ZipFile(io.BytesIO(content)) as archive:
+            if archive.testzip() is not None:  # torch doesn't look at checksums
+                raise _damaged(file)
+        found = torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
+        return dict(found)
+    except RecipeError:
+        raise
+    except Exception as error:  # torch raises whatever it stumbles over
+        raise _damaged(file) from error
+
+
+def _damaged(file: Path) -> RecipeError:
+    other = "newest" if file.name == "best.pt" else "best"
+    return RecipeError(
+        f"{file} is damaged, or of another version: try --policy {other}, or put the file back"
+    )
+
+
+def fit(policy: nn.Module, values: Values) -> None:
+    """Give a policy the values that a run has left.
+
+    Raises:
+        RecipeError: if they are not those of such a policy.
+    """
+    own = {name: v for name, v in policy.state_dict().items() if isinstance(v, Tensor)}
+    for name, tensor in own.items():
+        saved = values.tensors.get(name)
+        if not isinstance(saved, Tensor) or saved.shape != tensor.shape:
+            found = "missing" if saved is None else f"of shape {list(getattr(saved, 'shape', []))}"
+            raise RecipeError(
+                f"{values.file} doesn't fit the policy here: {name} is {found} there and of shape "
+                f"{list(tensor.shape)} here; the environment's spaces or the recipe have changed"
+            )
+    policy.load_state_dict({name: values.tensors[name] for name in own}, strict=False)

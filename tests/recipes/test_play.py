@@ -1,0 +1,171 @@
+"""Playing what a recipe has trained, as a user does it."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import io
+import json
+import shutil
+import sys
+from collections.abc import Iterator
+from contextlib import redirect_stderr, redirect_stdout
+from pathlib import Path
+
+import pytest
+import torch
+from recipe_runs import CARTPOLE, run
+from script_paths import RECIPES
+from support.errors import exit_with
+
+pytest.importorskip("rich")
+pytest.importorskip("matplotlib")
+
+pytestmark = pytest.mark.usefixtures("nothing_left")
+
+
+def play(*flags: object, code: int = 0) -> str:
+    """Play in this process; returns what was printed."""
+    module = importlib.import_module("play")
+    printed = io.StringIO()
+    with redirect_stdout(printed), redirect_stderr(printed), pytest.raises(SystemExit) as end:
+        exit_with(lambda: module.main(module.parse([*map(str, flags)])))
+    assert end.value.code == code, printed.getvalue()
+    return printed.getvalue()
+
+
+@pytest.fixture(scope="module")
+def trained(warm_servers: None, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of CartPole with two evaluations."""
+    directory = tmp_path_factory.mktemp("trained") / "run"
+    run(f"{CARTPOLE} --total-frames 256 --eval-interval 128", "--output-dir", str(directory))
+    return directory
+
+
+@pytest.fixture
+def changed(trained: Path, tmp_path: Path) -> Path:
+    """A copy of it, to be changed."""
+    return shutil.copytree(trained, tmp_path / "changed")
+
+
+def test_the_best_policy_plays_what_its_evaluation_played(trained: Path) -> None:
+    output = play(trained)
+    best = torch.load(trained / "best.pt")
+    assert f"ppo_cartpole on CartPole-v1: best.pt, after {best['step']:,} steps" in output
+    assert output.count("episode ") == 2
+    assert f"mean return {best['return']:.1f} (" in output
+    assert "bit for bit what the run's own evaluation gave" in output
+
+
+def test_another_machine_is_named_where_the_returns_differ(changed: Path) -> None:
+    best = torch.load(changed / "best.pt")
+    torch.save({**best, "return": -1.0}, changed / "best.pt")
+    assert "gave -1.0: the versions and the kind of CPU" in play(changed)
+    config = json.loads((changed / "config.json").read_text())
+    config["versions"]["numpy"], config["machine"]["cpu"] = "1.0", "abacus"
+    (changed / "config.json").write_text(json.dumps(config))
+    output = play(changed)
+    assert "numpy was 1.0 and is" in output
+    assert "cpu was abacus and is" in output
+
+
+def test_episodes_of_a_seed_of_ones_own(trained: Path) -> None:
+    flags = (trained, "--policy", "newest", "--episodes", 3)
+    outputs = [play(*flags, "--sample", "--seed", seed) for seed in (1, 1, 2)]
+    assert outputs[0].count("episode ") == 3
+    assert "policy.pt, after 256 steps" in outputs[0]
+    assert outputs[0] == outputs[1] != outputs[2]
+
+
+@pytest.fixture(scope="module")
+def shown(warm_servers: None, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run in an environment that renders whatever is installed."""
+    directory = tmp_path_factory.mktemp("shown") / "run"
+    flags = f"{CARTPOLE} --env-id walks:Walk-v0 --total-frames 64"
+    run(flags, "--output-dir", str(directory))
+    return directory
+
+
+def test_films(shown: Path, tmp_path: Path) -> None:
+    pytest.importorskip("imageio_ffmpeg")
+    for name, start in (("a.mp4", b"ftyp"), ("b.gif", b"GIF89a")):
+        play(shown, "--max-steps", 5, "--episodes", 1, "--video", tmp_path / name)
+        assert start in (tmp_path / name).read_bytes()[:16]
+
+
+def test_a_window(shown: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("DISPLAY", "WAYLAND_DISPLAY", "SDL_VIDEODRIVER"):
+        monkeypatch.delenv(name, raising=False)
+    assert "there is no screen here" in play(shown, "--render", "human", code=1)
+    monkeypatch.setenv("SDL_VIDEODRIVER", "dummy")
+    output = play(shown, "--render", "human", "--episodes", 2, "--max-steps", 3)
+    assert output.count("3 steps") == 2
+
+
+def test_a_package_that_is_missing(
+    trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    flags = (trained, "--video", tmp_path / "film.mp4")
+    monkeypatch.setitem(sys.modules, "pygame", None)
+    output = play(*flags, code=1)
+    assert "error: pygame is not installed, run" in output
+    monkeypatch.setitem(sys.modules, "imageio_ffmpeg", None)
+    assert "which is not installed: pip install 'torchrl_hts[video]'" in play(*flags, code=1)
+
+
+def test_an_exported_policy_acts_alike(trained: Path, tmp_path: Path) -> None:
+    file = tmp_path / "policy.pt2"
+    assert "gives the same actions on 64 observations" in play(trained, "--export", file)
+    actions = torch.export.load(file).module()(observation=torch.randn(7, 4))
+    assert actions.shape == (7,)
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--video", "film.avi"], "--video must end in .mp4 or .gif, and is film.avi"),
+        (["--export", "policy.onnx"], "--export must end in .pt2, and is policy.onnx"),
+        (["--episodes", "0"], "--episodes must be at least 1, and is 0"),
+        (["--recipe", "mine"], "--recipe mine is no script"),
+    ],
+)
+def test_wrong_options(trained: Path, flags: list[str], message: str) -> None:
+    assert f"error: {message}" in play(trained, *flags, code=1)
+
+
+def damages() -> Iterator[tuple[str, str]]:
+    """Lines of a program that damages a run, and what is said of it then."""
+    yield "(run / 'config.json').unlink()", "holds no run: there is no config.json"
+    yield "(run / 'config.json').write_text('{')", "config.json is damaged"
+    yield "config['recipe'] = 'dqn'", "of the recipe 'dqn', which is not one of these"
+    yield "config['recipe'] = 'ray_train'", "the recipe ray_train offers no Options"
+    yield "config['options']['wings'] = 2", "doesn't fit this ppo_cartpole"
+    yield "config['options']['env_id'] = 'CartPoll-v1'", "Environment `CartPoll` doesn't exist"
+    yield "config['options']['env_id'] = 'Acrobot-v1'", "is of shape [64, 4] there and of shape [64"
+    yield "config['options']['env_id'] = 'Pendulum-v1'", "plays environments with Discrete actions"
+    yield "(run / 'best.pt').write_bytes(b'PK')", "best.pt is damaged, or of another version"
+    yield "[(run / name).unlink() for name in ('best.pt', 'policy.pt')]", "there is no policy in"
+
+
+@pytest.mark.parametrize(("damage", "message"), [*damages()])
+def test_a_run_that_is_damaged_or_of_another_version(
+    changed: Path, damage: str, message: str
+) -> None:
+    config = json.loads((changed / "config.json").read_text())
+    exec(damage, {"run": changed, "config": config})
+    if "config[" in damage:
+        (changed / "config.json").write_text(json.dumps(config))
+    output = play(changed, code=1)
+    assert message in output
+    assert output.count("error: ") == 1
+    assert "Traceback" not in output
+
+
+def test_every_recipe_offers_what_is_played() -> None:
+    for script in RECIPES.glob("*.py"):
+        names = {
+            node.name
+            for node in ast.parse(script.read_text()).body
+            if isinstance(node, ast.FunctionDef | ast.ClassDef)
+        }
+        assert "Options" not in names or {"train", "to_play"} <= names, script
