@@ -23,7 +23,7 @@ from support.metrics import Row, learning_metrics
 from support.options import RunOptions, to_json
 from support.output_dir import claim_output_dir, find_output_dir
 from support.records import Records
-from support.saves import WHEN_SAVED
+from support.saves import ON_BATCH, WHEN_SAVED, batches_of
 from support.signals import StopSignals
 from support.states import FORMAT, Stateful, check_state, random_states, set_random_states, versions
 from torchrl_hts import EpisodeReturns, HTSCollector, World, WorldError
@@ -109,7 +109,7 @@ class Run:
                 self.output_dir,
                 video_fps,
                 self.say,
-                plays=self._world.is_first,
+                plays=self._world.is_first and not ON_BATCH,
             )
             undoing.callback(self._evaluations.close)
             if self._world.is_first:
@@ -179,7 +179,7 @@ class Run:
         """Yields the batches; what has to be done after an update is done between two."""
         if self.step >= self._total_frames and not self._evaluations.pending:
             self.say("this run has ended: there is nothing left to do")
-        for batch in self._collector:
+        for batch in batches_of(self._collector):
             self._count_episodes(batch)
             self._recorded.clear()
             yield batch

@@ -1,0 +1,148 @@
+"""Any moment of a training run once more: an episode that is filmed, or the failure that ended it.
+
+    python recipes/replay.py RUN_DIR --round 1234 --env 7 --video episode.mp4
+    python recipes/replay.py RUN_DIR --until-error
+
+Every action of a run depends on parameters, observation, seed, environment, round and step alone.
+So the recipe is run once more, from the newest checkpoint that is early enough, in a directory of
+its own: the run's files stay as they are. What it writes down on the way is compared with what the
+run has written down, rows of metrics.csv and parameters. If they differ it says so, and why.
+
+Meanwhile the actions of the environment are kept. When the training is where it is wanted, another
+environment is put into the state that the checkpoint has of it, and plays the same actions. That
+one is filmed, with the rewards and with what the policy chose from: the whole episode that it plays
+in the first step of the round. Its rewards must be the same.
+
+A run keeps --keep-checkpoints of its checkpoints, 3 by default. For a round before them all, and
+for environments whose states can't be saved, the run is had once more from its beginning, which
+takes as long as it took. An episode that had begun before the checkpoint is filmed from there on;
+--from-start films it whole.
+
+With --until-error the run goes on until an environment raises. The state that it had just before
+is saved for `torchrl_hts.EnvironmentReplay`, with the action that it fails at.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from support.errors import RecipeError, exit_with
+from support.options import integer
+from support.start import announce, parse_or_exit
+
+if TYPE_CHECKING:
+    from support.digests import Digests
+    from support.replays import Start
+    from support.trained import TrainedRun
+
+
+def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("run_dir", type=Path, help="output directory of a run")
+    wanted = parser.add_mutually_exclusive_group(required=True)
+    wanted.add_argument("--round", type=integer, help="the round, from 0 on: its batch's number")
+    wanted.add_argument("--until-error", action="store_true", help="until an environment fails")
+    parser.add_argument("--env", type=integer, default=0, help="the environment's number (0)")
+    parser.add_argument("--video", type=Path, help="film the episode: an .mp4 or .gif file")
+    parser.add_argument("--fps", type=float, help="frames per second of the film")
+    parser.add_argument(
+        "--from-start", action="store_true", help="go on from no checkpoint, but from the beginning"
+    )
+    parser.add_argument(
+        "--save", type=Path, help="where the state before an error goes (RUN_DIR's name-error.pt)"
+    )
+    parser.add_argument("--pdb", action="store_true", help="then debug the step that fails")
+    parser.add_argument("--recipe", type=Path, help="the recipe's script, if it is your own")
+    options = parser.parse_args(arguments)
+    for flag, value in (("--round", options.round), ("--env", options.env)):
+        if value is not None and value < 0:
+            raise RecipeError(f"{flag} must be at least 0, and is {value}")
+    if options.video and options.video.suffix not in (".mp4", ".gif"):
+        raise RecipeError(f"--video must end in .mp4 or .gif, and is {options.video}")
+    if options.video and options.until_error:
+        raise RecipeError("--until-error makes no film: leave --video out, or give a --round")
+    return options
+
+
+def main(options: argparse.Namespace) -> int:
+    """Has it once more; returns the exit code, 1 if it is not the run."""
+    from support.digests import Digests
+    from support.failures import until_error
+    from support.replays import find_start
+    from support.states import why_other_bits
+    from support.trained import open_run
+
+    run = open_run(options.run_dir, options.recipe)
+    start = find_start(run, options.round, from_start=options.from_start)
+    place = "from its beginning" if start.checkpoint is None else f"from {start.checkpoint.name}"
+    print(f"{run.title}, {place}" + (f": {start.why}" if start.why else ""), flush=True)
+    digests = Digests(run, start.step)
+    with tempfile.TemporaryDirectory() as folder:
+        directory = Path(folder, run.directory.resolve().name)
+        if options.until_error:
+            file = options.save or Path(f"{run.directory.resolve().name}-error.pt")
+            code = until_error(run, start, digests, directory, file, debug=options.pdb)
+        else:
+            code = one_episode(options, run, start, digests, directory)
+        digests.check_rows(directory)
+    for difference in digests.differences[:3]:
+        print(f"this is not the run as it was: {difference}")
+    if digests.differences:
+        print(f"why: {why_other_bits(run.config)}")
+        return 1
+    print(digests.verdict())
+    return code
+
+
+def one_episode(
+    options: argparse.Namespace, run: TrainedRun, start: Start, digests: Digests, directory: Path
+) -> int:
+    """Trains until an episode has ended, and plays it again; returns the exit code."""
+    from support.episodes import EpisodeWatch, play_again
+    from support.films import try_out
+    from support.replays import train_again
+    from support.shown_choices import Film
+
+    from torchrl_hts import EnvironmentReplay
+
+    with contextlib.ExitStack() as closing:
+        film = None
+        if options.video:  # refused now, not after the training
+            film = closing.enter_context(Film(options.video, options.fps or run.video_fps))
+            try_out(run.training_env(), "rgb_array")
+        replay = EnvironmentReplay(
+            run.training_env(render=film is not None), options.env, seed=run.options.seed
+        )
+        closing.callback(replay.close)
+        watch = EpisodeWatch(start, options.round, options.env, run.to_play()[1], digests)
+        code = train_again(run, start, directory, watch)
+        if code:
+            return code
+        if watch.trajectory is None:
+            raise RecipeError(f"--round {options.round}: the run's training ends before it")
+        start.put(replay, options.env)
+        titles = [run.title, f"round {options.round:,}, environment {options.env}"]
+        played = play_again(replay, watch, film, titles)
+    print(
+        f"environment {options.env}, round {options.round:,}: an episode of "
+        f"{played.length:,} steps, return {played.gained:g}"
+        + ("" if played.ended else ", that the end of the run has cut off")
+        + (", seen from the checkpoint on" if played.began_before and start.checkpoint else "")
+    )
+    if options.video:
+        print(f"it is in {options.video}")
+    return 0
+
+
+if __name__ == "__main__":
+    OPTIONS = parse_or_exit(parse)
+    announce("importing torch and torchrl")
+    exit_with(lambda: main(OPTIONS))

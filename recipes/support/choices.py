@@ -1,0 +1,57 @@
+"""What a policy chose from at each step: probabilities of actions, or their mean and deviation."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from tensordict import TensorDictBase
+from tensordict.nn import ProbabilisticTensorDictModule
+from torch import Tensor, nn
+
+__all__ = ["Choices", "choices"]
+
+Choices = dict[str, Tensor]  # "probability", or "mean" and "deviation"; each [T, A]
+
+
+def choices(policy: nn.Module, values: Mapping[str, Tensor], observed: TensorDictBase) -> Choices:
+    """What a policy with given values chose from.
+
+    Args:
+        policy: takes the values on.
+        values: its parameters and buffers by name.
+        observed: ``[T]``, what it read, as a batch has it.
+
+    Returns:
+        Nothing of a policy that has no distribution, or one that has neither probabilities nor
+        moments.
+    """
+    policy.load_state_dict(dict(values), strict=False)
+    parts = [m for m in policy.modules() if isinstance(m, ProbabilisticTensorDictModule)]
+    found: Choices = {}
+
+    def look(module: ProbabilisticTensorDictModule, arguments: tuple[TensorDictBase, ...]) -> None:
+        distribution = module.get_dist(arguments[0])
+        for name, attribute in (
+            ("probability", "probs"),
+            ("mean", "mean"),
+            ("deviation", "stddev"),
+        ):
+            value = None
+            try:
+                value = getattr(distribution, attribute, None)
+            except (NotImplementedError, RuntimeError):
+                continue
+            if isinstance(value, Tensor):
+                found[name] = value.detach().reshape(len(observed), -1)
+            if name == "probability" and found:
+                break
+
+    handles = [part.register_forward_pre_hook(look) for part in parts]
+    try:
+        with torch.no_grad():
+            policy(observed.select(*policy.in_keys).clone())
+    finally:
+        for handle in handles:
+            handle.remove()
+    return found

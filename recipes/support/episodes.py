@@ -1,0 +1,148 @@
+"""An episode of a run that is had once more: found in its batches, played again and filmed."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from tensordict import TensorDictBase
+from torch import nn
+
+from support.choices import Choices, choices
+from support.digests import Digests
+from support.errors import RecipeError
+from support.replays import Behaviour, Enough, Start, round_of
+from support.shown_choices import Film
+from torchrl_hts import EnvironmentReplay, HTSCollector
+
+__all__ = ["OF_A_STEP", "EpisodeWatch", "Played", "play_again"]
+
+_TRAJECTORY = ("collector", "traj_ids")
+OF_A_STEP = ("action", ("next", "reward"), ("next", "done"), _TRAJECTORY)
+
+
+class EpisodeWatch:
+    """Keeps what an environment does until the episode that it plays in a round has ended.
+
+    Args:
+        start: what the run goes on from.
+        round_: in which the episode is played, at the round's first step.
+        env: number of the environment.
+        policy: like that of the run.
+        digests: that are compared on the way.
+
+    Attributes:
+        rounds: the environment's steps, round by round, from the start's environments on.
+        chosen_from: what the policy chose from in each of these rounds.
+        trajectory: id of the episode; None until its round has come.
+    """
+
+    def __init__(
+        self, start: Start, round_: int, env: int, policy: nn.Module, digests: Digests
+    ) -> None:
+        self._start, self._round, self._env = start, round_, env
+        self._policy, self._digests = policy, digests
+        self._behaviour = Behaviour(start)
+        self._is_over = False
+        self.rounds: list[TensorDictBase] = []
+        self.chosen_from: list[Choices] = []
+        self.trajectory: int | None = None
+
+    def __call__(self, collector: HTSCollector, batch: TensorDictBase) -> None:
+        """Take in a batch.
+
+        Raises:
+            RecipeError: if the run has no such round, or no such environment.
+            Enough: if the episode has ended, and something of the run was compared since.
+        """
+        for name, plural, value, end in (
+            ("round", "rounds", self._round, len(collector)),
+            ("env", "environments", self._env, collector.num_envs),
+        ):
+            if value >= end:
+                raise RecipeError(f"--{name} {value}: the run has {plural} 0 to {end - 1}")
+        round_, values = round_of(batch), self._behaviour.of(collector, batch)
+        step = round_ * collector.frames_per_batch  # that have been learned from
+        self._digests.check_parameters(step, collector.policy)
+        if self._is_over:
+            self._end_at(step)
+            return
+        if round_ < self._start.first:
+            return
+        row = batch[self._env].detach().cpu()
+        self.rounds.append(row.select(*OF_A_STEP).clone())
+        self.chosen_from.append(choices(self._policy, values, row))
+        trajectories = row[_TRAJECTORY].reshape(-1)
+        if round_ == self._round:
+            self.trajectory = int(trajectories[0])
+        if self.trajectory is not None:
+            others = trajectories != self.trajectory
+            ended = row["next", "done"].reshape(-1) & ~others
+            self._is_over = bool(ended.any() or (round_ > self._round and others.any()))
+            if self._is_over:
+                self._end_at(step)
+
+    def _end_at(self, step: int) -> None:
+        """Go on as far as the run's next row of metrics, by which this one is known to be it."""
+        if not self._digests.is_before_a_row(step):
+            raise Enough
+
+
+@dataclass(frozen=True)
+class Played:
+    """An episode that was played again.
+
+    Attributes:
+        length: its steps that are known.
+        gained: the sum of their rewards.
+        ended: whether it has ended.
+        began_before: whether it is not known to have begun after what was played first.
+    """
+
+    length: int
+    gained: float
+    ended: bool
+    began_before: bool
+
+
+def play_again(
+    replay: EnvironmentReplay, watch: EpisodeWatch, film: Film | None, titles: list[str]
+) -> Played:
+    """Play what an environment has played, and film the episode that was watched for.
+
+    Args:
+        replay: of the environment, at the start of the watch's first round.
+        watch: that has seen the episode.
+        film: takes its frames; None for none.
+        titles: lines beside each frame.
+
+    Raises:
+        RecipeError: if the environment plays in another way.
+    """
+    length, gained, rewards = 0, 0.0, ""
+    from_first = int(watch.rounds[0][0][_TRAJECTORY]) == watch.trajectory
+    for row, chosen_from in zip(watch.rounds, watch.chosen_from, strict=True):
+        for t, step in enumerate(row):
+            watched = int(step[_TRAJECTORY]) == watch.trajectory
+            expected, done = step["next", "reward"].item(), bool(step["next", "done"])
+            if watched and film is not None:
+                chosen = {name: values[t] for name, values in chosen_from.items()}
+                lines = [*titles, f"step {length:,} of the episode", rewards]
+                film.add(replay.env, lines, chosen, step["action"])
+            reward, ended = replay.step(step["action"])
+            if np.float32(reward) != expected or ended != done:
+                raise RecipeError(
+                    f"the environment doesn't play again as it did: a step gave a reward of "
+                    f"{reward} and {'an' if ended else 'no'} end, and in the run {expected} and "
+                    f"{'an' if done else 'no'} end; something outside of it decides what happens"
+                )
+            if watched:
+                length, gained = length + 1, gained + expected
+                rewards = f"reward {expected:g}, {gained:g} so far"
+                if done:
+                    if film is not None:
+                        film.add(replay.env, [*titles, "end of the episode", rewards], {}, None)
+                    return Played(length, gained, True, from_first)
+            if done:
+                replay.begin_episode()
+    return Played(length, gained, False, from_first)

@@ -1,0 +1,190 @@
+"""Any moment of a training run once more, as a user asks for it."""
+
+from __future__ import annotations
+
+import csv
+import functools
+import importlib
+import io
+import json
+import os
+import re
+import shutil
+from contextlib import redirect_stderr, redirect_stdout
+from pathlib import Path
+from typing import Any
+
+import gymnasium as gym
+import pytest
+import script_paths  # noqa: F401  so that the recipes are found
+import support.episodes
+import torch
+import walks  # noqa: F401  which registers its environments
+from recipe_runs import CARTPOLE, run
+from support.errors import exit_with
+
+from torchrl_hts import EnvironmentReplay
+
+pytest.importorskip("rich")
+pytest.importorskip("matplotlib")
+
+pytestmark = pytest.mark.usefixtures("nothing_left")
+
+# 24 rounds of 64 steps; with a lag of 1 a checkpoint has the environments one round on.
+FLAGS = (
+    f"{CARTPOLE} --env-id walks:Walk-v0 --total-frames 1536 --log-interval 128 --eval-interval 512"
+)
+
+
+def replay(*flags: object, code: int = 0) -> str:
+    """Replay in this process; returns what was printed."""
+    module = importlib.import_module("replay")
+    threads = torch.get_num_threads()
+    printed = io.StringIO()
+    try:
+        with redirect_stdout(printed), redirect_stderr(printed), pytest.raises(SystemExit) as end:
+            exit_with(lambda: module.main(module.parse([*map(str, flags)])))
+    finally:
+        torch.set_num_threads(threads)
+    assert end.value.code == code, printed.getvalue()
+    return printed.getvalue()
+
+
+def files(directory: Path) -> dict[Path, tuple[bytes, int]]:
+    """All of a directory, and when it was written."""
+    return {
+        path: (path.read_bytes(), os.stat(path).st_mtime_ns)
+        for path in directory.rglob("*")
+        if path.is_file()
+    }
+
+
+@pytest.fixture(scope="module")
+def trained(warm_servers: None, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run that has kept its checkpoints after rounds 15, 19 and 23."""
+    directory = tmp_path_factory.mktemp("trained") / "run"
+    run(f"{FLAGS} --checkpoint-interval 256", "--output-dir", str(directory))
+    return directory
+
+
+@pytest.fixture
+def changed(trained: Path, tmp_path: Path) -> Path:
+    """A copy of it, to be changed."""
+    return shutil.copytree(trained, tmp_path / "changed")
+
+
+def test_an_episode_of_a_round_is_filmed(
+    trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """From the newest checkpoint before it, with the probabilities that its actions had."""
+    pytest.importorskip("imageio_ffmpeg")
+    differences = []
+    found = support.episodes.choices
+
+    def choices(policy: Any, values: Any, observed: Any) -> Any:
+        chosen_from = found(policy, values, observed)
+        chosen = chosen_from["probability"].gather(1, observed["action"][:, None]).log()
+        differences.append((chosen[:, 0] - observed["action_log_prob"]).abs().max().item())
+        return chosen_from
+
+    monkeypatch.setattr(support.episodes, "choices", choices)
+    before = files(trained)
+    outputs = []
+    for name in ("a.mp4", "b.gif"):
+        flags = (trained, "--round", 18, "--env", 2, "--video", tmp_path / name)
+        outputs.append(replay(*flags, *(["--from-start"] if name == "b.gif" else [])))
+    assert files(trained) == before
+    assert "ppo_cartpole on walks:Walk-v0, from step-000000001024.pt" in outputs[0]
+    assert "from its beginning" in outputs[1]
+    assert len(differences) > 18
+    assert max(differences) < 1e-4
+    episodes = [re.findall(r"an episode of (\d+) steps, return (\d+)", o) for o in outputs]
+    assert episodes[0] == episodes[1]
+    assert "seen from the checkpoint on" not in outputs[0]
+    assert "evaluation return" not in outputs[0] + outputs[1], "which would only take time"
+    for output in outputs:
+        assert "the same as in the run, bit for bit: rows of metrics.csv (" in output
+    assert b"ftyp" in (tmp_path / "a.mp4").read_bytes()[:16]
+    assert (tmp_path / "b.gif").read_bytes().startswith(b"GIF89a")
+
+
+def test_a_round_before_all_checkpoints(trained: Path) -> None:
+    output = replay(trained, "--round", 0, "--env", 3)
+    assert "from its beginning: the run kept 3 checkpoints (--keep-checkpoints), all" in output
+    assert "an episode of" in output
+
+
+def test_parameters_are_compared_too(trained: Path) -> None:
+    output = replay(trained, "--round", 21, "--env", 1)
+    assert "from step-000000001280.pt" in output
+    output = replay(trained, "--round", 17, "--env", 1, "--from-start")
+    assert re.search(r"bit for bit: rows of metrics.csv \(\d+\), sets of parameters \(\d", output)
+
+
+def test_what_is_not_the_run_is_told_with_the_reason(changed: Path) -> None:
+    with (changed / "metrics.csv").open() as lines:
+        rows = [*csv.DictReader(lines)]
+    rows[8]["loss/critic"] = "7.5"
+    with (changed / "metrics.csv").open("w") as lines:
+        writer = csv.DictWriter(lines, rows[0])
+        writer.writeheader()
+        writer.writerows(rows)
+    output = replay(changed, "--round", 17, code=1)
+    assert "this is not the run as it was: after 1,152 steps loss/critic was 7.5 and is" in output
+    assert "why: the versions and the kind of CPU that its config.json names are the same" in output
+    config = json.loads((changed / "config.json").read_text())
+    config["machine"]["cpu_capability"] = "ABACUS"
+    (changed / "config.json").write_text(json.dumps(config))
+    assert "cpu_capability was ABACUS and is" in replay(changed, "--round", 17, code=1)
+
+
+def test_a_run_goes_once_more_into_the_failure_that_ended_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The environment's state just before it lets it fail once more, wherever it is restored."""
+    failed = tmp_path / "failed"
+    flags = f"{CARTPOLE} --env-id walks:Raises-v0 --total-frames 6400 --eval-interval 0"
+    flags += " --log-interval 128 --checkpoint-interval 1024"
+    output = run(flags, "--output-dir", str(failed), code=1)
+    (said,) = re.findall(r"ValueError: (the wing came off at .*)", output)
+    before = files(failed)
+    monkeypatch.chdir(tmp_path)
+    output = replay(failed, "--until-error")
+    assert files(failed) == before
+    assert "from step-000000002048.pt" in output
+    assert "environment 2, round 40, step 5: its state is in failed-error.pt" in output
+    assert f"from there it fails here too: ValueError: {said}" in output
+    assert "the same as in the run, bit for bit: rows of metrics.csv (" in output
+    saved = torch.load("failed-error.pt")
+    make_env = functools.partial(gym.make, "Raises-v0")
+    environment = EnvironmentReplay(make_env, saved["env"], seed=saved["seed"])
+    environment.restore(saved["environment"])
+    with pytest.raises(ValueError, match=re.escape(said)):
+        environment.step(saved["action"])
+
+
+def test_a_run_without_a_failure(trained: Path) -> None:
+    output = replay(trained, "--until-error", code=1)
+    assert "the training has come to its end without a failure" in output
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--round", "24"], "--round 24: the run's training ends before it"),
+        (["--round", "24", "--from-start"], "--round 24: the run has rounds 0 to 23"),
+        (["--round", "22", "--env", "4"], "--env 4: the run has environments 0 to 3"),
+        (["--round", "-1"], "--round must be at least 0, and is -1"),
+        (["--round", "1", "--video", "x.avi"], "--video must end in .mp4 or .gif, and is x.avi"),
+        (["--until-error", "--video", "x.gif"], "--until-error makes no film"),
+    ],
+)
+def test_wrong_options(trained: Path, flags: list[str], message: str) -> None:
+    assert f"error: {message}" in replay(trained, *flags, code=1)
+
+
+def test_a_checkpoint_that_is_damaged(changed: Path) -> None:
+    newest = max((changed / "checkpoints").iterdir())
+    newest.write_bytes(newest.read_bytes()[:-10])
+    output = replay(changed, "--round", 23, code=1)
+    assert f"the checkpoint {newest} is damaged" in output
