@@ -8,7 +8,7 @@ from typing import Any
 import gymnasium as gym
 import pytest
 import torch
-from environments import DictEnv, EchoEnv, wrapped_in_disguise
+from environments import DictEnv, EchoEnv
 from evaluating import GREEDY, RANDOM, PayingEnv, cart_pole, one, pays
 from policies import categorical
 from tensordict import TensorDict
@@ -136,9 +136,9 @@ def test_episodes_can_be_cut_off() -> None:
 # What is refused.
 
 
-def test_torchrl_environments_are_refused() -> None:
-    with pytest.raises(TypeError, match=r"plays gymnasium environments.*GymWrapper"):
-        Evaluator(wrapped_in_disguise, categorical())  # type: ignore[arg-type]
+def test_what_is_no_environment_is_refused() -> None:
+    with pytest.raises(TypeError, match=r"made a builtins.dict; expected a gymnasium.Env or a to"):
+        Evaluator(dict, categorical())  # type: ignore[arg-type]
     with pytest.raises(TypeError, match="expected a callable"):
         Evaluator(EchoEnv(), categorical())  # type: ignore[arg-type]
 

@@ -2,7 +2,7 @@
 
 TorchRL's ``torchrl.collectors.Evaluator`` takes TorchRL environments alone, imports torch anew in
 its process, and its state forgets the requests that are still to be played. This one plays plain
-gymnasium environments, starts by a fork, and plays them again after a resume, bit for bit.
+gymnasium environments too, starts by a fork, and plays them again after a resume, bit for bit.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from copy import deepcopy
 from dataclasses import dataclass, replace
+from math import ceil
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +36,7 @@ from torchrl_hts._evaluation.player_process import PlayerProcess
 from torchrl_hts._evaluation.video import find_ffmpeg, partial_path
 from torchrl_hts._executor.gym_env import GymDescription
 from torchrl_hts._executor.messages import Observe, Observed
+from torchrl_hts._executor.torchrl_env import TorchRLDescription
 from torchrl_hts._planning.arguments import check_factories, make_policy
 from torchrl_hts._planning.batch_plan import BatchPlan, plan_batch
 from torchrl_hts._planning.pickling import pickle_factories, pickle_policy
@@ -66,14 +68,16 @@ class Evaluator:
     Not for use by several threads at a time.
 
     Args:
-        create_env_fn: makes a `gymnasium.Env`, equal to those of training, though its rewards need
-            not be scaled or clipped.
+        create_env_fn: makes a `gymnasium.Env`, or a TorchRL `EnvBase` with any transforms, alone or
+            with ``batch_size=[k]``, equal to those of training, though its rewards need not be
+            scaled or clipped. Where several agents have rewards, their mean counts.
         policy: the one that is trained. Its newest values are copied at each `submit`; it is run
             in evaluation mode (``policy.eval()``), in a copy.
 
     Keyword Args:
         num_episodes: episodes per evaluation, all played at the same time with one batched
-            forward pass per step.
+            forward pass per step: the first of each environment. Of batches so many are made as it
+            takes.
         seed: an int >= 0.
         exploration_type: ``DETERMINISTIC`` for greedy play, ``RANDOM`` for sampled actions.
         max_frames_per_episode: length at which an episode is truncated; 0: never. Adds
@@ -81,7 +85,7 @@ class Evaluator:
         video_path: an ``.mp4`` file for the best episode so far. It is written after an evaluation
             whose best return beats those of all earlier ones.
         create_render_env_fn: makes the same environment with ``render_mode="rgb_array"``; needed
-            for a video, and only used for it.
+            for a video, and only used for it. It must be a `gymnasium.Env`.
         fps: frames per second of the video, of one frame per step; by default what the
             environment's metadata says. 15 is right for Atari with a frame skip of 4.
 
@@ -147,9 +151,11 @@ class Evaluator:
         try:
             self._process = PlayerProcess(fd, None if path is None else partial_path(path))
             self._finalizer = weakref.finalize(self, self._process.shutdown)
-            job = PlayerJob(factory, num_episodes, seed, render_factory, path, fps)
+            job = PlayerJob(
+                factory, num_episodes, seed, render_factory, path, fps, max_frames_per_episode
+            )
             try:
-                self._start(fd, job, copy, exploration_type, max_frames_per_episode)
+                self._start(fd, job, copy, exploration_type)
             except BaseException:
                 self.shutdown()
                 raise
@@ -162,7 +168,6 @@ class Evaluator:
         job: PlayerJob,
         policy: nn.Module,
         exploration_type: ExplorationType,
-        max_frames_per_episode: int,
     ) -> None:
         """Have the environments made, and lay out the memory that is shared."""
         _LOG.info("making %d environments to evaluate in", job.num_episodes)
@@ -172,15 +177,18 @@ class Evaluator:
         for warning in described.to_warn_of:
             warnings.warn(warning, RuntimeWarning, stacklevel=3)
 
-        def plan_for(description: GymDescription) -> BatchPlan:
+        size = description.num_envs  # of each batch
+        count = ceil(job.num_episodes / size)
+
+        def plan_for(description: GymDescription | TorchRLDescription) -> BatchPlan:
             if isinstance(policy, Fitted):
                 policy.fit(description)
             return plan_batch(
                 description,
                 deepcopy(policy),
-                job.num_episodes,
+                count * size,
                 exploration_type=exploration_type,
-                max_frames_per_traj=max_frames_per_episode,
+                max_frames_per_traj=job.max_frames_per_episode,
                 compact_obs=True,
             )
 
@@ -193,7 +201,10 @@ class Evaluator:
             seen: Observed = self._process.receive("while it observed an environment")
             plan = plan_for(replace(description, observations=seen.observations))
         parameters = tuple(field_of((n,), t, 0) for n, t in policy_tensors(self.policy))
-        layout = Layout(job.num_episodes, 1, 0, 0, plan.fields, parameters)
+        units = (size,) * count if size > 1 else ()
+        layout = Layout(
+            count * size, 1, 0, 0, plan.fields, parameters, units=units, groups=plan.groups
+        )
         self._slots = Slots(SharedMemory(fd, layout))
         self._process.send(
             PlayerPlan(

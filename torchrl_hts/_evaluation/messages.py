@@ -15,6 +15,7 @@ from torch import Tensor
 from torchrl.envs.utils import ExplorationType
 
 from torchrl_hts._executor.gym_env import GymDescription, RowOptions
+from torchrl_hts._executor.torchrl_env import TorchRLDescription
 from torchrl_hts._rounds.keys import Key
 from torchrl_hts._rounds.shared_memory import Layout
 
@@ -74,11 +75,12 @@ class PlayerJob:
 
     Attributes:
         factory: the pickled environment factory.
-        num_episodes: of each evaluation; an environment is made for each.
+        num_episodes: of each evaluation; an environment is made for each, or a batch for several.
         seed: of everything random.
         render_factory: the pickled factory of the environment that is filmed; None for no video.
         video_path: where the best episode goes.
         fps: frames per second of the video; None for what the environment says.
+        max_frames_per_episode: length at which TorchRL's environments truncate; 0: never.
     """
 
     factory: bytes
@@ -87,6 +89,7 @@ class PlayerJob:
     render_factory: bytes | None
     video_path: Path | None
     fps: float | None
+    max_frames_per_episode: int = 0
 
 
 @dataclass(frozen=True)
@@ -98,7 +101,7 @@ class PlayerDescribed:
         to_warn_of: what in them makes evaluations depend on earlier ones, a sentence each.
     """
 
-    description: GymDescription
+    description: GymDescription | TorchRLDescription
     to_warn_of: Sequence[str]
 
 

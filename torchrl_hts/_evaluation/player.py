@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-import math
 import os
-from copy import deepcopy
+from dataclasses import dataclass
 from functools import partial
+from math import ceil
 from multiprocessing.connection import Connection
 from typing import Any
 
@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from tensordict import TensorDict
 from tensordict.nn import TensorDictModuleBase
+from torchrl.envs import EnvBase
 from torchrl.envs.utils import set_exploration_type
 
 from torchrl_hts._evaluation.messages import (
@@ -27,14 +28,20 @@ from torchrl_hts._evaluation.messages import (
     Ready,
 )
 from torchrl_hts._evaluation.own_draws import OwnGenerators
-from torchrl_hts._evaluation.running_statistics import normalisation_warnings
+from torchrl_hts._evaluation.running_statistics import (
+    normalisation_warnings,
+    statistics_warnings,
+)
+from torchrl_hts._evaluation.scenes import GymScene, TorchRLScene, transforms_with_statistics
 from torchrl_hts._evaluation.video import check_renders, film
 from torchrl_hts._executor.generators import Generators
-from torchrl_hts._executor.gym_env import GymDescription, GymEnvironment
+from torchrl_hts._executor.gym_env import GymDescription
 from torchrl_hts._executor.messages import Observe, Observed
-from torchrl_hts._executor.old_gym import REMEDY, checked_reset, is_old_gym
+from torchrl_hts._executor.old_gym import REMEDY, is_old_gym
 from torchrl_hts._executor.own_seeds import seed_from_own_draws
+from torchrl_hts._executor.torchrl_env import TorchRLDescription, TorchRLEnvironment
 from torchrl_hts._executor.trial_observations import (
+    Observations,
     gym_observations,
     observed,
     observed_and_restored,
@@ -63,35 +70,39 @@ def run_player(control: Connection, fds: list[int]) -> None:
     os.nice(_NICENESS)
     torch.set_num_threads(1)
     seed_from_own_draws()
-    generators = [Generators(job.seed, episode) for episode in range(job.num_episodes)]
-    environments = [_make(job.factory, own) for own in generators]
+    first = _make(job, 0, 0)
+    size = first.env.description.num_envs if isinstance(first.env, TorchRLEnvironment) else 1
+    others = range(1, ceil(job.num_episodes / size))
+    made = [first, *(_make(job, index, index * size) for index in others)]
     stage = None
     if job.render_factory is not None:
         own = Generators(job.seed, job.num_episodes)
-        stage = _make(job.render_factory, own)
-        if isinstance(stage, gym.Env):
-            stage = OwnGenerators(stage, own)
-    made = [*environments, *([] if stage is None else [stage])]
-    for env in made:
-        if isinstance(env, gym.vector.VectorEnv) or not isinstance(env, gym.Env):
-            send_object(control, PlayerRefused(_refusal(env)))
+        own.enter()
+        stage = _made_by(job.render_factory)
+    for env in (*(each.env for each in made), stage):
+        if why := _refusal(env, is_filmed=stage is not None):
+            send_object(control, PlayerRefused(why))
             return
     if stage is not None:
+        stage = OwnGenerators(stage, own)
         check_renders(stage, env_seed(job.seed, 0))
-    first = environments[0]
-    observations, is_back = observed_and_restored(first)
+    description, is_back = _described(first.env)
     if not is_back:
-        first = environments[0] = made[0] = _made_anew(first, job, generators[0])
-    description = GymDescription(first.observation_space, first.action_space, observations)
-    send_object(control, PlayerDescribed(description, normalisation_warnings(first)))
+        made[0] = first = _made_anew(first, job)
+    warnings = (
+        statistics_warnings(transforms_with_statistics(first.env.env))
+        if isinstance(first.env, TorchRLEnvironment)
+        else normalisation_warnings(first.env)
+    )
+    send_object(control, PlayerDescribed(description, warnings))
     given: PlayerPlan | Observe = receive_object(control)
     if isinstance(given, Observe):
-        observations = observed(partial(gym_observations, first))
-        environments[0] = made[0] = _made_anew(first, job, generators[0])
+        observations = _observed(first.env)
+        made[0] = _made_anew(first, job)
         send_object(control, Observed(observations))
         given = receive_object(control)
     assert isinstance(given, PlayerPlan)
-    player = _Player(job, given, environments, generators, stage, fds[0])
+    player = _Player(job, given, made, stage, fds[0])
     send_object(control, Ready())
     try:
         while True:
@@ -99,26 +110,67 @@ def run_player(control: Connection, fds: list[int]) -> None:
             send_object(control, player.play(play.step, play.best))
     finally:
         with contextlib.ExitStack() as closing:  # all of them, also where closing one fails
-            for env in made:
-                closing.callback(env.close)
+            for each in made:
+                closing.callback(each.env.close)
+            if stage is not None:
+                closing.callback(stage.close)
 
 
-def _make(factory: bytes, generators: Generators) -> Any:
+@dataclass
+class _Made:
+    """An environment, TorchRL's with all that it takes to step it, and what it draws from."""
+
+    env: Any
+    generators: Generators
+
+
+def _make(job: PlayerJob, index: int, number: int) -> _Made:
+    """Make the environment of a scene, the first of whose episodes has a number."""
+    generators = Generators(job.seed, number)
     generators.enter()
+    env = _made_by(job.factory)
+    if isinstance(env, EnvBase):
+        env = TorchRLEnvironment(
+            env, index, generators, max_frames_per_traj=job.max_frames_per_episode
+        )
+    return _Made(env, generators)
+
+
+def _made_by(factory: bytes) -> Any:
     with explaining_what_is_missing():
         return unpickled(factory)()
 
 
-def _made_anew(env: gym.Env[Any, Any], job: PlayerJob, generators: Generators) -> Any:
+def _made_anew(first: _Made, job: PlayerJob) -> _Made:
     """Another in the place of the first environment, which has been observed."""
     with contextlib.suppress(Exception):
-        env.close()
-    generators.seed(job.seed, 0)
-    return _make(job.factory, generators)
+        first.env.close()
+    return _make(job, 0, 0)
 
 
-def _refusal(env: object) -> str:
+def _described(env: Any) -> tuple[GymDescription | TorchRLDescription, bool]:
+    """What an environment says of itself, and whether it is afterwards as it was."""
+    if isinstance(env, TorchRLEnvironment):
+        return env.description, True
+    observations, is_back = observed_and_restored(env)
+    return GymDescription(env.observation_space, env.action_space, observations), is_back
+
+
+def _observed(env: Any) -> Observations | None:
+    """What an environment shows; it is of no use any more then."""
+    if isinstance(env, TorchRLEnvironment):
+        return observed(env.observations)
+    return observed(partial(gym_observations, env))
+
+
+def _refusal(env: object, *, is_filmed: bool) -> str:
+    """Why the evaluator can't play in what a factory made; "" if it can."""
     kind = f"{type(env).__module__}.{type(env).__qualname__}"
+    if isinstance(env, EnvBase | TorchRLEnvironment) and is_filmed:
+        return (
+            "the Evaluator films gymnasium environments, and its factory made one of TorchRL: "
+            "leave video_path and create_render_env_fn out"
+        )
     if is_old_gym(env):
         return f"the Evaluator's factory made a {kind}; expected a gymnasium.Env. {REMEDY}"
     if isinstance(env, gym.vector.VectorEnv):
@@ -126,10 +178,10 @@ def _refusal(env: object) -> str:
             f"the Evaluator's factory made a {kind}, which is a batch of environments; give it a "
             "factory of a single one, of which it makes as many as there are episodes"
         )
+    if env is None or isinstance(env, gym.Env | TorchRLEnvironment):
+        return ""
     return (
-        f"the Evaluator plays gymnasium environments; its factory made a {kind}. Give it a "
-        "factory of the gymnasium.Env that lies within, with its transforms as gymnasium wrappers, "
-        "or use torchrl.collectors.Evaluator"
+        f"the Evaluator's factory made a {kind}; expected a gymnasium.Env or a torchrl.envs.EnvBase"
     )
 
 
@@ -143,18 +195,17 @@ def _seeds(*numbers: int) -> np.random.SeedSequence:
 
 
 class _Player:
-    """Environments, one per episode, and the policy that plays in them.
+    """Environments, for each episode one, and the policy that plays in them.
 
     The environments are written and read as a collector's are, so that the policy sees what it
-    sees in training: each has a row of a batch ``[num_episodes, 1]``.
+    sees in training: each has a row of a batch ``[episodes, 1]``.
     """
 
     def __init__(
         self,
         job: PlayerJob,
         given: PlayerPlan,
-        environments: list[gym.Env[Any, Any]],
-        generators: list[Generators],
+        made: list[_Made],
         stage: gym.Env[Any, Any] | None,
         memory_fd: int,
     ) -> None:
@@ -168,69 +219,45 @@ class _Player:
         self.outputs = {key: rows[key] for key in given.outputs}
         self.policy: TensorDictModuleBase = unpickled(given.policy)
         bind_parameters(self.policy, slots.parameters[0], torch.device("cpu"))
-        self.episodes = [_Episode(env, keep_actions=stage is not None) for env in environments]
-        self.rows = [
-            GymEnvironment(episode, k, own)
-            for k, (episode, own) in enumerate(zip(self.episodes, generators, strict=True))
+        self.scenes: list[GymScene | TorchRLScene] = [
+            TorchRLScene(each.env)
+            if isinstance(each.env, TorchRLEnvironment)
+            else GymScene(each.env, index, each.generators, keep_actions=stage is not None)
+            for index, each in enumerate(made)
         ]
         self.generators = Generators(job.seed)  # of the policy
-        for row in self.rows:
-            row.bind(memory, given.options)
+        for scene in self.scenes:
+            scene.bind(memory, given.options)
 
     def play(self, step: int, best: float) -> Evaluation:
         """Play an episode in each environment; films the best one if it beats ``best``."""
         self.generators.seed(self.job.seed, step)
         self.generators.enter()
         torch.manual_seed(int(_seeds(self.job.seed, step, 1).generate_state(1, np.uint64)[0]))
-        for episode, row in enumerate(self.rows):
-            row.reset(env_seed(self.job.seed, episode), 0)
-        playing = list(range(len(self.rows)))
+        for scene in self.scenes:
+            scene.begin([env_seed(self.job.seed, episode) for episode in scene.rows])
+        playing = self.scenes
         exploration = set_exploration_type(self.exploration_type)
         with torch.inference_mode(), exploration, eagerly():
             while playing:
-                for episode in playing:
-                    self.rows[episode].write_observation(0, 0)
-                inputs = {key: rows[playing] for key, rows in self.inputs.items()}
+                for scene in playing:
+                    scene.write_observation()
+                episodes = [episode for scene in playing for episode in scene.rows]
+                inputs = {key: rows[episodes] for key, rows in self.inputs.items()}
                 self.generators.enter()
-                written = run_policy(self.policy, TensorDict(inputs, [len(playing)]))
+                written = run_policy(self.policy, TensorDict(inputs, [len(episodes)]))
                 for key, rows in self.outputs.items():
-                    rows[playing] = written[key]
-                playing = [episode for episode in playing if not self.rows[episode].step(0, 0)]
-        returns = tuple(math.fsum(episode.rewards) for episode in self.episodes)
-        lengths = tuple(len(episode.rewards) for episode in self.episodes)
+                    rows[episodes] = written[key]
+                playing = [scene for scene in playing if not scene.step()]
+        count = self.job.num_episodes  # the last batch may have more
+        returns = tuple(each for scene in self.scenes for each in scene.returns)[:count]
+        lengths = tuple(each for scene in self.scenes for each in scene.lengths)[:count]
         path = self.job.video_path
         if path is None or self.stage is None or not max(returns) > best:
             return Evaluation(step, returns, lengths)
         winner = returns.index(max(returns))
-        actions, rewards = self.episodes[winner].actions, self.episodes[winner].rewards
-        film(self.stage, env_seed(self.job.seed, winner), actions, rewards, path, self.job.fps)
+        scene = self.scenes[winner]
+        assert isinstance(scene, GymScene)  # others are not filmed
+        seed = env_seed(self.job.seed, winner)
+        film(self.stage, seed, scene.actions, scene.rewards, path, self.job.fps)
         return Evaluation(step, returns, lengths, path)
-
-
-class _Episode(gym.Wrapper[Any, Any, Any, Any]):
-    """Keeps the rewards of an episode, and the actions for a replay; begins no other by itself."""
-
-    def __init__(self, env: gym.Env[Any, Any], *, keep_actions: bool) -> None:
-        super().__init__(env)
-        self._keep_actions = keep_actions
-        self.rewards: list[float] = []
-        self.actions: list[Any] = []
-
-    def reset(
-        self, *, seed: int | None = None, options: dict[str, Any] | None = None
-    ) -> tuple[Any, dict[str, Any]]:
-        """A new episode; without a seed, which asks for the next one, nothing happens."""
-        if seed is not None:
-            outcome = self.env.reset(seed=seed)
-            self._observation = checked_reset(outcome)
-            self.rewards, self.actions = [], []
-            return outcome
-        return self._observation, {}
-
-    def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
-        """A step, which is kept in mind."""
-        if self._keep_actions:
-            self.actions.append(deepcopy(action))
-        self._observation, reward, terminated, truncated, info = self.env.step(action)
-        self.rewards.append(float(reward))
-        return self._observation, reward, terminated, truncated, info

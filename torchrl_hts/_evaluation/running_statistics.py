@@ -7,13 +7,13 @@ training and evaluation. Imports no torch.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import gymnasium as gym
 import numpy as np
 
-__all__ = ["normalisation_warnings"]
+__all__ = ["normalisation_warnings", "statistics_warnings"]
 
 _OBSERVATIONS = (
     "the Evaluator's environments normalise observations with running statistics of their own "
@@ -51,6 +51,11 @@ def normalisation_warnings(env: gym.Env[Any, Any]) -> list[str]:
             _is_frozen(wrapper) and not any(_is_untouched(each) for each in of_observations)
         ):
             observations.append(name)
+    return statistics_warnings(observations, rewards)
+
+
+def statistics_warnings(observations: Sequence[str], rewards: Sequence[str] = ()) -> list[str]:
+    """What evaluations get wrong by what normalises observations, and rewards, a sentence each."""
     found = ((_OBSERVATIONS, observations), (_REWARDS, rewards))
     return [text.format(names=", ".join(names)) for text, names in found if names]
 

@@ -211,6 +211,11 @@ class TorchRLEnvironment:
                 seed_spaces(gymnasium, seed)
             single.set_seed(seed)
 
+    @property
+    def episodes(self) -> Tensor:
+        """For each environment a number that rises by 1 where an episode ends."""
+        return self._episode
+
     def observations(self) -> Observations:
         """What resets with seeds of their own give."""
         return torchrl_observations(self.env)

@@ -1,0 +1,179 @@
+"""The environments of evaluations: of each the first episode counts, whatever it plays after it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from copy import deepcopy
+from typing import Any
+
+import gymnasium as gym
+import torch
+from torchrl.envs import EnvBase, TransformedEnv
+
+from torchrl_hts._executor.generators import Generators
+from torchrl_hts._executor.gym_env import GymEnvironment, RowOptions
+from torchrl_hts._executor.old_gym import checked_reset
+from torchrl_hts._executor.torchrl_env import TorchRLEnvironment
+from torchrl_hts._rounds.keys import as_path
+from torchrl_hts._rounds.shared_memory import SharedMemory
+from torchrl_hts._rounds.slots import tensor_over
+
+__all__ = ["GymScene", "TorchRLScene", "transforms_with_statistics"]
+
+
+class GymScene:
+    """A gymnasium environment.
+
+    Args:
+        env: the environment.
+        index: of the scene.
+        generators: that it draws from, entered already.
+        keep_actions: whether the actions are kept for a replay.
+
+    Attributes:
+        rows: its one row of a batch ``[episodes, 1]``, once it is bound.
+    """
+
+    def __init__(
+        self, env: gym.Env[Any, Any], index: int, generators: Generators, *, keep_actions: bool
+    ) -> None:
+        self._episode = _Episode(env, keep_actions=keep_actions)
+        self._env = GymEnvironment(self._episode, index, generators)
+
+    def bind(self, memory: SharedMemory, options: RowOptions) -> None:
+        """Find the row."""
+        self._env.bind(memory, options)
+        self.rows = self._env.rows
+
+    def begin(self, seeds: Sequence[int]) -> None:
+        """Begin an episode."""
+        (seed,) = seeds
+        self._env.reset(seed, 0)
+
+    def write_observation(self) -> None:
+        """Write what the policy reads."""
+        self._env.write_observation(0, 0)
+
+    def step(self) -> bool:
+        """Step with what the policy wrote; returns whether the episode has ended."""
+        return self._env.step(0, 0)
+
+    @property
+    def actions(self) -> list[Any]:
+        """Of the episode, in the format of the environment."""
+        return self._episode.actions
+
+    @property
+    def rewards(self) -> list[float]:
+        """Of the episode."""
+        return self._episode.rewards
+
+    @property
+    def returns(self) -> list[float]:
+        """Of the one episode."""
+        return [math.fsum(self._episode.rewards)]
+
+    @property
+    def lengths(self) -> list[int]:
+        """Of the one episode."""
+        return [len(self._episode.rewards)]
+
+
+class TorchRLScene:
+    """A TorchRL environment, or a batch of them, with any transforms and agents.
+
+    The reward of a step is the mean over all that agents get.
+
+    Args:
+        env: the environment.
+
+    Attributes:
+        rows: of a batch ``[episodes, 1]``, once it is bound.
+    """
+
+    def __init__(self, env: TorchRLEnvironment) -> None:
+        self._env = env
+        self._reward_keys = [("next", *as_path(key)) for key in env.env.reward_keys]
+
+    def bind(self, memory: SharedMemory, options: RowOptions) -> None:
+        """Find the rows."""
+        self._env.bind(memory, options)
+        self.rows = self._env.rows
+        dtypes = {field.key: field.dtype for field in memory.layout.fields}
+        own = slice(self.rows.start, self.rows.stop)
+        arrays = memory.fields(0)
+        self._rewards = [
+            tensor_over(arrays[key][own], dtypes[key]).flatten(1) for key in self._reward_keys
+        ]
+
+    def begin(self, seeds: Sequence[int]) -> None:
+        """Begin an episode in each environment."""
+        self._env.reset(seeds, 0)
+        self._gained: list[list[float]] = [[] for _ in self.rows]
+        self._going = torch.ones(len(self.rows), dtype=torch.bool)
+
+    def write_observation(self) -> None:
+        """Write what the policy reads."""
+        self._env.write_observation(0, 0)
+
+    def step(self) -> bool:
+        """Step with what the policy wrote; returns whether all have ended an episode."""
+        before = self._env.episodes.reshape(-1).clone()
+        self._env.step(0, 0)
+        rewards = torch.cat([values.double() for values in self._rewards], -1).mean(-1)
+        for at in self._going.nonzero().flatten().tolist():
+            self._gained[at].append(rewards[at].item())
+        self._going &= self._env.episodes.reshape(-1) == before
+        return not self._going.any()
+
+    @property
+    def returns(self) -> list[float]:
+        """Of the first episode of each."""
+        return [math.fsum(gained) for gained in self._gained]
+
+    @property
+    def lengths(self) -> list[int]:
+        """Of the first episode of each."""
+        return [len(gained) for gained in self._gained]
+
+
+def transforms_with_statistics(env: EnvBase) -> list[str]:
+    """The transforms that normalise with running statistics of their own, by name."""
+    found = []
+    while isinstance(env, TransformedEnv):
+        for part in env.transform.modules():
+            frozen = getattr(part, "frozen", False)
+            if type(part).__name__.startswith("VecNorm") and not frozen:
+                found.append(type(part).__name__)
+        env = env.base_env
+    return found
+
+
+class _Episode(gym.Wrapper[Any, Any, Any, Any]):
+    """Keeps the rewards of an episode, and the actions for a replay; begins no other by itself."""
+
+    def __init__(self, env: gym.Env[Any, Any], *, keep_actions: bool) -> None:
+        super().__init__(env)
+        self._keep_actions = keep_actions
+        self.rewards: list[float] = []
+        self.actions: list[Any] = []
+
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[Any, dict[str, Any]]:
+        """A new episode; without a seed, which asks for the next one, nothing happens."""
+        if seed is not None:
+            outcome = self.env.reset(seed=seed)
+            self._observation = checked_reset(outcome)
+            self.rewards, self.actions = [], []
+            return outcome
+        return self._observation, {}
+
+    def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
+        """A step, which is kept in mind."""
+        if self._keep_actions:
+            self.actions.append(deepcopy(action))
+        self._observation, reward, terminated, truncated, info = self.env.step(action)
+        self.rewards.append(float(reward))
+        return self._observation, reward, terminated, truncated, info
