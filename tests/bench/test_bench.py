@@ -17,6 +17,9 @@ import pytest
 import torch
 from environments import EchoEnv
 from policies import categorical
+from tensordict.nn import TensorDictModule
+from torchrl.modules import ProbabilisticActor
+from torchrl_environments import Clocks
 
 from torchrl_hts._planning.costs import PassCosts
 from torchrl_hts._processes.limits import available_cores
@@ -183,6 +186,39 @@ def test_batches_that_step_as_one(capsys: pytest.CaptureFixture[str]) -> None:
     assert "the batch of 3 environments at random" in printed.err
 
 
+def make_clocks() -> Clocks:
+    return Clocks(3, 5, 9, num_agents=2)
+
+
+def make_agents_policy() -> torch.nn.Module:
+    net = torch.nn.Sequential(torch.nn.Linear(3, 3), torch.nn.LogSoftmax(-1))
+    return ProbabilisticActor(
+        TensorDictModule(net, [("agents", "observation")], [("agents", "logits")]),
+        in_keys=[("agents", "logits")],
+        out_keys=[("agents", "action")],
+        distribution_class=torch.distributions.Categorical,
+    )
+
+
+@pytest.mark.parametrize(
+    ("made", "policy", "batch"),
+    [
+        ("torchrl_environments:cartpole", "make_policy", 1),
+        ("test_bench:make_clocks", "make_agents_policy", 3),
+    ],
+)
+def test_torchrl_environments(
+    made: str, policy: str, batch: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """One alone, and a batch with agents."""
+    flags = "--seconds 0.1 --num-envs 1 2 --alpha 5 --lag 1 --actors 1"
+    assert main([*flags.split(), "--env-id", made, "--policy", f"test_bench:{policy}"]) == 0
+    printed = capsys.readouterr()
+    unit = "environments?" if batch == 1 else "batch(es)? of 3"
+    assert re.match(rf"Take [12] {unit}, alpha 5, lag 1, 1 actor: ", printed.out)
+    assert "steps/s measured" in printed.out
+
+
 @pytest.mark.parametrize(("own_s", "said"), [(1e-3, "would pay"), (1e-4, "would hardly pay")])
 def test_whether_batches_would_pay_is_said(own_s: float, said: str) -> None:
     """They share the executor's own part: half of what a step costs, or a tenth."""
@@ -263,7 +299,8 @@ def make_echo_policy() -> torch.nn.Module:
         ("--env-id no_such_module:make", "No module named 'no_such_module'"),
         ("--env-id environments:no_such_function", "no attribute 'no_such_function'"),
         ("--env-id environments:DictEnv", "--policy module:function"),
-        ("--env-id environments:wrapped_in_disguise", "only gymnasium environments, and batches"),
+        ("--env-id builtins:dict", "only environments of gymnasium and TorchRL, and batches"),
+        ("--env-id torchrl_environments:cartpole", "no default policy for TorchRL environments"),
         ("--env-id CartPole-v1 --policy make_policy", "expected module:function"),
         ("--env-id CartPole-v1 --policy policies:no_such_function", "no attribute"),
         ("--env-id CartPole-v1 --policy environments:EchoEnv", "gave no policy"),

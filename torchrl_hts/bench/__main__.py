@@ -5,8 +5,9 @@
     python -m torchrl_hts.bench --env-id my_module:make_batch --num-envs 2 4 16
 
 measures the parts alone, forecasts steps per second for a grid of settings (``forecast.py``), names
-one of them, and tries it out. What it recommends comes first, then the tables. Where the function
-makes a gymnasium VectorEnv, --num-envs counts batches.
+one of them, and tries it out. What it recommends comes first, then the tables. The function makes
+an environment of gymnasium, or of TorchRL, for which --policy is needed. Where it makes a batch, a
+VectorEnv or an EnvBase with batch_size=[k], --num-envs counts batches.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from typing import Any
 import gymnasium as gym
 import torch
 from tensordict.nn import TensorDictModuleBase
+from torchrl.envs import EnvBase
 
 from torchrl_hts._planning.arguments import make_policy
 from torchrl_hts._planning.probe import EnvironmentTimes
@@ -89,10 +91,10 @@ def find_environment(name: str) -> MakeEnv:
         raise _UserError(
             f"--env-id {name!r} can't be made: {type(error).__name__}: {error}"
         ) from error
-    if not isinstance(env, gym.Env | gym.vector.VectorEnv):
+    if not isinstance(env, gym.Env | gym.vector.VectorEnv | EnvBase):
         raise _UserError(
             f"--env-id {name!r} made a {type(env).__module__}.{type(env).__qualname__}; only "
-            "gymnasium environments, and batches of them, can be measured here"
+            "environments of gymnasium and TorchRL, and batches of them, can be measured here"
         )
     env.close()
     return make_env
@@ -102,6 +104,8 @@ def batch_of(make_env: MakeEnv) -> int:
     """How many environments a factory makes."""
     env = make_env()
     try:
+        if isinstance(env, EnvBase):
+            return int(env.batch_size.numel())
         return int(env.num_envs) if isinstance(env, gym.vector.VectorEnv) else 1
     finally:
         env.close()

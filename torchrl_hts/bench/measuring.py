@@ -13,10 +13,13 @@ import torch
 from tensordict import TensorDictBase
 from tensordict.nn import TensorDictModule, TensorDictModuleBase
 from torch import Tensor, nn
+from torchrl.envs import EnvBase
 from torchrl.envs.utils import ExplorationType, set_exploration_type
 from torchrl.modules import MLP, ConvNet, NormalParamExtractor, ProbabilisticActor, TanhNormal
 
 from torchrl_hts._executor.gym_env import GymDescription
+from torchrl_hts._executor.torchrl_env import TorchRLDescription, TorchRLEnvironment
+from torchrl_hts._executor.torchrl_play import TorchRLPlay
 from torchrl_hts._executor.trial_observations import gym_observations
 from torchrl_hts._executor.vector_play import VectorPlay
 from torchrl_hts._planning.batch_plan import plan_batch
@@ -35,7 +38,7 @@ __all__ = [
     "run_trial",
 ]
 
-MakeEnv = Callable[[], Any]  # a gymnasium.Env, or a VectorEnv
+MakeEnv = Callable[[], Any]  # a gymnasium.Env, a VectorEnv, or a TorchRL EnvBase
 
 _MIN_STEPS = 200
 _WARM_UP = 10
@@ -53,10 +56,15 @@ def measure_environment(make_env: MakeEnv, seconds: float) -> EnvironmentTimes:
     """
     env = make_env()
     try:
-        play = VectorPlay(env) if isinstance(env, gym.vector.VectorEnv) else GymPlay(env)
-        return time_steps(play, seconds, least=_MIN_STEPS, warm_up=_WARM_UP)
+        return time_steps(_play(env), seconds, least=_MIN_STEPS, warm_up=_WARM_UP)
     finally:
         env.close()
+
+
+def _play(env: Any) -> VectorPlay | GymPlay | TorchRLPlay:
+    if isinstance(env, EnvBase):
+        return TorchRLPlay(env)
+    return VectorPlay(env) if isinstance(env, gym.vector.VectorEnv) else GymPlay(env)
 
 
 def default_policy(env: Any) -> TensorDictModuleBase:
@@ -68,6 +76,11 @@ def default_policy(env: Any) -> TensorDictModuleBase:
     Raises:
         TypeError: for spaces that it has no network for; the message says what to do.
     """
+    if isinstance(env, EnvBase):
+        raise TypeError(
+            "there is no default policy for TorchRL environments: name one with --policy "
+            "module:function"
+        )
     is_batch = isinstance(env, gym.vector.VectorEnv)
     observations = env.single_observation_space if is_batch else env.observation_space
     actions = env.single_action_space if is_batch else env.action_space
@@ -178,7 +191,12 @@ def measure_learning(make_env: MakeEnv, policy: TensorDictModuleBase, seconds: f
 def _examples(make_env: MakeEnv, policy: TensorDictModuleBase, rows: int) -> TensorDictBase:
     env = make_env()
     try:
-        if isinstance(env, gym.vector.VectorEnv):
+        if isinstance(env, EnvBase):
+            made = TorchRLEnvironment(env, 0)
+            description: GymDescription | TorchRLDescription = replace(
+                made.description, observations=made.observations()
+            )
+        elif isinstance(env, gym.vector.VectorEnv):
             play = VectorPlay(env)
             play.reset()
             description = replace(play.description, observations=play.observations())
