@@ -73,12 +73,9 @@ def changed(trained: Path, tmp_path: Path) -> Path:
     return shutil.copytree(trained, tmp_path / "changed")
 
 
-def test_an_episode_of_a_round_is_filmed(
-    trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """From the newest checkpoint before it, with the probabilities that its actions had."""
-    pytest.importorskip("imageio_ffmpeg")
-    differences = []
+def watch_choices(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """By how much the probabilities that are found differ from those that actions were drawn by."""
+    differences: list[float] = []
     found = support.episodes.choices
 
     def choices(policy: Any, values: Any, observed: Any) -> Any:
@@ -88,6 +85,15 @@ def test_an_episode_of_a_round_is_filmed(
         return chosen_from
 
     monkeypatch.setattr(support.episodes, "choices", choices)
+    return differences
+
+
+def test_an_episode_of_a_round_is_filmed(
+    trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """From the newest checkpoint before it, with the probabilities that its actions had."""
+    pytest.importorskip("imageio_ffmpeg")
+    differences = watch_choices(monkeypatch)
     before = files(trained)
     outputs = []
     for name in ("a.mp4", "b.gif"):
@@ -188,3 +194,17 @@ def test_a_checkpoint_that_is_damaged(changed: Path) -> None:
     newest.write_bytes(newest.read_bytes()[:-10])
     output = replay(changed, "--round", 23, code=1)
     assert f"the checkpoint {newest} is damaged" in output
+
+
+def test_a_policy_with_a_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What it chose from depends on the state that it had, which batches carry."""
+    directory = tmp_path / "run"
+    flags = "ppo_recurrent.py --num-envs 4 --sync-interval 16 --minibatch-size 32 --epochs 1"
+    flags += " --total-frames 512 --log-interval 64 --eval-interval 0 --checkpoint-interval 256"
+    run(flags, "--output-dir", str(directory))
+    differences = watch_choices(monkeypatch)
+    output = replay(directory, "--round", 6)
+    assert "from step-000000000256.pt" in output
+    assert "the same as in the run, bit for bit: rows of metrics.csv (" in output
+    assert differences
+    assert max(differences) < 1e-4
