@@ -41,10 +41,9 @@ def codes(ended: list[Ended]) -> list[int]:
     return [one.code for one in ended]
 
 
-@pytest.mark.parametrize("size", [2, 4])
-def test_i7_learners_are_one_run_with_the_bits_of_one(
-    size: int, whole: Path, tmp_path: Path
-) -> None:
+def test_i7_learners_are_one_run_with_the_bits_of_one(whole: Path, tmp_path: Path) -> None:
+    """Four of them; two of each recipe in test_every_recipe.py."""
+    size = 4
     ended = run_recipe(size, FLAGS, "--output-dir", str(tmp_path))
     assert codes(ended) == [0] * size, ended
     assert_equal_runs(whole, tmp_path)
@@ -178,17 +177,6 @@ def rank_of(torchrun: int, rank: int) -> int:
         if f"RANK={rank}".encode() in variables and "ppo_cartpole.py" in command:
             return pid
     raise AssertionError("there is no such rank")
-
-
-@pytest.mark.parametrize("recipe", ["a2c_atari.py", "ppo_atari.py --minibatch-size 16 --epochs 2"])
-def test_i7_learners_play_games_with_the_bits_of_one(recipe: str, tmp_path: Path) -> None:
-    pytest.importorskip("ale_py")
-    flags = f"{recipe} --num-envs 4 --sync-interval 8 --shards 2 --total-frames 96"
-    flags += " --log-interval 32 --eval-interval 0"
-    run(flags, "--output-dir", str(tmp_path / "one"))
-    ended = run_recipe(2, flags, "--output-dir", str(tmp_path / "two"))
-    assert codes(ended) == [0, 0], ended
-    assert_equal_runs(tmp_path / "one", tmp_path / "two")
 
 
 def test_without_shards_another_number_of_learners_is_refused(tmp_path: Path) -> None:

@@ -1,0 +1,99 @@
+"""What every recipe does alike: options, metrics, files, exact resume, and learners of one run."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import re
+import shutil
+from dataclasses import fields
+from pathlib import Path
+
+import pytest
+from football_installed import need
+from recipe_ranks import run_recipe
+from recipe_runs import assert_equal_runs, rows, run
+from script_paths import RECIPES
+from support.options import parse_options
+
+pytest.importorskip("rich")
+pytest.importorskip("matplotlib")
+
+GAME = "--sync-interval 8 --eval-max-steps 30"
+# Each with 4 environments, and as little else as can be.
+SMALL = {
+    "a2c_atari": GAME,
+    "ppo_atari": f"{GAME} --minibatch-size 16 --epochs 2",
+    "ppo_cartpole": "--sync-interval 16 --minibatch-size 32 --epochs 1",
+    "ppo_football": f"{GAME} --minibatch-size 16 --epochs 1",
+    "ppo_mujoco": "--env-id Pendulum-v1 --sync-interval 16 --minibatch-size 32 --epochs 1",
+    "ppo_recurrent": "--sync-interval 16 --minibatch-size 32 --epochs 2",
+}
+
+ELSEWHERE = {"mappo"}  # whose batches of environments can be neither evaluated nor saved
+HERE = [recipe for recipe in SMALL if (RECIPES / f"{recipe}.py").exists()]
+
+
+def need_all_of(recipe: str) -> None:
+    """Skip the test if something is not installed that the recipe needs."""
+    if recipe.endswith("atari"):
+        pytest.importorskip("ale_py")
+    if recipe.endswith("football"):
+        need("gfootball")
+
+
+def test_each_recipe_is_tested() -> None:
+    frame = "from support.run import Run\n"
+    framed = {path.stem for path in RECIPES.glob("*.py") if frame in path.read_text()}
+    assert framed - ELSEWHERE == {*HERE}
+
+
+@pytest.mark.parametrize("recipe", HERE)
+def test_help_explains_each_option(recipe: str, capsys: pytest.CaptureFixture[str]) -> None:
+    module = importlib.import_module(recipe)
+    with pytest.raises(SystemExit, match="0"):
+        parse_options(module.Options, module.__doc__, ["--help"])
+    shown = re.sub(r"\s+", "", capsys.readouterr().out)
+    assert re.sub(r"\s+", "", module.__doc__) in shown
+    for entry in fields(module.Options):
+        explained = re.sub(r"\s+", "", entry.metadata["help"])
+        assert f"--{entry.name.replace('_', '-')}" in shown
+        assert explained in shown
+
+
+@pytest.mark.timeout(900)  # three runs, one of them of two processes, on a machine that may be busy
+@pytest.mark.parametrize("recipe", HERE)
+def test_i7_a_run_its_files_its_resumption_and_its_learners(recipe: str, tmp_path: Path) -> None:
+    need_all_of(recipe)
+    whole, resumed, of_two = tmp_path / "whole", tmp_path / "resumed", tmp_path / "of two"
+    round_ = 4 * int(SMALL[recipe].split("--sync-interval ")[1].split()[0])
+    steps = [round_, 2 * round_, 3 * round_, 4 * round_]
+    flags = f"{recipe}.py {SMALL[recipe]} --num-envs 4 --shards 2 --total-frames {steps[-1]}"
+    flags += f" --log-interval {round_} --checkpoint-interval {round_} --keep-checkpoints 3"
+    flags += f" --eval-interval {steps[2]} --eval-episodes 1"
+
+    said = run(flags, "--output-dir", str(whole))
+    assert f"{steps[-1]} steps (100%)" in said
+    for name in ("metrics.csv", "evaluations.csv", "config.json", "policy.pt", "best.pt"):
+        assert (whole / name).stat().st_size, name
+    assert (whole / "curve.png").read_bytes().startswith(b"\x89PNG")
+    assert json.loads((whole / "config.json").read_text())["recipe"] == recipe
+    metrics = rows(whole / "metrics.csv")
+    assert [int(row["step"]) for row in metrics] == steps
+    for group in ("episode/", "loss/", "policy/entropy", "optim/gradient_norm"):
+        assert any(name.startswith(group) for name in metrics[0])
+    assert [int(row["step"]) for row in rows(whole / "evaluations.csv")] == steps[2:]
+    checkpoints = sorted((whole / "checkpoints").iterdir())
+    assert [int(path.stem[5:]) for path in checkpoints] == steps[1:]
+
+    shutil.copytree(whole, resumed)
+    for path in checkpoints[1:]:
+        (resumed / "checkpoints" / path.name).unlink()
+    assert f"{steps[1]} of {steps[-1]} steps are done" in run(
+        f"{recipe}.py", "--resume", str(resumed)
+    )
+    assert_equal_runs(whole, resumed)
+
+    ended = run_recipe(2, flags, "--output-dir", str(of_two))
+    assert [one.code for one in ended] == [0, 0], ended
+    assert_equal_runs(whole, of_two)
