@@ -60,6 +60,11 @@ def draw(groups: dict[str, list[Curve]], title: str, file: Path) -> None:
     figure.savefig(file, dpi=120)
 
 
+def spread(values: Sequence[float]) -> str:
+    """The median of some runs' returns, with the least and the most."""
+    return f"{median(values):.0f} ({min(values):.0f} to {max(values):.0f})" if values else "-"
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Draw, and print the table."""
     parser = argparse.ArgumentParser(
@@ -71,7 +76,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--goal", type=float, help="also tell when the mean return got there")
     given = parser.parse_args(arguments)
     training: dict[str, list[Curve]] = {}
-    heads = ["runs", "last 100 training episodes", "last evaluation"]
+    heads = ["runs", "last 100 training episodes", "last evaluation", "best evaluation"]
     heads += [f"steps to {given.goal:g}"] if given.goal is not None else []
     lines = [heads, ["---"] * len(heads)]
     for group in given.groups:
@@ -82,11 +87,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         curves = [read(directory, name) for directory in directories]
         training[name] = [train for train, _ in curves]
         cells = [f"{name}, {len(curves)}"]
-        for which in (0, 1):
-            last = [curve[which][max(curve[which])] for curve in curves if curve[which]]
-            cells.append(
-                f"{median(last):.0f} ({min(last):.0f} to {max(last):.0f})" if last else "-"
-            )
+        played = [evaluated for _, evaluated in curves if evaluated]
+        cells.append(spread([curve[max(curve)] for curve in training[name] if curve]))
+        cells.append(spread([evaluated[max(evaluated)] for evaluated in played]))
+        cells.append(spread([max(evaluated.values()) for evaluated in played]))
         if given.goal is not None:
             reached = [[s for s, value in c.items() if value >= given.goal] for c in training[name]]
             cells.append(", ".join(f"{min(steps):,}" if steps else "never" for steps in reached))

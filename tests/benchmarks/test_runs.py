@@ -15,7 +15,9 @@ def run(directory: Path, returns: list[float | str], evaluation: float) -> None:
     directory.mkdir()
     lines = [f"{100 * number},{value}" for number, value in enumerate(returns, 1)]
     (directory / "metrics.csv").write_text("\n".join(["step,episode/return_mean", *lines, ""]))
-    (directory / "evaluations.csv").write_text(f"step,evaluation/return_mean\n300,{evaluation}\n")
+    (directory / "evaluations.csv").write_text(
+        f"step,evaluation/return_mean\n200,{evaluation + 7}\n300,{evaluation}\n"
+    )
 
 
 def test_groups_of_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -26,10 +28,10 @@ def test_groups_of_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> N
     picture = tmp_path / "runs.svg"
     assert runs.main([str(picture), *groups, "--title", "A title", "--goal", "55"]) == 0
     assert capsys.readouterr().out.splitlines() == [
-        "| runs | last 100 training episodes | last evaluation | steps to 55 |",
-        "| --- | --- | --- | --- |",
-        "| with, 2 | 70 (50 to 90) | 90 (80 to 100) | 300, 200 |",
-        "| without, 1 | 20 (20 to 20) | 30 (30 to 30) | never |",
+        "| runs | last 100 training episodes | last evaluation | best evaluation | steps to 55 |",
+        "| --- | --- | --- | --- | --- |",
+        "| with, 2 | 70 (50 to 90) | 90 (80 to 100) | 97 (87 to 107) | 300, 200 |",
+        "| without, 1 | 20 (20 to 20) | 30 (30 to 30) | 37 (37 to 37) | never |",
     ]
     assert "<svg" in picture.read_text()
 
