@@ -28,6 +28,7 @@ LACKING = {
     "recipes/support/films.py": {"video": {"imageio-ffmpeg"}},
     "recipes/support/__init__.py": {"recipes": {"matplotlib", "rich"}},
     "recipes/support/minatar_games.py": {"minatar": {"minatar"}},
+    "recipes/support/vmas_options.py": {"vmas": {"vmas"}},
     "benchmarks/football_pool.py": {"envpool": {"envpool"}},
 }
 LOGGERS = ("tensorboard", "wandb")  # whose names recipes/support/loggers.py fills in

@@ -1,0 +1,87 @@
+"""recipes/mappo.py: agents of VMAS, in batches of environments; where vmas is installed."""
+
+from __future__ import annotations
+
+import importlib
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from recipe_ranks import run_recipe
+from recipe_runs import assert_equal_runs, rows, run
+from support.errors import RecipeError
+from support.options import parse_options
+
+pytest.importorskip("rich")
+pytest.importorskip("matplotlib")
+
+FLAGS = "mappo.py --num-envs 8 --num-batches 4 --num-agents 2 --max-steps 6 --sync-interval 10"
+FLAGS += " --minibatch-size 40 --epochs 2 --total-frames 320 --log-interval 80 --shards 2"
+FLAGS += " --hidden-units 16 --checkpoint-interval 160"
+NEEDS_VMAS = "vmas is not installed: pip install 'torchrl_hts[vmas]'"
+
+
+@pytest.mark.timeout(600)  # each process imports vmas, on a machine that may be busy
+def test_i7_a_run_of_two_learners_is_that_of_one(tmp_path: Path) -> None:
+    pytest.importorskip("vmas", reason=NEEDS_VMAS)
+    whole, of_two, resumed = tmp_path / "whole", tmp_path / "two", tmp_path / "resumed"
+    run(FLAGS, "--output-dir", str(whole))
+    metrics = rows(whole / "metrics.csv")
+    assert [row["step"] for row in metrics] == ["80", "160", "240", "320"]
+    assert [row["episode/count"] for row in metrics] == ["8", "24", "40", "48"]
+    assert {row["episode/length_max"] for row in metrics} == {"6"}
+    assert {"loss/critic", "policy/kl", "optim/gradient_norm"} <= metrics[0].keys()
+
+    ended = run_recipe(2, FLAGS, "--output-dir", str(of_two))
+    assert [one.code for one in ended] == [0, 0], ended
+    assert_equal_runs(whole, of_two)
+
+    shutil.copytree(whole, resumed)
+    max((resumed / "checkpoints").iterdir()).unlink()
+    with pytest.warns(UserWarning, match="begin new episodes"):
+        said = run("mappo.py", "--resume", str(resumed))
+    assert "160 of 320 steps are done" in said
+    assert [row["step"] for row in rows(resumed / "metrics.csv")] == ["80", "160", "240", "320"]
+
+
+def test_what_the_recipe_adds_to_a_batch() -> None:
+    from tensordict import TensorDict
+
+    reward = torch.tensor([[[[1.0], [3.0]], [[5.0], [9.0]]]])  # one environment, two steps
+    flags = torch.tensor([[[False], [True]]])
+    agents = TensorDict({"reward": reward}, [1, 2, 2])
+    batch = TensorDict({"next": {"agents": agents, "done": flags, "terminated": ~flags}}, [1, 2])
+    after = importlib.import_module("mappo").for_each_agent(batch)["next"]
+    assert after["reward"].tolist() == [[[2.0], [7.0]]]
+    assert after["agents", "done"].tolist() == [[[[False]] * 2, [[True]] * 2]]
+    assert after["agents", "terminated"].tolist() == [[[[True]] * 2, [[False]] * 2]]
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        ("--eval-interval 100", "this recipe has no evaluations"),
+        ("--num-envs 10", "--num-envs 10 must be a multiple of --num-batches 4"),
+    ],
+)
+def test_options_that_make_no_sense(flags: str, message: str) -> None:
+    with pytest.raises(RecipeError, match=message):
+        parse_options(importlib.import_module("mappo").Options, "", flags.split())
+
+
+def test_scenarios() -> None:
+    pytest.importorskip("vmas", reason=NEEDS_VMAS)
+    module = importlib.import_module("mappo")
+    module.Options(scenario="balance").check_task()
+    with pytest.raises(RecipeError, match=r"no scenario chess; it has .*balance.*navigation"):
+        module.Options(scenario="chess").check_task()
+    groups = module.VmasEnv("simple_adversary", num_envs=1)
+    with pytest.raises(RecipeError, match=r"agents that are all alike; the groups .*adversar"):
+        module.make_networks(groups, 16)
+
+
+def test_vmas_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(RecipeError, match=r"package vmas: pip install 'torchrl_hts\[vmas\]'"):
+        importlib.import_module("mappo").Options().check_task()
