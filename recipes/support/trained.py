@@ -58,7 +58,16 @@ class TrainedRun:
         return getattr(self.recipe, "VIDEO_FPS", None)
 
     def to_play(self) -> tuple[Callable[..., Any], nn.Module]:
-        """How environments of its evaluations are made, and its policy, untrained."""
+        """How environments of its evaluations are made, and its policy, untrained.
+
+        Raises:
+            RecipeError: if nothing can be played.
+        """
+        if not hasattr(self.recipe, "to_play"):
+            raise RecipeError(
+                f"runs of {self.config['recipe']} can't be played or replayed: its environments "
+                "are batches, and not gymnasium's"
+            )
         self.options.check_task()
         return self.recipe.to_play(self.options)
 

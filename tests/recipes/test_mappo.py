@@ -12,6 +12,7 @@ from recipe_ranks import run_recipe
 from recipe_runs import assert_equal_runs, rows, run
 from support.errors import RecipeError
 from support.options import parse_options
+from support.trained import TrainedRun
 
 pytest.importorskip("rich")
 pytest.importorskip("matplotlib")
@@ -43,6 +44,13 @@ def test_i7_a_run_of_two_learners_is_that_of_one(tmp_path: Path) -> None:
         said = run("mappo.py", "--resume", str(resumed))
     assert "160 of 320 steps are done" in said
     assert [row["step"] for row in rows(resumed / "metrics.csv")] == ["80", "160", "240", "320"]
+
+
+def test_its_runs_are_not_played(tmp_path: Path) -> None:
+    module = importlib.import_module("mappo")
+    run_ = TrainedRun(tmp_path, {"recipe": "mappo"}, module, module.Options())
+    with pytest.raises(RecipeError, match="runs of mappo can't be played or replayed"):
+        run_.to_play()
 
 
 def test_what_the_recipe_adds_to_a_batch() -> None:
