@@ -135,7 +135,7 @@ def one_episode(
         f"environment {options.env}, round {options.round:,}: an episode of "
         f"{played.length:,} steps, return {played.gained:g}"
         + ("" if played.ended else ", that the end of the run has cut off")
-        + (", seen from the checkpoint on" if played.began_before and start.checkpoint else "")
+        + (", seen from the checkpoint on" if played.began_before else "")
     )
     if options.video:
         print(f"it is in {options.video}")

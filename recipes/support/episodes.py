@@ -82,6 +82,12 @@ class EpisodeWatch:
             if self._is_over:
                 self._end_at(step)
 
+    @property
+    def may_have_begun_before(self) -> bool:
+        """Whether the episode was under way, or began, where the checkpoint has the environment."""
+        first = int(self.rounds[0][0][_TRAJECTORY])
+        return self._start.checkpoint is not None and first == self.trajectory
+
     def _end_at(self, step: int) -> None:
         """Go on as far as the run's next row of metrics, by which this one is known to be it."""
         if not self._digests.is_before_a_row(step):
@@ -96,7 +102,7 @@ class Played:
         length: its steps that are known.
         gained: the sum of their rewards.
         ended: whether it has ended.
-        began_before: whether it is not known to have begun after what was played first.
+        began_before: whether it may have begun before what was played.
     """
 
     length: int
@@ -120,14 +126,15 @@ def play_again(
         RecipeError: if the environment plays in another way.
     """
     length, gained, rewards = 0, 0.0, ""
-    from_first = int(watch.rounds[0][0][_TRAJECTORY]) == watch.trajectory
+    begun_before = watch.may_have_begun_before
+    since = "since the checkpoint" if begun_before else "of the episode"
     for row, chosen_from in zip(watch.rounds, watch.chosen_from, strict=True):
         for t, step in enumerate(row):
             watched = int(step[_TRAJECTORY]) == watch.trajectory
             expected, done = step["next", "reward"].item(), bool(step["next", "done"])
             if watched and film is not None:
                 chosen = {name: values[t] for name, values in chosen_from.items()}
-                lines = [*titles, f"step {length:,} of the episode", rewards]
+                lines = [*titles, f"step {length:,} {since}", rewards]
                 film.add(replay.env, lines, chosen, step["action"])
             reward, ended = replay.step(step["action"])
             if np.float32(reward) != expected or ended != done:
@@ -142,7 +149,7 @@ def play_again(
                 if done:
                     if film is not None:
                         film.add(replay.env, [*titles, "end of the episode", rewards], {}, None)
-                    return Played(length, gained, True, from_first)
+                    return Played(length, gained, True, begun_before)
             if done:
                 replay.begin_episode()
-    return Played(length, gained, False, from_first)
+    return Played(length, gained, False, begun_before)

@@ -123,6 +123,7 @@ def test_a_round_before_all_checkpoints(trained: Path) -> None:
 def test_parameters_are_compared_too(trained: Path) -> None:
     output = replay(trained, "--round", 21, "--env", 1)
     assert "from step-000000001280.pt" in output
+    assert "seen from the checkpoint on" in output
     output = replay(trained, "--round", 17, "--env", 1, "--from-start")
     assert re.search(r"bit for bit: rows of metrics.csv \(\d+\), sets of parameters \(\d", output)
 
