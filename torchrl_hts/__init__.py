@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from torchrl_hts.collector import HTSCollector
     from torchrl_hts.collector.environment_replay import EnvironmentReplay
     from torchrl_hts.delayed_gradient import DelayedGradient
+    from torchrl_hts.delayed_gradient.running_norm import RunningNorm
+    from torchrl_hts.delayed_gradient.running_reward_norm import RunningRewardNorm
     from torchrl_hts.delayed_gradient.undelayed import UndelayedUpdateWarning
     from torchrl_hts.errors import (
         CannotSaveError,
@@ -49,6 +51,8 @@ _MODULE_OF = {
     "PolicyError": "errors",
     "ProtocolError": "errors",
     "ResourceError": "errors",
+    "RunningNorm": "delayed_gradient.running_norm",
+    "RunningRewardNorm": "delayed_gradient.running_reward_norm",
     "Statistics": "_reports.statistics",
     "Timeline": "_reports.timeline",
     "UndelayedUpdateWarning": "delayed_gradient.undelayed",
@@ -74,6 +78,8 @@ __all__ = [
     "PolicyError",
     "ProtocolError",
     "ResourceError",
+    "RunningNorm",
+    "RunningRewardNorm",
     "Statistics",
     "Timeline",
     "UndelayedUpdateWarning",
@@ -95,6 +101,8 @@ _WITH_TORCHRL = {
     "collector",
     "collector.environment_replay",
     "delayed_gradient",
+    "delayed_gradient.running_norm",
+    "delayed_gradient.running_reward_norm",
     "delayed_gradient.undelayed",
 }
 

@@ -17,7 +17,7 @@ from tensordict.nn import TensorDictModule, TensorDictSequential
 from torch import Tensor, nn
 from torchrl.modules import ProbabilisticActor
 
-from torchrl_hts import HTSCollector
+from torchrl_hts import HTSCollector, RunningNorm
 from torchrl_hts._evaluation.running_statistics import normalisation_warnings
 
 pytestmark = pytest.mark.usefixtures("nothing_left")
@@ -134,6 +134,7 @@ def test_observations_with_statistics_of_their_own(wrapper: Any) -> None:
     for env in (wrapper(Context()), gym.wrappers.TimeLimit(wrapper(Context()), 3)):
         (said,) = normalisation_warnings(env)
         assert "normalise observations" in said
+        assert "torchrl_hts.RunningNorm" in said
         assert wrapper.__name__ in said
 
 
@@ -145,6 +146,7 @@ def test_statistics_that_were_frozen_before_they_had_seen_anything() -> None:
 def test_rewards_that_are_normalised(wrapper: Any) -> None:
     (said,) = normalisation_warnings(wrapper(Context()))
     assert "normalise rewards" in said
+    assert "torchrl_hts.RunningRewardNorm" in said
     assert wrapper.__name__ in said
     both = normalisation_warnings(wrapper(NormalizeObservation(Context())))
     assert len(both) == 2
@@ -163,23 +165,6 @@ def test_rewards_that_are_normalised(wrapper: Any) -> None:
 )
 def test_nothing_is_said_of_others(make: Callable[[], Any]) -> None:
     assert normalisation_warnings(make()) == []
-
-
-class Normalise(nn.Module):
-    """Running statistics in buffers: they travel with the parameters, and are saved with them."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.register_buffer("mean", torch.zeros(1))
-        self.register_buffer("std", torch.ones(1))
-
-    def update(self, observations: Tensor) -> None:
-        """Take a batch's statistics, for brevity those of this one alone."""
-        self.mean.copy_(observations.mean((0, 1)))
-        self.std.copy_(observations.std((0, 1)))
-
-    def forward(self, observation: Tensor) -> Tensor:
-        return (observation - self.mean) / self.std
 
 
 class Sign(nn.Module):
@@ -203,12 +188,14 @@ def actor(*before: TensorDictModule) -> TensorDictSequential:
     )
 
 
-def train(make: Callable[[], Any], policy: nn.Module, normalise: Normalise | None = None) -> float:
+def train(
+    make: Callable[[], Any], policy: nn.Module, normalise: RunningNorm | None = None
+) -> float:
     """Mean reward of the last of three rounds."""
     with HTSCollector([make] * 2, policy, frames_per_batch=200, total_frames=600, seed=0) as data:
         for batch in data:
             if normalise is not None:
-                normalise.update(batch["observation"])
+                normalise.update(batch)
     return float(batch["next", "reward"].mean())
 
 
@@ -222,7 +209,7 @@ def test_the_evaluator_warns_once_for_all_episodes() -> None:
 
 @pytest.mark.filterwarnings("error")
 def test_statistics_in_the_policy_are_those_of_training() -> None:
-    normalise = Normalise()
+    normalise = RunningNorm(1)
     policy = actor(TensorDictModule(normalise, ["observation"], ["normalised"]))
     assert train(Context, policy, normalise) == 1.0
     assert one(Context, policy, num_episodes=20).mean == 5.0

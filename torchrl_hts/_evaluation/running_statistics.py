@@ -18,11 +18,13 @@ __all__ = ["normalisation_warnings", "statistics_warnings"]
 _OBSERVATIONS = (
     "the Evaluator's environments normalise observations with running statistics of their own "
     "({names}), not with training's: freeze the same statistics in both factories "
-    "(update_running_mean = False), or normalise in the policy (docs/explanation/reliability.md)"
+    "(update_running_mean = False), or normalise in the policy, with torchrl_hts.RunningNorm "
+    "(docs/how_to/normalise.md)"
 )
 _REWARDS = (
     "the Evaluator's environments normalise rewards ({names}), so its returns are no returns of "
-    "the task: leave that wrapper out of the factory that the Evaluator is given"
+    "the task: leave that wrapper out of the factory that the Evaluator is given, or scale rewards "
+    "in the learner, with torchrl_hts.RunningRewardNorm"
 )
 
 _REWARD = re.compile(r"_*re[tw]")  # return_rms, ret_rms, reward_statistics

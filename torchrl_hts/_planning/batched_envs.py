@@ -83,7 +83,7 @@ def _alone(transform: Transform) -> Transform:
         raise TypeError(
             f"a {type(transform).__name__} around a batched environment works on all of its "
             "environments together, which step one by one here: put it into the factory of each, "
-            "or normalise in the policy"
+            "or normalise in the policy, with torchrl_hts.RunningNorm"
         )
     return transform.clone()
 

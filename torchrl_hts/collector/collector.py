@@ -247,11 +247,13 @@ class HTSCollector(StockAttributes, BaseCollector):  # type: ignore[misc]  # tor
         """Raise WorldError if learners have taken the first update apart from each other."""
         if self.world is not None and self._iter == 0:
             try:
-                self.world.agree(policy=digest(self.policy.parameters()))
+                tensors = [*self.policy.parameters(), *self.policy.buffers()]
+                self.world.agree(policy=digest(tensors))
             except WorldError as error:
                 raise WorldError(
                     f"after the first update the learners have different policies: {error}. Take "
-                    "gradients in a loop over World.gradients"
+                    "gradients in a loop over World.gradients, and give RunningNorm.update the "
+                    "world"
                 ) from error
 
     # The iterator: the learner's side of the schedule.

@@ -14,6 +14,7 @@ from torch.nn.parameter import is_lazy
 from torchrl.trainers import Trainer
 from torchrl.trainers.trainers import TrainerHookBase
 
+from torchrl_hts.delayed_gradient.running_norm import hold, let_go, norms_in, statistics_of
 from torchrl_hts.delayed_gradient.trainer import check_trainer, many_of
 from torchrl_hts.delayed_gradient.undelayed import note_use
 from torchrl_hts.errors.checks import check_integer
@@ -36,12 +37,13 @@ class DelayedGradient(TrainerHookBase):  # type: ignore[misc]  # torchrl is unty
     evaluation, checkpoints and the collector's weight update have to see. Values are copied in
     place, so losses, value estimators and optimizers that hold the same parameters follow.
 
-    What is moved is ``loss_module.parameters()``. Buffers (target networks, normalisation
-    statistics) stay as they are, and a parameter that the loss module doesn't hold is trained
-    without delay: ``DelayedGradient(policy)`` delays the policy alone, and a critic with networks
-    of its own then learns as it does without lag (``recipes/README.md`` compares them). Weight
-    decay acts at theta_j, as part of the update. Finish the optimizer steps of a batch inside the
-    block: one made after it belongs to no round.
+    What is moved is ``loss_module.parameters()``, and the statistics of its `RunningNorm` layers
+    are those of theta_j inside the context. Other buffers (target networks) stay as they are. A
+    parameter that the loss module doesn't hold is trained without delay:
+    ``DelayedGradient(policy)`` delays the policy alone, and a critic with networks of its own then
+    learns as it does without lag (``recipes/README.md`` compares them). Weight decay acts at
+    theta_j, as part of the update. Finish the optimizer steps of a batch inside the block: one made
+    after it belongs to no round.
 
     With a lag of 0, or with ``gradient_at="newest"``, parameters are left alone, bit for bit; only
     rounds are counted and batches checked.
@@ -149,8 +151,9 @@ class DelayedGradient(TrainerHookBase):  # type: ignore[misc]  # torchrl is unty
         """Put theta_j in place of the newest parameters.
 
         Raises:
-            RuntimeError: inside another block of this object, or if the loss module's parameters
-                are no longer those of the rounds before.
+            RuntimeError: inside another block of this object, or of another with the same
+                `RunningNorm`, or if the loss module's parameters are no longer those of the rounds
+                before.
             ValueError: if a parameter is uninitialised (lazy).
         """
         if self._active:
@@ -163,6 +166,7 @@ class DelayedGradient(TrainerHookBase):  # type: ignore[misc]  # torchrl is unty
             # theta_0 = ... = theta_lag. Not in the constructor, so that weights loaded since count.
             self._allocate_ring(parameters)
         self._check_unchanged(parameters)
+        hold(norms_in(self.loss_module))
         live, behaviour, newest = self._values()
         with torch.no_grad():
             # In place: swapping p.data would leave views held by losses stale, and hide the change
@@ -182,6 +186,7 @@ class DelayedGradient(TrainerHookBase):  # type: ignore[misc]  # torchrl is unty
     ) -> None:
         """Apply what the block did to the newest parameters, or undo it if the block raised."""
         self._active = False
+        let_go(norms_in(self.loss_module))
         live, behaviour, newest = self._values()
         with torch.no_grad():
             if exc_type is not None:
@@ -326,8 +331,10 @@ class DelayedGradient(TrainerHookBase):  # type: ignore[misc]  # torchrl is unty
         ]
 
     def _initialised_parameters(self) -> dict[str, Tensor]:
-        # Each once, those of a shared trunk too.
+        # Each once, those of a shared trunk too. Statistics are counted between two blocks, so that
+        # a block displaces them by 0.
         parameters: dict[str, Tensor] = dict(self.loss_module.named_parameters())
+        parameters |= statistics_of(self.loss_module)
         lazy = [name for name, parameter in parameters.items() if is_lazy(parameter)]
         if lazy:
             raise ValueError(

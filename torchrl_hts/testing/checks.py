@@ -38,6 +38,7 @@ from torchrl_hts._world.digest import digest
 from torchrl_hts.bench.command_line import count
 from torchrl_hts.collector import HTSCollector
 from torchrl_hts.delayed_gradient import DelayedGradient
+from torchrl_hts.delayed_gradient.running_norm import RunningNorm
 from torchrl_hts.envs.drawing import DrawingEnv
 
 __all__ = ["TASKS", "RandomDelay", "Task", "digest", "train"]
@@ -104,7 +105,8 @@ def _cartpole(front: nn.Module) -> tuple[nn.Module, nn.Module]:
 
 
 def _pendulum(front: nn.Module) -> tuple[nn.Module, nn.Module]:
-    net = nn.Sequential(front, MLP(3, 2, num_cells=[32, 32]), NormalParamExtractor())
+    norm = RunningNorm(3)
+    net = nn.Sequential(front, norm, MLP(3, 2, num_cells=[32, 32]), NormalParamExtractor())
     policy = ProbabilisticActor(
         TensorDictModule(net, ["observation"], ["loc", "scale"]),
         in_keys=["loc", "scale"],
@@ -112,7 +114,8 @@ def _pendulum(front: nn.Module) -> tuple[nn.Module, nn.Module]:
         distribution_kwargs={"low": -2.0, "high": 2.0},
         return_log_prob=True,
     )
-    return policy, _value(3)
+    critic = nn.Sequential(norm, MLP(3, 1, num_cells=[32]))
+    return policy, ValueOperator(critic, in_keys=["observation"])
 
 
 def _cartpole_lstm(front: nn.Module) -> tuple[nn.Module, nn.Module]:
@@ -211,6 +214,7 @@ def train(
         torch.manual_seed(seed)
         policy, critic = task.build(_SlowIdentity() if delays else nn.Identity())
         policy, critic = policy.to(device), critic.to(device)
+        norms = [layer for layer in policy.modules() if isinstance(layer, RunningNorm)]
         loss_module = A2CLoss(policy, critic)
         advantage = GAE(gamma=0.99, lmbda=0.95, value_network=critic)
         optimizer = torch.optim.RMSprop(loss_module.parameters(), lr=1e-3)
@@ -238,6 +242,8 @@ def train(
                     nn.utils.clip_grad_norm_(loss_module.parameters(), 0.5)
                     optimizer.step()
                     optimizer.zero_grad()
+                for norm in norms:
+                    norm.update(batch)
                 if delays:
                     time.sleep(random.SystemRandom().uniform(0, 10 * _MAX_DELAY_S))
         return [*digests, digest(loss_module.parameters())]
