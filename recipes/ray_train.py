@@ -25,7 +25,7 @@ from typing import Any
 from support.errors import RecipeError, exit_with
 from support.start import announce, parse_or_exit
 
-RECIPES = ("a2c_atari", "mappo", "ppo_atari", "ppo_cartpole", "ppo_football")
+RECIPES = ("a2c_atari", "mappo", "ppo_atari", "ppo_cartpole", "ppo_football", "ppo_mujoco")
 
 
 def parse() -> argparse.Namespace:

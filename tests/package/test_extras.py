@@ -27,6 +27,7 @@ LACKING = {
     "recipes/ray_train.py": {"ray": {"ray"}},
     "recipes/support/films.py": {"video": {"imageio-ffmpeg"}},
     "recipes/support/__init__.py": {"recipes": {"matplotlib", "rich"}},
+    "recipes/support/continuous.py": {"mujoco": {"imageio", "mujoco"}},
     "recipes/support/minatar_games.py": {"minatar": {"minatar"}},
     "recipes/support/vmas_options.py": {"vmas": {"vmas"}},
     "benchmarks/football_pool.py": {"envpool": {"envpool"}},

@@ -1,0 +1,45 @@
+"""Environments with continuous actions, as their literature plays them. Nothing here imports torch.
+
+Executors make them, and they need no torch.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import gymnasium as gym
+
+from support.errors import RecipeError
+
+__all__ = ["make_continuous"]
+
+
+def make_continuous(env_id: str, **options: Any) -> gym.Env[Any, Any]:
+    """An environment whose actions are cut to their bounds, and whose observations are vectors.
+
+    Args:
+        env_id: gymnasium's id.
+        options: of `gymnasium.make`, such as ``render_mode``.
+
+    Raises:
+        RecipeError: if its actions are others, or it needs what is not installed.
+        gymnasium.error.Error: if there is no such environment.
+    """
+    try:
+        env = gym.make(env_id, **options)
+    except gym.error.DependencyNotInstalled as error:
+        raise RecipeError(
+            f"{env_id} needs a package that is not installed ({error}); tasks of MuJoCo come with "
+            "pip install 'torchrl_hts[mujoco]'"
+        ) from error
+    except ImportError as error:  # so does gymnasium say that a version has moved elsewhere
+        raise RecipeError(f"{env_id} can't be made: {error}") from error
+    action, observation = env.action_space, env.observation_space
+    if not isinstance(action, gym.spaces.Box) or len(action.shape) != 1:
+        raise RecipeError(
+            f"this recipe plays environments with continuous actions (Box, one dimension); those "
+            f"of {env_id} are {action}: ppo_cartpole.py plays Discrete ones"
+        )
+    if not isinstance(observation, gym.spaces.Box) or len(observation.shape) != 1:
+        env = gym.wrappers.FlattenObservation(env)
+    return gym.wrappers.ClipAction(env)
