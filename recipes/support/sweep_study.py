@@ -88,6 +88,8 @@ def draw(study: Study, metric: str, file: Path) -> None:
         axes.set_xlabel(name)
         if any(getattr(trial.distributions.get(name), "log", False) for trial in trials):
             axes.set_xscale("log")
+        else:
+            axes.locator_params(axis="x", nbins=4)
     ended = [trial for trial in trials if trial.state == TrialState.COMPLETE]
     best = study.best_trial.number if ended else None
     styles = {
