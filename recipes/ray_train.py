@@ -25,7 +25,10 @@ from typing import Any
 from support.errors import RecipeError, exit_with
 from support.start import announce, parse_or_exit
 
-RECIPES = ("a2c_atari", "mappo", "ppo_atari", "ppo_cartpole", "ppo_football", "ppo_mujoco")
+RECIPES = (
+    *("a2c_atari", "mappo", "ppo_atari", "ppo_cartpole"),
+    *("ppo_football", "ppo_mujoco", "ppo_recurrent"),
+)
 
 
 def parse() -> argparse.Namespace:

@@ -31,7 +31,6 @@ SMALL = {
 }
 
 ELSEWHERE = {"mappo"}  # whose batches of environments can be neither evaluated nor saved
-HERE = [recipe for recipe in SMALL if (RECIPES / f"{recipe}.py").exists()]
 
 
 def need_all_of(recipe: str) -> None:
@@ -42,13 +41,15 @@ def need_all_of(recipe: str) -> None:
         need("gfootball")
 
 
-def test_each_recipe_is_tested() -> None:
+def test_each_recipe_is_tested_and_has_a_sweep_and_runs_on_ray() -> None:
     frame = "from support.run import Run\n"
     framed = {path.stem for path in RECIPES.glob("*.py") if frame in path.read_text()}
-    assert framed - ELSEWHERE == {*HERE}
+    assert framed - ELSEWHERE == {*SMALL}
+    assert framed <= {path.stem for path in (RECIPES / "sweeps").glob("*.yaml")}
+    assert framed == {*importlib.import_module("ray_train").RECIPES}
 
 
-@pytest.mark.parametrize("recipe", HERE)
+@pytest.mark.parametrize("recipe", SMALL)
 def test_help_explains_each_option(recipe: str, capsys: pytest.CaptureFixture[str]) -> None:
     module = importlib.import_module(recipe)
     with pytest.raises(SystemExit, match="0"):
@@ -62,7 +63,7 @@ def test_help_explains_each_option(recipe: str, capsys: pytest.CaptureFixture[st
 
 
 @pytest.mark.timeout(900)  # three runs, one of them of two processes, on a machine that may be busy
-@pytest.mark.parametrize("recipe", HERE)
+@pytest.mark.parametrize("recipe", SMALL)
 def test_i7_a_run_its_files_its_resumption_and_its_learners(recipe: str, tmp_path: Path) -> None:
     need_all_of(recipe)
     whole, resumed, of_two = tmp_path / "whole", tmp_path / "resumed", tmp_path / "of two"
