@@ -164,10 +164,12 @@ def test_i7_a_run_killed_at_any_moment_goes_on_bit_for_bit(
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
-def test_a_run_that_is_stopped_saves_and_goes_on(tmp_path: Path, number: int) -> None:
-    whole, stopped = tmp_path / "whole", tmp_path / "stopped"
+def test_a_run_that_is_stopped_saves_and_goes_on(
+    tmp_path: Path, whole_runs: Callable[[str], Path], number: int
+) -> None:
+    stopped = tmp_path / "stopped"
     flags = f"{LONG} --total-frames 6400"
-    run(flags, "--output-dir", str(whole))
+    whole = whole_runs(flags)
     process = start(flags, "--output-dir", str(stopped), unbuffered=True)
     for line in process.stdout:
         if "steps" in line:
