@@ -5,8 +5,8 @@ by running statistics, part of the parameters that act; rewards are scaled in th
 
     python recipes/ppo_mujoco.py --env-id HalfCheetah-v5
 
-Ctrl-C saves a checkpoint and ends the run; --resume OUTPUT_DIR goes on with it; bit for
-bit where environments can be saved, as Pendulum's can. MuJoCo's begin new episodes, and it says so.
+Ctrl-C saves a checkpoint and ends the run; --resume OUTPUT_DIR goes on with it, bit for bit where
+environments can be saved, as Pendulum's can. MuJoCo's begin new episodes, and the recipe says so.
 """
 
 from __future__ import annotations

@@ -5,11 +5,12 @@ Executors make them, and they need no torch.
 
 from __future__ import annotations
 
-from typing import Any
-
-import gymnasium as gym
+from typing import TYPE_CHECKING, Any
 
 from support.errors import RecipeError
+
+if TYPE_CHECKING:
+    import gymnasium as gym
 
 __all__ = ["make_continuous"]
 
@@ -25,6 +26,8 @@ def make_continuous(env_id: str, **options: Any) -> gym.Env[Any, Any]:
         RecipeError: if its actions are others, or it needs what is not installed.
         gymnasium.error.Error: if there is no such environment.
     """
+    import gymnasium as gym  # not at the top: options are parsed, and refused, without it
+
     try:
         env = gym.make(env_id, **options)
     except gym.error.DependencyNotInstalled as error:

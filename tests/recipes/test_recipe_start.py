@@ -56,7 +56,7 @@ def loaded(recipe: str, *flags: str, code: int) -> tuple[str, list[str]]:
 @pytest.mark.parametrize("path", sorted(RECIPES.glob("*.py")), ids=lambda path: path.stem)
 def test_help_needs_nothing_that_is_slow_to_import(path: Path) -> None:
     said, names = loaded(path.name, "--help", code=0)
-    assert "--output-dir" in said
+    assert said.startswith(f"usage: {path.name} ")
     assert not names
 
 
