@@ -1,0 +1,256 @@
+"""How many steps per second several learners make, and what the theory predicts for up to 64.
+
+    python benchmarks/learner_scaling.py --output-dir runs/learner_scaling
+
+Each learner has 16 environments that sleep, for 10 ms on average, and takes A2C's gradients of
+rounds of 20 steps. Measured are 1, 2 and 4 learners, with all-reduce and with 4 shards, for so many
+rounds, in turns. As root each learner has a host of its own (`_hosts.py`); else they share this
+one. Predicted is by `torchrl_hts.theory.timetable`, from times of one learner: exponential steps
+with the mean that its executors took, its update, and the exchange as it was timed by itself. For
+more learners than were measured the exchange is `theory.exchange_time` with 0.1 ms and 1 Gbit/s.
+The last column is the exchange of 1.7 million values, as the Nature CNN has, timed likewise.
+Writes learner_scaling.json and learner_scaling.svg.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from contextlib import nullcontext
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from _environments import OBSERVATION_SIZE, SLEEP_MEAN_S, SleepEnv
+from _hosts import Hosts, why_not
+from _machine import commit, machine
+from matplotlib.figure import Figure
+from tensordict import TensorDictBase
+from tensordict.nn import TensorDictModuleBase
+from torch import nn
+from torchrl.modules import ValueOperator
+from torchrl.objectives import A2CLoss
+from torchrl.objectives.value import GAE
+
+from torchrl_hts import DelayedGradient, HTSCollector, World, keep_servers
+from torchrl_hts.bench.command_line import count, make_directory
+from torchrl_hts.bench.measuring import default_policy
+from torchrl_hts.theory import exchange_time, timetable
+
+ENVS, ALPHA, LAG = 16, 20, 1  # of each learner
+WARM_UP = 3  # rounds
+EXCHANGES = 20
+LARGE = 1_300, 1_300  # 1.69 million values, as the Nature CNN has
+LATENCY_S, BYTES_PER_SECOND = 1e-4, 125e6  # where nothing was measured
+COLOURS = {"all-reduce": "#2471a3", "shards": "#c0392b"}
+
+
+def networks() -> tuple[A2CLoss, TensorDictModuleBase, GAE]:
+    """The loss, the policy in it, and what computes advantages for it."""
+    torch.manual_seed(0)
+    actor = default_policy(SleepEnv(0))
+    critic = ValueOperator(
+        nn.Sequential(nn.Linear(OBSERVATION_SIZE, 64), nn.Tanh(), nn.Linear(64, 1)),
+        in_keys=["observation"],
+    )
+    advantage = GAE(gamma=0.99, lmbda=0.95, value_network=critic)
+    return A2CLoss(actor, critic), actor, advantage
+
+
+def time_exchange(world: World, module: nn.Module, batch: TensorDictBase) -> float:
+    """Median seconds to add up gradients of all parameters, once all learners have theirs."""
+    parameters = list(module.parameters())
+    found = []
+    for _ in range(EXCHANGES):
+        world.gather(None)
+        began = time.perf_counter()
+        for _ in world.gradients(module, [batch] * world.parts_per_rank):
+            for parameter in parameters:
+                parameter.grad = torch.ones_like(parameter)
+        found.append(time.perf_counter() - began)
+    return statistics.median(found)
+
+
+def learn(options: argparse.Namespace) -> None:
+    """What each learner does; the first writes down what it has measured."""
+    shards = options.shards or None
+    with keep_servers(), World(shards=shards, threads=1) as world:
+        loss_module, actor, advantage = networks()
+        optimizer = torch.optim.RMSprop(loss_module.parameters(), lr=1e-4)
+        delayed = DelayedGradient(actor, lag=LAG)
+        frames = ENVS * world.size * ALPHA
+        updates_s: list[float] = []
+
+        def update(batch: Any) -> None:
+            spent_s = 0.0
+            with delayed(batch):
+                for part in world.gradients(loss_module, batch):
+                    began = time.perf_counter()
+                    with torch.no_grad():
+                        advantage(part)
+                    losses = loss_module(part)
+                    loss = losses["loss_objective"] + losses["loss_critic"]
+                    (loss + losses["loss_entropy"]).backward()
+                    spent_s += time.perf_counter() - began
+                began = time.perf_counter()
+                optimizer.step()
+                optimizer.zero_grad()
+            updates_s.append(spent_s + time.perf_counter() - began)
+
+        with HTSCollector(
+            [partial(SleepEnv, env) for env in range(ENVS * world.size)],
+            actor,
+            frames_per_batch=frames,
+            total_frames=frames * (options.rounds + WARM_UP + 1),
+            num_executors=ENVS,
+            lag=LAG,
+            seed=0,
+            world=world,
+        ) as collector:
+            for number, batch in enumerate(collector):
+                if number == WARM_UP:
+                    began, cpu = time.perf_counter(), time.process_time()
+                if number == WARM_UP + options.rounds:
+                    break
+                update(batch)
+                collector.update_policy_weights_()
+            took_s = time.perf_counter() - began
+            seen = collector.statistics()
+        busy_s = seen.executor_busy_share * seen.elapsed_s * ENVS
+        found = {
+            "steps_per_second": frames * options.rounds / took_s,
+            "step_s": busy_s / (ALPHA * (options.rounds + WARM_UP) * ENVS),
+            "update_s": statistics.mean(updates_s[WARM_UP:]),
+            "exchange_s": time_exchange(world, loss_module, batch),
+            "large_exchange_s": time_exchange(world, nn.Linear(*LARGE, bias=False), batch),
+            "learner_cpu_s": (time.process_time() - cpu) / options.rounds,
+            "num_values": sum(p.numel() for p in loss_module.parameters()),
+        }
+        every = world.gather(found)
+        if world.is_first:
+            found["update_s"] = statistics.mean(one["update_s"] for one in every)
+            found["step_s"] = statistics.mean(one["step_s"] for one in every)
+            options.write_to.write_text(json.dumps(found))
+
+
+def measure(size: int, shards: int, rounds: int, on_hosts: bool) -> dict[str, float]:
+    """One run."""
+    with tempfile.TemporaryDirectory() as directory:
+        file = Path(directory, "found.json")
+        script = [str(Path(__file__).resolve()), "--shards", str(shards), "--rounds", str(rounds)]
+        script += ["--output-dir", directory, "--write-to", str(file)]
+        torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+        with Hosts(size) if on_hosts else nullcontext() as hosts:
+            commands = [[*torchrun, "--nproc-per-node", str(size), *script]]
+            if hosts is not None:
+                commands = [hosts.torchrun(host, 1, *script) for host in range(size)]
+            running = [subprocess.Popen(command) for command in commands]
+            codes = [process.wait() for process in running]
+        if any(codes):
+            sys.exit("a learner has failed")
+        found: dict[str, float] = json.loads(file.read_text())
+        return found
+
+
+def predict(size: int, one: dict[str, float], exchange_s: float) -> float:
+    """Steps per second of so many learners, from what one of them takes."""
+    times = np.random.default_rng(0).exponential(one["step_s"], (400, ENVS * size, ALPHA))
+    found = timetable(
+        times, lag=LAG, learner_time=one["update_s"], learners=size, exchange_time=exchange_s
+    )
+    return found.steps_per_second(ALPHA)
+
+
+def draw(rows: list[dict[str, Any]], ones: dict[str, dict[str, float]], file: Path) -> None:
+    """Steps per second over those of so many single learners: measured, and predicted to 64."""
+    figure = Figure(figsize=(7, 4), layout="constrained")
+    axes = figure.subplots()
+    sizes = [1, 2, 4, 8, 16, 32, 64]
+    for kind, one in ones.items():
+        own = [row for row in rows if row["kind"] == kind]
+        base = next(row["steps_per_second"] for row in own if row["learners"] == 1)
+        shares = [row["steps_per_second"] / (base * row["learners"]) for row in own]
+        colour = COLOURS[kind]
+        axes.plot([row["learners"] for row in own], shares, "o", color=colour, label=kind)
+        predicted = []
+        for size in sizes:
+            exchange_s = exchange_time(
+                int(one["num_values"]),
+                size,
+                latency_s=LATENCY_S,
+                bytes_per_second=BYTES_PER_SECOND,
+            )
+            predicted.append(predict(size, one, exchange_s) / size)
+        label = f"{kind}, predicted"
+        axes.plot(sizes, np.array(predicted) / predicted[0], "-", color=colour, label=label)
+    axes.set_xscale("log", base=2)
+    axes.set_xticks(sizes, list(map(str, sizes)))
+    axes.set_ylim(0, 1.1)
+    axes.set_xlabel("learners, 16 environments each")
+    axes.set_ylabel("steps/s over those of as many alone")
+    axes.grid(alpha=0.3)
+    axes.legend()
+    figure.savefig(file)
+
+
+def main() -> None:
+    """Measure, predict, print and draw."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--output-dir", type=Path, required=True)
+    parser.add_argument("--learners", type=count, nargs="+", default=[1, 2, 4])
+    parser.add_argument("--rounds", type=count, default=60, help="of each run (default: 60)")
+    parser.add_argument("--turns", type=count, default=3, help="of all runs (default: 3)")
+    parser.add_argument("--shards", type=int, default=4, help="0: all-reduce alone (default: 4)")
+    parser.add_argument("--write-to", type=Path, help=argparse.SUPPRESS)  # of a learner
+    options = parser.parse_args()
+    if options.write_to is not None:
+        learn(options)
+        return
+    make_directory(options.output_dir)
+    on_hosts = why_not() is None
+    kinds = {"all-reduce": 0, **({"shards": options.shards} if options.shards else {})}
+    wanted = [(kind, size) for kind in kinds for size in options.learners]
+    runs: dict[tuple[str, int], list[dict[str, float]]] = {each: [] for each in wanted}
+    for turn in range(options.turns):
+        for kind, size in wanted:
+            print(f"[{turn + 1}/{options.turns}] {kind}, {size} learners", file=sys.stderr)
+            runs[kind, size].append(measure(size, kinds[kind], options.rounds, on_hosts))
+    medians = {
+        each: {name: statistics.median(one[name] for one in found) for name in found[0]}
+        for each, found in runs.items()
+    }
+    rows = []
+    for (kind, size), found in medians.items():
+        one = medians[kind, 1]
+        predicted = predict(size, one, found["exchange_s"] if size > 1 else 0.0)
+        rows.append({"kind": kind, "learners": size, **found, "predicted": predicted})
+    here = machine()
+    report = {"machine": here, "on_hosts": on_hosts, "mean_s": SLEEP_MEAN_S, "rows": rows}
+    file = options.output_dir / "learner_scaling.json"
+    file.write_text(json.dumps(report, indent=2) + "\n")
+    print(f"{here['cpu']}, {here['cores']} cores, commit {commit()}, medians of {options.turns}\n")
+    print("| | learners | steps/s | share | predicted | update, ms | exchange, ms | large, ms |")
+    print("| --- | --- | --- | --- | --- | --- | --- | --- |")
+    for row in rows:
+        base = medians[row["kind"], 1]["steps_per_second"] * row["learners"]
+        print(
+            f"| {row['kind']} | {row['learners']} | {row['steps_per_second']:,.0f} | "
+            f"{row['steps_per_second'] / base:.2f} | {row['predicted']:,.0f} | "
+            f"{1e3 * row['update_s']:.1f} | {1e3 * row['exchange_s']:.1f} | "
+            f"{1e3 * row['large_exchange_s']:.1f} |"
+        )
+    ones = {kind: medians[kind, 1] for kind in kinds}
+    draw(rows, ones, options.output_dir / "learner_scaling.svg")
+
+
+if __name__ == "__main__":
+    main()
