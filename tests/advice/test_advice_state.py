@@ -14,10 +14,8 @@ import pytest
 from environments import EchoEnv
 from football_installed import need
 from gymnasium import wrappers
-from policies import categorical, marked
+from policies import marked
 from resumption import Plain, check_resumption
-from torchrl.collectors import Evaluator as TorchRLEvaluator
-from torchrl.envs import GymWrapper, StepCounter, TransformedEnv
 
 from torchrl_hts import Evaluator, WorkerError
 from torchrl_hts._reports.picture import draw
@@ -84,25 +82,6 @@ def test_a_state_of_another_environment() -> None:
     restored = make()
     restore_environment(restored, state)
     assert restored.unwrapped.value == [1]
-
-
-def test_an_evaluator_of_a_torchrl_environment() -> None:
-    def within() -> Any:
-        return EchoEnv(lengths=(3,))
-
-    def make() -> Any:
-        env = GymWrapper(within(), categorical_action_encoding=True)
-        return TransformedEnv(env, StepCounter())
-
-    message = said_by(lambda: Evaluator(make, marked()))
-    assert "Give it a factory of the gymnasium.Env that lies within" in message
-    assert "or use torchrl.collectors.Evaluator" in message
-    with Evaluator(within, marked(), num_episodes=1) as evaluator:
-        evaluator.submit(0)
-        assert evaluator.wait()[0].returns == (6.0,)
-    stock = TorchRLEvaluator(make(), categorical(), num_trajectories=1, max_steps=3)
-    assert stock.evaluate()
-    stock.shutdown()
 
 
 class Drawn(EchoEnv):
