@@ -24,7 +24,8 @@ from _environments import (
 from a2c_atari import A2C
 from a2c_atari import Options as A2COptions
 from ppo_atari import Options as PPOOptions
-from support.pixels import Agent, orthogonal
+from support.layers import orthogonal
+from support.pixels import Agent
 from support.ppo import PPO
 from tensordict import TensorDictBase
 from tensordict.nn import TensorDictSequential

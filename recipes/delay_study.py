@@ -36,6 +36,7 @@ if __name__ == "__main__":  # before torch is imported, which takes seconds
 
 import gymnasium as gym
 import torch
+from support.layers import orthogonal
 from support.pixels import Agent
 from tensordict.nn import TensorDictModule, TensorDictModuleBase, TensorDictSequential
 from torch import Tensor, nn
@@ -112,8 +113,7 @@ def initialise(layers: nn.Module, last: nn.Module | None = None, last_gain: floa
     """Orthogonal weights, with a gain of their own in the last layer; biases 0."""
     for layer in layers.modules():
         if isinstance(layer, nn.Conv2d | nn.Linear):
-            nn.init.orthogonal_(layer.weight, last_gain if layer is last else 2**0.5)
-            nn.init.zeros_(layer.bias)
+            orthogonal(layer, last_gain if layer is last else 2**0.5)
 
 
 @dataclass(frozen=True)

@@ -44,6 +44,7 @@ if __name__ == "__main__":  # before torch is imported, which takes seconds
 
 import gymnasium as gym
 import torch
+from support.layers import orthogonal
 from support.learners import learners, loss_of, minibatches
 from support.run import Run
 from support.vectors import check_spaces
@@ -71,8 +72,7 @@ def make_networks(env: gym.Env, hidden_units: int) -> tuple[ProbabilisticActor, 
             nn.Linear(hidden_units, outputs),
         ]
         for layer, gain in zip(layers[::2], (2**0.5, 2**0.5, output_gain), strict=True):
-            nn.init.orthogonal_(layer.weight, gain)
-            nn.init.zeros_(layer.bias)
+            orthogonal(layer, gain)
         return nn.Sequential(*layers)
 
     actor = ProbabilisticActor(

@@ -5,49 +5,25 @@ by running statistics, part of the parameters that act; rewards are scaled in th
 
     python recipes/ppo_mujoco.py --env-id HalfCheetah-v5
 
-Ctrl-C saves a checkpoint and ends the run; --resume OUTPUT_DIR goes on with it, bit for bit where
-environments can be saved, as Pendulum's can. MuJoCo's begin new episodes, and the recipe says so.
+Ctrl-C saves and ends the run, --resume OUTPUT_DIR goes on with it: bit for bit where environments
+can be saved, as Pendulum's can. MuJoCo's begin new episodes, and the recipe says so.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import partial
 
 from support.continuous import make_continuous
+from support.continuous_options import ContinuousOptions as Options
 from support.errors import exit_with
-from support.options import option
 from support.start import begin
-from support.vector_options import VectorPPOOptions
-
-
-@dataclass(frozen=True)
-class Options(VectorPPOOptions):
-    """Options of PPO; the defaults are those of the literature (CleanRL), on 8 environments."""
-
-    env_id: str = option("HalfCheetah-v5", "gymnasium id; Box actions (extra 'mujoco')")
-    total_frames: int = option(1_000_000, "environment steps in all", least=1)
-    num_envs: int = option(8, "environments", least=1, most=2048)
-    sync_interval: int = option(256, "steps per environment and round (alpha)", least=1)
-    epochs: int = option(10, "passes over each batch", least=1)
-    minibatch_size: int = option(64, "steps per optimizer step", least=1)
-    learning_rate: float = option(3e-4, "of Adam; decays linearly to 0", least=0)
-    gamma: float = option(0.99, "discount", least=0, most=1)
-    gae_lambda: float = option(0.95, "lambda of the advantage estimator", least=0, most=1)
-    clip_epsilon: float = option(0.2, "how far PPO's ratio, and the value, may move", least=0)
-    eval_interval: int = option(100_000, "steps between two evaluations; 0: none at all", least=0)
-    eval_episodes: int = option(10, "episodes of each evaluation", least=1)
-
-    def check_task(self) -> None:
-        """Find out whether there is such a task, with continuous actions."""
-        make_continuous(self.env_id).close()
-
 
 if __name__ == "__main__":  # before torch is imported, which takes seconds
     OPTIONS = begin(Options, __doc__)
 
 import gymnasium as gym
 import torch
+from support.layers import orthogonal
 from support.learners import learners, loss_of, minibatches
 from support.run import Run
 from tensordict.nn import AddStateIndependentNormalScale, TensorDictModule
@@ -67,8 +43,7 @@ def make_networks(env: gym.Env, hidden: int) -> tuple[RunningNorm, TensorDictMod
     def mlp(outputs: int, output_gain: float) -> list[nn.Module]:
         layers = [nn.Linear(inputs, hidden), nn.Linear(hidden, hidden), nn.Linear(hidden, outputs)]
         for layer, gain in zip(layers, (2**0.5, 2**0.5, output_gain), strict=True):
-            nn.init.orthogonal_(layer.weight, gain)
-            nn.init.zeros_(layer.bias)
+            orthogonal(layer, gain)
         return [observations, layers[0], nn.Tanh(), layers[1], nn.Tanh(), layers[2]]
 
     net = nn.Sequential(*mlp(actions, 0.01), AddStateIndependentNormalScale(actions))
@@ -80,6 +55,12 @@ def make_networks(env: gym.Env, hidden: int) -> tuple[RunningNorm, TensorDictMod
     )
     critic = ValueOperator(nn.Sequential(*mlp(1, 1.0)), in_keys=["observation"])
     return observations, actor, critic
+
+
+def to_play(options: Options) -> tuple[partial[gym.Env], ProbabilisticActor]:
+    """How environments are made, and the policy, untrained: for play.py."""
+    make_env = partial(make_continuous, options.env_id)
+    return make_env, make_networks(make_env(), options.hidden_units)[1]
 
 
 def train(options: Options) -> int:

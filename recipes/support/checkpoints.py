@@ -14,7 +14,7 @@ import torch
 
 from support.errors import RecipeError, quoted
 
-__all__ = ["Checkpoints", "save_atomically", "write_atomically"]
+__all__ = ["Checkpoints", "read_saved", "save_atomically", "write_atomically"]
 
 
 class Checkpoints:
@@ -133,19 +133,12 @@ class Checkpoints:
 
     def _read(self, path: Path, checkpoint: Path) -> dict[str, Any]:
         try:
-            content = path.read_bytes()
+            return read_saved(path)
         except OSError as error:
             raise RecipeError(f"the checkpoint {path} can't be read: {error.strerror}") from error
-        try:
-            with zipfile.ZipFile(io.BytesIO(content)) as archive:
-                if (damaged := archive.testzip()) is not None:  # torch doesn't look at checksums
-                    raise ValueError(f"the checksum of {damaged} is wrong")
-            state = torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
-            if not isinstance(state, dict):
-                raise TypeError(f"it holds a {type(state).__name__}")
         except MemoryError:
             raise
-        except Exception as error:  # torch raises whatever it stumbles over
+        except Exception as error:
             earlier = [each for each in self.paths() if each < checkpoint]
             before = f"go on from {earlier[-1].name}" if earlier else "begin anew"
             moved = "it" if path == checkpoint else str(checkpoint)
@@ -153,12 +146,28 @@ class Checkpoints:
                 f"the checkpoint {path} is damaged, cut off, of another version of torch, or not "
                 f"only data: move {moved} away to {before}"
             ) from error
-        return state
 
 
 def _part(checkpoint: Path, rank: int, learners: int) -> Path:
     """Where a learner's part of a checkpoint lies."""
     return checkpoint.with_name(f"{checkpoint.stem}.part-{rank}-of-{learners}")
+
+
+def read_saved(path: Path) -> dict[str, Any]:
+    """What `save_atomically` has written, on the CPU; runs no code that comes with it.
+
+    Raises:
+        OSError: if it can't be read.
+        Exception: of any kind, if it is damaged, of another version of torch, or not only data.
+    """
+    content = path.read_bytes()
+    with zipfile.ZipFile(io.BytesIO(content)) as archive:
+        if (damaged := archive.testzip()) is not None:  # torch doesn't look at checksums
+            raise ValueError(f"the checksum of {damaged} is wrong")
+    state = torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
+    if not isinstance(state, dict):
+        raise TypeError(f"it holds a {type(state).__name__}")
+    return state
 
 
 def save_atomically(path: Path, state: Any) -> None:

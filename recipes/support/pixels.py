@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torchrl.modules import ProbabilisticActor, ValueOperator
 
 from support.errors import RecipeError
+from support.layers import orthogonal
 from support.pixel_options import PixelOptions
 from torchrl_hts import HTSCollector, World
 
@@ -79,13 +80,6 @@ class NatureCNN(nn.Module):
         if torch.is_grad_enabled():  # in this order the pass back takes a fifth less on a CPU
             pixels = pixels.contiguous(memory_format=torch.channels_last)
         return self.layers(pixels).unflatten(0, frames.shape[:-3])
-
-
-def orthogonal(layer: nn.Conv2d | nn.Linear, gain: float) -> nn.Conv2d | nn.Linear:
-    """Initialises a layer as the literature does, and returns it."""
-    nn.init.orthogonal_(layer.weight, gain)
-    nn.init.zeros_(layer.bias)
-    return layer
 
 
 class Agent:

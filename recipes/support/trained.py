@@ -8,11 +8,9 @@ how those of its training are made, and ``VIDEO_FPS`` are the frames per second 
 from __future__ import annotations
 
 import importlib
-import io
 import json
 import re
 import sys
-import zipfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -20,9 +18,9 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
+from support.checkpoints import read_saved
 from support.errors import RecipeError
 from support.options import RunOptions, from_json
 
@@ -177,18 +175,12 @@ def read_values(directory: Path, which: str = "best") -> Values:
 
 def _read(file: Path) -> dict[str, Any]:
     try:
-        content = file.read_bytes()
+        return read_saved(file)
     except OSError as error:
         raise RecipeError(f"{file} can't be read: {error.strerror}") from error
-    try:
-        with zipfile.ZipFile(io.BytesIO(content)) as archive:
-            if archive.testzip() is not None:  # torch doesn't look at checksums
-                raise _damaged(file)
-        found = torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
-        return dict(found)
-    except RecipeError:
+    except MemoryError:
         raise
-    except Exception as error:  # torch raises whatever it stumbles over
+    except Exception as error:
         raise _damaged(file) from error
 
 

@@ -42,17 +42,15 @@ class VmasOptions(RunOptions):
         256, "width of the two hidden layers of each network", least=1, most=16384
     )
     log_interval: int = option(6_000, "steps between two rows of metrics", least=1)
-    eval_interval: int = option(
-        0, "0: the returns of training's episodes are all there is", least=0
-    )
+    eval_interval: int = option(60_000, "steps between two evaluations; 0: none at all", least=0)
+    eval_episodes: int = option(20, "episodes of each evaluation", least=1)
 
     def __post_init__(self) -> None:
         """Refuse what makes no sense."""
         super().__post_init__()
-        if self.eval_interval:
+        if self.record_video:
             raise RecipeError(
-                "--eval-interval: this recipe has no evaluations, since VMAS has batches of "
-                "environments alone; episode/return_mean in metrics.csv tells how well it plays"
+                "--record-video: batches of environments can't be filmed; leave it out"
             )
         if self.num_envs % self.num_batches:
             raise RecipeError(

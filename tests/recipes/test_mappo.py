@@ -19,7 +19,7 @@ pytest.importorskip("matplotlib")
 
 FLAGS = "mappo.py --num-envs 8 --num-batches 4 --num-agents 2 --max-steps 6 --sync-interval 10"
 FLAGS += " --minibatch-size 40 --epochs 2 --total-frames 320 --log-interval 80 --shards 2"
-FLAGS += " --hidden-units 16 --checkpoint-interval 160"
+FLAGS += " --hidden-units 16 --checkpoint-interval 160 --eval-interval 160 --eval-episodes 3"
 NEEDS_VMAS = "vmas is not installed: pip install 'torchrl_hts[vmas]'"
 
 
@@ -33,6 +33,10 @@ def test_i7_a_run_of_two_learners_is_that_of_one(tmp_path: Path) -> None:
     assert [row["episode/count"] for row in metrics] == ["8", "24", "40", "48"]
     assert {row["episode/length_max"] for row in metrics} == {"6"}
     assert {"loss/critic", "policy/kl", "optim/gradient_norm"} <= metrics[0].keys()
+    evaluations = rows(whole / "evaluations.csv")
+    assert [row["step"] for row in evaluations] == ["160", "320"]
+    assert {row["evaluation/length_mean"] for row in evaluations} == {"6.0"}
+    assert (whole / "best.pt").exists()
 
     ended = run_recipe(2, FLAGS, "--output-dir", str(of_two))
     assert [one.code for one in ended] == [0, 0], ended
@@ -69,7 +73,7 @@ def test_what_the_recipe_adds_to_a_batch() -> None:
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        ("--eval-interval 100", "this recipe has no evaluations"),
+        ("--record-video", "batches of environments can't be filmed"),
         ("--num-envs 10", "--num-envs 10 must be a multiple of --num-batches 4"),
     ],
 )
