@@ -121,17 +121,10 @@ class Hosts:
 
     def cut(self, host: int) -> None:
         """Nothing goes to or from a host any more."""
-        self._tell(f"cut {host}")
-
-    def join(self, host: int) -> None:
-        """A host that was cut off is there again."""
-        self._tell(f"join {host}")
-
-    def _tell(self, order: str) -> None:
         assert self._switch is not None
         assert self._switch.stdin is not None
         assert self._switch.stdout is not None
-        self._switch.stdin.write(order + "\n")
+        self._switch.stdin.write(f"{host}\n")
         self._switch.stdin.flush()
         self._switch.stdout.readline()
 
@@ -170,10 +163,10 @@ def _switch(delay_s: float, loss: float, holders: list[int]) -> None:
         wait_ms = max(0.0, queue[0][0] - time.monotonic()) * 1e3 if queue else None
         for fd, _ in poll.poll(wait_ms):
             if fd == 0:
-                order = sys.stdin.readline().split()
-                if not order:
+                host = sys.stdin.readline()
+                if not host:
                     return
-                (cut.add if order[0] == "cut" else cut.discard)(taps[int(order[1])])
+                cut.add(taps[int(host)])
                 print(flush=True)
                 continue
             frame = os.read(fd, _FRAME)

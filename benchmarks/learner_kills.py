@@ -52,6 +52,7 @@ TASKS = {
 }
 NO_MORE_BYTES = 4_096  # in a file
 PATIENCE_S = 900.0
+GRACE_S = 30.0  # which torchrun has to end its learners
 SHARED = Path("/dev/shm")
 
 
@@ -115,16 +116,22 @@ class Launch:
         limit = (NO_MORE_BYTES, NO_MORE_BYTES)
         resource.prlimit(self._rank(rank), resource.RLIMIT_FSIZE, limit)
 
-    def wait(self) -> int:
-        """torchrun's exit code; the first host's, if there are several."""
-        return self._processes[0].wait(PATIENCE_S)
+    def wait(self) -> tuple[float, int]:
+        """Seconds from now to torchrun's end, and its exit code; the first host's of several."""
+        began = time.monotonic()
+        code = self._processes[0].wait(PATIENCE_S)
+        return time.monotonic() - began, code
 
     def end(self) -> None:
         """End what has not ended."""
         for process in self._processes:
             process.terminate()
         for process in self._processes:
-            process.wait(PATIENCE_S)
+            try:
+                process.wait(GRACE_S)
+            except subprocess.TimeoutExpired:  # waits for a host that is cut off
+                process.kill()
+                process.wait()
 
     def left(self) -> str:
         """What is still there, a moment after the end."""
@@ -191,9 +198,9 @@ class Table:
         recipe = f"{self._recipe} {more}"
         return Launch(self._learners, recipe, directory, hosts), directory
 
-    def row(self, what: str, began: float, code: int, directory: Path, left: str) -> None:
+    def row(self, what: str, took_s: float, code: int, directory: Path, left: str) -> None:
         """Print one; the first is of what others are compared with."""
-        newest, took_s = directory / "policy.pt", time.monotonic() - began
+        newest = directory / "policy.pt"
         found = digest(torch.load(newest).values()) if newest.exists() else None
         self._expected = self._expected or found
         same = "none" if found is None else "same" if found == self._expected else "other"
@@ -205,27 +212,24 @@ class Table:
         launch.wait_for_checkpoint(moment.step)
         time.sleep(moment.after_s)
         do(launch)
-        began = time.monotonic()
-        code = launch.wait()
+        took_s, code = launch.wait()
         when = f"{moment.after_s:.2f} s after a checkpoint from step {moment.step:,} on"
-        self.row(f"{what}, {when}", began, code, directory, launch.left())
+        self.row(f"{what}, {when}", took_s, code, directory, launch.left())
         return directory
 
     def resume(self, directory: Path) -> None:
         """What was stopped."""
-        began = time.monotonic()
         launch = Launch(
             self._learners, f"{self._recipe.split()[0]} --resume {directory}", directory
         )
-        self.row("its resumption", began, launch.wait(), directory, launch.left())
+        self.row("its resumption", *launch.wait(), directory, launch.left())
 
 
 def alone(table: Table) -> None:
     """A run that nothing happens to."""
     launch, directory = table.start()
     launch.wait_for_checkpoint()
-    began = time.monotonic()
-    table.row("left alone", began, launch.wait(), directory, launch.left())
+    table.row("left alone", *launch.wait(), directory, launch.left())
 
 
 def kill(table: Table, options: argparse.Namespace) -> None:
@@ -249,9 +253,8 @@ def kill(table: Table, options: argparse.Namespace) -> None:
     table.happens(f"SIGTERM to rank {rank}", partial(_send, signal.SIGTERM, rank), when)
     rank, when = moment()
     table.happens(f"a full disk on rank {rank}", lambda launch: launch.stop_writing(rank), when)
-    began = time.monotonic()
     launch, directory = table.start("--learning-rate 1e30")
-    table.row("a training that diverges", began, launch.wait(), directory, launch.left())
+    table.row("a training that diverges", *launch.wait(), directory, launch.left())
 
 
 def _send(number: int, rank: int | None, launch: Launch) -> None:
@@ -265,10 +268,9 @@ def cut(table: Table, options: argparse.Namespace) -> None:
         launch, directory = table.start(hosts=hosts)
         launch.wait_for_checkpoint(TOTAL[options.task] // 4)
         hosts.cut(options.learners - 1)
-        began = time.monotonic()
-        code = launch.wait()
+        took_s, code = launch.wait()
         launch.end()
-        table.row("the last host is cut off", began, code, directory, launch.left())
+        table.row("the last host is cut off", took_s, code, directory, launch.left())
 
 
 def main() -> None:

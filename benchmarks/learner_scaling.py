@@ -116,7 +116,7 @@ def learn(options: argparse.Namespace) -> None:
         ) as collector:
             for number, batch in enumerate(collector):
                 if number == WARM_UP:
-                    began, cpu = time.perf_counter(), time.process_time()
+                    began = time.perf_counter()
                 if number == WARM_UP + options.rounds:
                     break
                 update(batch)
@@ -130,7 +130,6 @@ def learn(options: argparse.Namespace) -> None:
             "update_s": statistics.mean(updates_s[WARM_UP:]),
             "exchange_s": time_exchange(world, loss_module, batch),
             "large_exchange_s": time_exchange(world, nn.Linear(*LARGE, bias=False), batch),
-            "learner_cpu_s": (time.process_time() - cpu) / options.rounds,
             "num_values": sum(p.numel() for p in loss_module.parameters()),
         }
         every = world.gather(found)
