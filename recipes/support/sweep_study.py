@@ -75,6 +75,7 @@ def is_complete(study: Study, trials: int) -> bool:
 def draw(study: Study, metric: str, file: Path) -> None:
     """Draw each trial's values as they came, and the last of them against each parameter."""
     from matplotlib.figure import Figure
+    from matplotlib.ticker import LogLocator, NullFormatter
 
     trials = [trial for trial in study.trials if trial.intermediate_values]
     names = sorted({name for trial in trials for name in trial.params})
@@ -88,6 +89,10 @@ def draw(study: Study, metric: str, file: Path) -> None:
         axes.set_xlabel(name)
         if any(getattr(trial.distributions.get(name), "log", False) for trial in trials):
             axes.set_xscale("log")
+            axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+            axes.xaxis.set_major_formatter("{x:g}")
+            axes.xaxis.set_minor_formatter(NullFormatter())
+            axes.tick_params(axis="x", labelrotation=30)
         else:
             axes.locator_params(axis="x", nbins=4)
     ended = [trial for trial in trials if trial.state == TrialState.COMPLETE]
