@@ -12,16 +12,15 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 
 import pytest
 import torch
-from processes import wait_until
 from recipe_runs import CARTPOLE, assert_equal_runs, rows, run, start
 from script_paths import RECIPES
-from warm_recipes import WarmRecipe
+from warm_recipes import WarmRecipe, stop_run
 
 pytest.importorskip("ale_py")
 pytest.importorskip("rich")
@@ -110,13 +109,6 @@ def whole_runs(
     return whole
 
 
-@pytest.fixture(scope="module")
-def warm_recipes() -> Iterator[Callable[[str], WarmRecipe]]:
-    """Recipes that are cheap to start, by their names."""
-    with contextlib.ExitStack() as stack:
-        yield cache(lambda recipe: stack.enter_context(contextlib.closing(WarmRecipe(recipe))))
-
-
 @pytest.mark.timeout(1200)  # up to ten starts, on a machine that may be busy
 @pytest.mark.parametrize(
     ("arguments", "interval", "kills", "seed"),
@@ -165,18 +157,16 @@ def test_i7_a_run_killed_at_any_moment_goes_on_bit_for_bit(
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_a_run_that_is_stopped_saves_and_goes_on(
-    tmp_path: Path, whole_runs: Callable[[str], Path], number: int
+    tmp_path: Path,
+    whole_runs: Callable[[str], Path],
+    warm_recipes: Callable[[str], WarmRecipe],
+    number: int,
 ) -> None:
     stopped = tmp_path / "stopped"
-    flags = f"{LONG} --total-frames 6400"
+    flags = f"{LONG} --total-frames 3200"
     whole = whole_runs(flags)
-    process = start(flags, "--output-dir", str(stopped), unbuffered=True)
-    for line in process.stdout:
-        if "steps" in line:
-            process.send_signal(number)
-            break
-    output, _ = process.communicate()
-    assert process.returncode == 128 + number, output
+    code, output = stop_run(warm_recipes, flags, stopped, number, "steps")
+    assert code == 128 + number, output
     assert f"stopped; go on with --resume {stopped}" in output
     assert len(rows(stopped / "metrics.csv")) < len(rows(whole / "metrics.csv"))
     assert (stopped / "curve.png").exists()
@@ -184,20 +174,20 @@ def test_a_run_that_is_stopped_saves_and_goes_on(
     assert_equal_runs(whole, stopped)
 
 
-def test_training_is_safe_while_the_last_evaluation_runs(tmp_path: Path) -> None:
-    whole, stopped = tmp_path / "whole", tmp_path / "stopped"
+def test_training_is_safe_while_the_last_evaluation_runs(
+    tmp_path: Path,
+    whole_runs: Callable[[str], Path],
+    warm_recipes: Callable[[str], WarmRecipe],
+) -> None:
+    stopped = tmp_path / "stopped"
     flags = f"{PONG.replace('--eval-interval 0', '')} --eval-episodes 1 --total-frames 64"
-    process = start(flags, "--output-dir", str(stopped), unbuffered=True)
-    for line in process.stdout:
-        if "64 steps (100%)" in line:
-            break
-    wait_until(lambda: any((stopped / "checkpoints").glob("step-*64.pt")))
-    process.send_signal(signal.SIGTERM)
-    output, _ = process.communicate()
-    assert process.returncode == 143, output
+    flags += " --eval-max-steps 400"
+    saved = "checkpoints/step-*64.pt"
+    code, output = stop_run(warm_recipes, flags, stopped, signal.SIGTERM, "64 steps (100%)", saved)
+    assert code == 143, output
     assert rows(stopped / "evaluations.csv") == []
     run("ppo_atari.py", "--resume", str(stopped))
-    run(flags, "--output-dir", str(whole))
+    whole = whole_runs(flags)
     assert len(rows(whole / "evaluations.csv")) == 1
     assert_equal_runs(whole, stopped)
 

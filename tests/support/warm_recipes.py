@@ -13,12 +13,12 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, NoReturn
 
-from processes import SHARED_SERVERS
+from processes import SHARED_SERVERS, wait_until
 from script_paths import RECIPES
 
 from torchrl_hts._processes.fork_server import WorkerServer
@@ -53,6 +53,38 @@ class WarmRecipe:
     def close(self) -> None:
         """End what runs."""
         self.server.close()
+
+
+def stop_run(
+    warm_recipes: Callable[[str], WarmRecipe],
+    arguments: str,
+    directory: Path,
+    number: int,
+    said: str,
+    written: str = "*",
+) -> tuple[int | None, str]:
+    """Send a run a signal once it has said and written something; its exit code, and what it said.
+
+    Args:
+        arguments: of the command line, the recipe's name first.
+        directory: of the run.
+        written: a pattern of files in the directory.
+    """
+    recipe, *flags = arguments.split()
+    output = directory.with_name("output")
+    warm = warm_recipes(recipe.removesuffix(".py"))
+    process = warm.start([*flags, "--output-dir", str(directory)], output)
+
+    def is_time() -> bool:
+        return said in output.read_text() and any(directory.glob(written))
+
+    wait_until(lambda: process.has_ended() or is_time(), timeout_s=200)
+    if not process.has_ended():
+        os.kill(process.pid, number)
+    code = process.exit_status(100)
+    process.hang_up()
+    process.close()
+    return code, output.read_text()
 
 
 class ForkedServer:
