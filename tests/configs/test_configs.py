@@ -26,7 +26,6 @@ from hydra.utils import instantiate
 from omegaconf import MISSING, DictConfig
 from probe import batched_env_target, hook_of
 from processes import comes_from_torch_free_server
-from script_paths import QUICK_START
 from torch import nn
 from torchrl.data import LazyTensorStorage, ReplayBuffer, SamplerWithoutReplacement
 from torchrl.modules import MLP, ValueOperator
@@ -262,7 +261,7 @@ def test_torchrls_recipe_as_it_is(tmp_path: Path) -> None:
     ]
     paths = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
     done = subprocess.run(
-        [sys.executable, "-W", "ignore", str(QUICK_START), "train.py", *arguments],
+        [sys.executable, "-W", "ignore", "train.py", *arguments],
         cwd=tmp_path,
         env={**os.environ, "PYTHONPATH": os.pathsep.join(paths), "OMP_NUM_THREADS": "1"},
         capture_output=True,

@@ -5,15 +5,13 @@ from __future__ import annotations
 import csv
 import math
 import os
-import signal
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from recipe_metrics import NAMES
-from recipe_runs import CARTPOLE, run
-from warm_recipes import WarmRecipe, stop_run
+from recipe_runs import CARTPOLE, run, start
 
 pytest.importorskip("rich")
 pytest.importorskip("matplotlib")
@@ -91,21 +89,23 @@ def wandb_points(file: Path) -> Points:
     }
 
 
-def test_wandb_offline_and_the_same_run_resumed(
-    tmp_path: Path, warm_recipes: Callable[[str], WarmRecipe]
-) -> None:
+def test_wandb_offline_and_the_same_run_resumed(tmp_path: Path) -> None:
     pytest.importorskip("wandb")
     from wandb_file import run_record
 
     flags = "--logger wandb --wandb-mode offline --wandb-project p --wandb-group g --wandb-name n"
     # Stopped after the first rows, and resumed: two files of one run. The newest holds all of it,
     # since W&B's own process writes late, and what it has not written is lost with a killed run.
-    directory = tmp_path / "run"
-    code, output = stop_run(warm_recipes, f"{SHORT} {flags}", directory, signal.SIGTERM, "steps")
-    assert code == 143, output
-    run("ppo_cartpole.py", "--resume", str(directory))
-    files = sorted(directory.glob("wandb/offline-run-*/run-*.wandb"))
-    assert wandb_points(files[-1]) == points(directory)
+    process = start(SHORT, *flags.split(), "--output-dir", str(tmp_path), unbuffered=True)
+    for line in process.stdout:
+        if "steps" in line:
+            process.terminate()
+            break
+    process.communicate()
+    assert process.returncode == 143
+    run("ppo_cartpole.py", "--resume", str(tmp_path))
+    files = sorted(tmp_path.glob("wandb/offline-run-*/run-*.wandb"))
+    assert wandb_points(files[-1]) == points(tmp_path)
     runs = [run_record(path) for path in files]
     assert len(runs) == 2
     assert len({each.run_id for each in runs}) == 1
