@@ -5,8 +5,7 @@ by running statistics, part of the parameters that act; rewards are scaled in th
 
     python recipes/ppo_mujoco.py --env-id HalfCheetah-v5
 
-Ctrl-C saves and ends the run, --resume OUTPUT_DIR goes on with it: bit for bit where environments
-can be saved, as Pendulum's can. MuJoCo's begin new episodes, and the recipe says so.
+Ctrl-C saves and ends the run, --resume OUTPUT_DIR goes on with it, bit for bit.
 """
 
 from __future__ import annotations

@@ -1,13 +1,14 @@
-"""recipes/ppo_mujoco.py, on Pendulum, which needs no MuJoCo."""
+"""recipes/ppo_mujoco.py, on Pendulum, which needs no MuJoCo, and resumed on Hopper, which does."""
 
 from __future__ import annotations
 
+import shutil
 import sys
 from pathlib import Path
 
 import pytest
 import torch
-from recipe_runs import run
+from recipe_runs import assert_equal_runs, run
 
 pytest.importorskip("rich")
 pytest.importorskip("matplotlib")
@@ -26,6 +27,21 @@ def test_statistics_are_in_the_checkpoints_and_in_what_is_evaluated(tmp_path: Pa
     assert policy[count] == state["rewards"]["count"] == 128
     assert best["policy"][count] == best["step"]
     assert state["rewards"]["returns"].shape == (4,)
+
+
+def test_i7_mujoco_is_resumed_in_the_middle_of_its_episodes(tmp_path: Path) -> None:
+    pytest.importorskip("mujoco")
+    whole, resumed = tmp_path / "whole", tmp_path / "resumed"
+    flags = f"{PENDULUM.replace('Pendulum-v1', 'Hopper-v5')} --log-interval 64"
+    flags += " --checkpoint-interval 64 --keep-checkpoints 3"
+    run(flags, "--output-dir", str(whole))
+    shutil.copytree(whole, resumed)
+    _, *later = sorted((resumed / "checkpoints").iterdir())
+    assert later
+    for path in later:
+        path.unlink()
+    assert "64 of 128 steps are done" in run("ppo_mujoco.py --resume", str(resumed))
+    assert_equal_runs(whole, resumed)
 
 
 @pytest.mark.parametrize(

@@ -7,8 +7,9 @@ objects that say themselves how they are pickled (many are made anew from the ar
 constructor) other than those known to be whole, sets (their order of iteration is part of what a
 program sees, and depends on what was ever in them), and what can't be pickled at all.
 
-The new environment keeps its own layers, functions, emulators and specs; what functions hold in
-their closures and defaults, and the emulators' states, are set to what they were.
+The new environment keeps its own layers, functions, engines (ALE's emulators, MuJoCo's simulations)
+and specs; what functions hold in their closures and defaults, and the engines' states, are set to
+what they were. Gymnasium's renderer of MuJoCo is kept as it is: cameras are not saved.
 
 Not saved: module globals, attributes of classes, the clock, and engines that an environment knows
 by a number only; executors save global generators. Emulators show the restored state from their

@@ -15,7 +15,13 @@ from typing import Any
 import gymnasium as gym
 from gymnasium.envs.registration import EnvSpec
 
-from torchrl_hts.env_state.ale import describe, is_emulator, restore_emulator, save_emulator
+from torchrl_hts.env_state.engines import (
+    describe_engine,
+    is_engine,
+    kept,
+    restore_engine,
+    save_engine,
+)
 from torchrl_hts.env_state.names import Names
 from torchrl_hts.env_state.pickles import NameFinder, StateReader, StateSaver
 from torchrl_hts.errors import CannotSaveError
@@ -105,10 +111,10 @@ def save_environment(
     saver.private = {}
     parts = _protocol_parts(base) if by_protocol else _attributes(base)
     written.append(_save_parts(saver, _name(base), parts))
-    for where, emulator in _emulators(fixtures):
+    for where, engine in _engines(fixtures):
         layer = layers[int(where[0])]
         try:
-            state = save_emulator(emulator, continuous=getattr(layer, "continuous", False))
+            state = save_engine(engine, layer)
         except CannotSaveError as error:
             raise CannotSaveError(f"{_name(layer)}: {error}") from error
         _save_parts(saver, _name(layer), {where[1]: state})
@@ -150,16 +156,15 @@ def restore_environment(env: gym.Env[Any, Any], state: bytes, *, names: Names | 
         parts = [{name: loader.load() for name in names} for names in wrappers]
         closures = [loader.load() for _ in _functions(fixtures)]
         parts.append({name: loader.load() for name in last})
-        emulators = [loader.load() for _ in _emulators(fixtures)]
+        engines = [loader.load() for _ in _engines(fixtures)]
         extra = loader.load()
     except Exception as error:
         raise ValueError(
             f"the environment's state can't be read here: {error}. Restore it with the code and "
             "the package versions that saved it"
         ) from error
-    for (_, emulator), one in zip(_emulators(fixtures), emulators, strict=True):
-        if not restore_emulator(emulator, *one):
-            raise ValueError("the emulator doesn't play on here as it did where it was saved")
+    for (_, engine), one in zip(_engines(fixtures), engines, strict=True):
+        restore_engine(engine, one)
     for (_, function), one in zip(_functions(fixtures), closures, strict=True):
         _restore_function(function, one)
     for layer, values in zip(layers, parts, strict=True):
@@ -240,9 +245,9 @@ def _fixtures(layers: list[gym.Env[Any, Any]]) -> dict[Where, Any]:
     for index, layer in enumerate(layers):
         fixtures[index,] = layer
         for name, value in vars(layer).items():
-            if isinstance(value, EnvSpec) or is_emulator(value):
-                fixtures[index, name] = value
-            else:
+            found = {(): value} if isinstance(value, EnvSpec) else kept(value)
+            fixtures |= {(index, name, *where): one for where, one in found.items()}
+            if not found:
                 _add_functions(fixtures, (index, name), value)
         for depth, cls in enumerate(type(layer).__mro__):
             if not _importable(cls):  # of a script, sent to this process by value
@@ -283,9 +288,9 @@ def _functions(fixtures: dict[Where, Any]) -> Iterator[tuple[Where, types.Functi
     return ((k, f) for k, f in fixtures.items() if isinstance(f, types.FunctionType))
 
 
-def _emulators(fixtures: dict[Where, Any]) -> Iterator[tuple[Where, Any]]:
+def _engines(fixtures: dict[Where, Any]) -> Iterator[tuple[Where, Any]]:
     """Each once: wrappers refer to the base's."""
-    seen = {id(value): where for where, value in fixtures.items() if is_emulator(value)}
+    seen = {id(value): where for where, value in fixtures.items() if is_engine(value)}
     return ((where, fixtures[where]) for where in seen.values())
 
 
@@ -296,8 +301,8 @@ def _description(layers: list[gym.Env[Any, Any]], fixtures: dict[Where, Any]) ->
         code = function.__code__
         digest = hashlib.sha256(code.co_code + repr((code.co_names, code.co_freevars)).encode())
         lines.append(f"function {function.__qualname__} with code {digest.hexdigest()[:16]}")
-    for _, ale in _emulators(fixtures):
-        lines += describe(ale)
+    for _, engine in _engines(fixtures):
+        lines += describe_engine(engine)
     return lines
 
 

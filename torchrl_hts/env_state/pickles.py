@@ -27,6 +27,7 @@ from torchrl_hts.env_state.names import (
     method,
     view,
 )
+from torchrl_hts.env_state.simulations import holds_memory_of, is_simulation
 
 __all__ = ["NameFinder", "StateReader", "StateSaver"]
 
@@ -53,6 +54,7 @@ class StateSaver(pickle.Pickler):
         self.names = names
         self.fixtures = {id(value): where for where, value in fixtures.items()}
         self.private: dict[int, str] = {}
+        self._simulations = [value for value in fixtures.values() if is_simulation(value)]
 
     def persistent_id(self, obj: object) -> tuple[Any, ...] | None:
         if id(obj) in self.private:
@@ -78,6 +80,9 @@ class StateSaver(pickle.Pickler):
         if isinstance(obj, types.MethodType | types.BuiltinMethodType):
             return self._reduce_method(obj)
         if isinstance(obj, np.ndarray):
+            foreign = _owner(obj).base is not None
+            if foreign and any(holds_memory_of(data, obj) for data in self._simulations):
+                raise _RefusedError("it is or holds a view of MuJoCo's memory: keep a copy of it")
             return _reduce_array(obj)
         if isinstance(obj, enum.Enum):  # by some versions of Python, as a call of getattr
             return cls, (obj._value_,)
@@ -147,14 +152,20 @@ class _RefusedError(Exception):
     """An object would not be whole; says why."""
 
 
+def _owner(array: Any) -> Any:
+    """The array that an array is a view of, or itself."""
+    while isinstance(array.base, np.ndarray):
+        array = array.base
+    return array
+
+
 def _reduce_array(array: np.ndarray[Any, Any]) -> Any:
     """Pickle alone would make copies of views, and put the axes of others into C order."""
-    owner: Any = array
-    while isinstance(owner.base, np.ndarray):
-        owner = owner.base
+    owner = _owner(array)
     if type(array) is not np.ndarray or type(owner) is not np.ndarray:
         raise _RefusedError("it is or holds an array of a class derived from numpy.ndarray")
-    memory = owner.base.obj if isinstance(owner.base, memoryview) else owner.base
+    base: Any = owner.base
+    memory: Any = base.obj if isinstance(base, memoryview) else base
     if isinstance(memory, bytearray):  # arrays that were themselves unpickled
         owner = np.frombuffer(memory, np.uint8)
     elif memory is not None and type(memory).__name__ not in _ARRAY_KEEPERS:
