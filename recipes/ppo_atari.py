@@ -21,7 +21,7 @@ from support.start import begin
 
 @dataclass(frozen=True)
 class Options(AtariOptions, PPOOptions):
-    """What is trained on what."""
+    """What is trained on what; all defaults are those of the literature (Schulman et al. 2017)."""
 
 
 if __name__ == "__main__":  # before torch is imported, which takes seconds

@@ -24,7 +24,7 @@ from support.vector_options import VectorPPOOptions
 
 @dataclass(frozen=True)
 class Options(VectorPPOOptions):
-    """What is asked of the result."""
+    """What is asked of the result; all defaults solve CartPole-v1 with each seed that was tried."""
 
     require_return: float | None = option(
         None,

@@ -26,7 +26,7 @@ from support.start import begin
 
 @dataclass(frozen=True)
 class Options(PPOOptions):
-    """What is trained on what; the defaults are those of Liu, Yeh and Schwing (2020)."""
+    """What is trained on what; all defaults are those of Liu, Yeh and Schwing (2020)."""
 
     scenario: str = option("academy_empty_goal_close", "what is played, as gfootball names it")
     engine: Literal["gfootball", "envpool"] = option("gfootball", "which package plays it")

@@ -38,7 +38,7 @@ class PixelOptions(RunOptions):
 
 @dataclass(frozen=True)
 class PPOOptions(PixelOptions):
-    """Options of PPO; the defaults are those of the literature (Schulman et al. 2017)."""
+    """Options of PPO on pictures."""
 
     num_envs: int = option(8, "games played at the same time", least=1, most=2048)
     sync_interval: int = option(128, "steps per game and round (alpha)", least=1)

@@ -11,7 +11,7 @@ __all__ = ["VectorPPOOptions"]
 
 @dataclass(frozen=True)
 class VectorPPOOptions(RunOptions):
-    """Options of PPO; the defaults solve CartPole-v1 with every seed that was tried."""
+    """Options of PPO on vectors."""
 
     env_id: str = option("CartPole-v1", "gymnasium id; Box observations, Discrete actions")
     total_frames: int = option(200_000, "environment steps in all", least=1)

@@ -62,6 +62,20 @@ def test_help_explains_each_option(recipe: str, capsys: pytest.CaptureFixture[st
         assert explained in shown
 
 
+@pytest.mark.parametrize("recipe", [*SMALL, *sorted(ELSEWHERE)])
+def test_a_heading_speaks_of_defaults_only_where_they_are_this_recipes(recipe: str) -> None:
+    options = importlib.import_module(recipe).Options
+    for owner in options.__mro__[:-1]:
+        heading = (owner.__doc__ or "").split("\n")[0]
+        if "default" in heading:
+            changed = [
+                entry.name
+                for entry in fields(owner)
+                if getattr(options, entry.name) != getattr(owner, entry.name)
+            ]
+            assert not changed, heading
+
+
 @pytest.mark.timeout(900)  # three runs, one of them of two processes, on a machine that may be busy
 @pytest.mark.parametrize("recipe", SMALL)
 def test_i7_a_run_its_files_its_resumption_and_its_learners(recipe: str, tmp_path: Path) -> None:
