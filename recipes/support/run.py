@@ -79,11 +79,7 @@ class Run:
         self.output_dir, resumes = self._told(partial(find_output_dir, recipe, options))
         self._display = Display(self._total_frames, quiet=not self._world.is_first)
         self._returns = EpisodeReturns()
-        self._parts: dict[str, Stateful] = {
-            "collector": collector,
-            "returns": self._returns,
-            **parts,
-        }
+        self._parts = {"collector": collector, "returns": self._returns, **parts}
         self._checkpoints = Checkpoints(self.output_dir / "checkpoints", options.keep_checkpoints)
         self._id = uuid.uuid4().hex[:8]
         self._wandb_names: Mapping[str, Any] | None = None  # of the run at W&B, if it is there
@@ -98,16 +94,20 @@ class Run:
         self._stop: int | None = None  # that any learner was sent, as all have been told
         self._others_left = False
         self._told_of_loss = False
+        self._open(eval_env, video_fps, resumes=resumes)
+
+    def _open(self, eval_env: Callable[..., Any], fps: float | None, *, resumes: bool) -> None:
+        """Claim the directory, and go on with what is there; if that fails, close what is open."""
         with contextlib.ExitStack() as undoing:
             if self._world.is_first:
                 self._lock = claim_output_dir(self.output_dir, holds_own_run=resumes)
                 undoing.callback(self._lock.close)
             self._evaluations = Evaluations(
-                options,
+                self.options,
                 eval_env,
-                collector,
+                self._collector,
                 self.output_dir,
-                video_fps,
+                fps,
                 self.say,
                 plays=self._world.is_first and not ON_BATCH,
             )
@@ -118,8 +118,8 @@ class Run:
             self._records: Records | None = None  # the first learner's
             if self._world.is_first:
                 self._records = Records(
-                    recipe,
-                    options,
+                    self._recipe,
+                    self.options,
                     self.output_dir,
                     self._display,
                     run_id=self._id,
