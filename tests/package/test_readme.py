@@ -50,6 +50,20 @@ def test_a_tutorial_runs_from_top_to_bottom(name: str, tmp_path: Path) -> None:
     assert re.search(r"^mean return of the last 100 episodes: \d+$", done.stdout, re.MULTILINE)
 
 
+def test_the_loop_of_a_recurrent_policy_runs(tmp_path: Path) -> None:
+    """For two rounds, on one thread."""
+    text = (ROOT / "docs/how_to/recurrent_policies.md").read_text()
+    (code,) = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+    short, replaced = re.subn(r"total_frames=[\d_]+", "total_frames=1_024", code)
+    assert replaced == 1
+    script = tmp_path / "recurrent.py"
+    script.write_text("import torch\n\ntorch.set_num_threads(1)\n" + short)
+    command = [sys.executable, "-W", "ignore", str(script)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=200, check=False)
+    assert done.returncode == 0, done.stderr
+    assert re.fullmatch(r"mean return of the last 100 episodes: \d+\n", done.stdout)
+
+
 @pytest.mark.timeout(900)  # three starts, on a machine that may be busy
 def test_the_tutorial_of_an_own_recipe_survives_a_kill(tmp_path: Path) -> None:
     """In as many lines as it says, and with the bits of a run that was not killed."""
