@@ -9,10 +9,11 @@ from typing import Any
 import gymnasium as gym
 import pytest
 import torch
-from tensordict import TensorDictBase
+from tensordict import TensorDict, TensorDictBase
 from tensordict.nn import TensorDictModule
 from torch import nn
 from torchrl.modules import IndependentNormal, NormalParamExtractor, ProbabilisticActor
+from torchrl.trainers import Trainer, UpdateWeights
 
 from torchrl_hts import DelayedGradient, HTSCollector, RunningNorm, RunningRewardNorm
 from torchrl_hts.testing import digest
@@ -91,3 +92,58 @@ def test_i7_statistics_are_theta_js_for_any_workers_and_resumed(lag: int) -> Non
     with resumed.collector as data:
         resumed.load(states[2])
         assert [resumed.step(batch) for batch in data] == expected[3:]
+
+
+class Objective(nn.Module):
+    """What `Training.step` minimises, as a trainer asks for it."""
+
+    def __init__(self, policy: ProbabilisticActor) -> None:
+        super().__init__()
+        self.policy = policy
+
+    def forward(self, batch: TensorDictBase) -> TensorDict:
+        log_prob = self.policy.get_dist(batch.clone()).log_prob(batch["action"])
+        return TensorDict({"loss": (log_prob * batch["next", "reward"].squeeze(-1)).mean()})
+
+
+def make_trainer(training: Training) -> Trainer:
+    return Trainer(
+        collector=training.collector,
+        total_frames=ENVS * ALPHA * ROUNDS,
+        frame_skip=1,
+        optim_steps_per_batch=1,
+        loss_module=Objective(training.policy),
+        optimizer=training.optimizer,
+        clip_grad_norm=False,
+        progress_bar=False,
+    )
+
+
+def test_a_trainer_with_both_registered_has_the_bits_of_the_loop() -> None:
+    loop, trained = Training(1), Training(1)
+    with loop.collector as data:
+        for batch in data:
+            loop.step(batch)
+    trainer = make_trainer(trained)
+    trainer.register_op("post_steps", UpdateWeights(trained.collector, 1))  # as trainers begin
+    trained.rewards.register(trainer)
+    trained.delayed.register(trainer)
+    trained.norm.register(trainer)
+    trainer.train()
+    ends = [
+        digest([*each.policy.state_dict().values(), *each.rewards.buffers()])
+        for each in (loop, trained)
+    ]
+    assert ends[0] == ends[1]
+    state = trainer.state_dict()
+    for name, own in ("running_norm", trained.norm), ("running_reward_norm", trained.rewards):
+        assert digest([*state[name].values()]) == digest([*own.buffers()])
+
+
+def test_delayed_gradient_is_registered_before_running_norm() -> None:
+    training = Training(1)
+    trainer = make_trainer(training)
+    training.norm.register(trainer)
+    with pytest.raises(RuntimeError, match="register DelayedGradient first"):
+        training.delayed.register(trainer)
+    training.collector.shutdown()

@@ -14,7 +14,13 @@ from torch.nn.parameter import is_lazy
 from torchrl.trainers import Trainer
 from torchrl.trainers.trainers import TrainerHookBase
 
-from torchrl_hts.delayed_gradient.running_norm import hold, let_go, norms_in, statistics_of
+from torchrl_hts.delayed_gradient.running_norm import (
+    RunningNorm,
+    hold,
+    let_go,
+    norms_in,
+    statistics_of,
+)
 from torchrl_hts.delayed_gradient.trainer import check_trainer, many_of
 from torchrl_hts.delayed_gradient.undelayed import note_use
 from torchrl_hts.errors.checks import check_integer
@@ -220,11 +226,16 @@ class DelayedGradient(TrainerHookBase):  # type: ignore[misc]  # torchrl is unty
             ValueError: if the lag given or already trained with isn't the collector's, or the
                 trainer doesn't train these parameters, or not here, batch by batch, or has what
                 several learners can't do.
-            RuntimeError: if the trainer has such a hook already.
+            RuntimeError: if the trainer has such a hook already, or a `RunningNorm`.
         """
         lag = self._lag_in(trainer)
         if any(isinstance(module, DelayedGradient) for module in trainer._modules.values()):
             raise RuntimeError("the trainer has a DelayedGradient already: one is enough.")
+        if any(isinstance(module, RunningNorm) for module in trainer._modules.values()):
+            raise RuntimeError(
+                "the trainer has a RunningNorm already, which counts after the block of this one: "
+                "register DelayedGradient first"
+            )
         many = many_of(trainer)
         trainer.register_module(name, self)
         self._lag = lag

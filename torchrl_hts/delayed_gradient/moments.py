@@ -6,16 +6,18 @@ Axes: m values that are counted, of any shape S each; n environments, T steps of
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import torch
 from tensordict import TensorDictBase
 from torch import Tensor, nn
 
 if TYPE_CHECKING:
+    from torchrl.trainers import Trainer
+
     from torchrl_hts._world.world import World
 
-__all__ = ["RunningMoments", "parts_of"]
+__all__ = ["RunningMoments", "parts_of", "world_of"]
 
 
 class RunningMoments(nn.Module):
@@ -108,3 +110,8 @@ def parts_of(
 
 def _mean_of(values: list[Tensor], world: World | None) -> Tensor:
     return values[0] if world is None else world.mean(values)
+
+
+def world_of(trainer: Trainer) -> World | None:
+    """The learners that a trainer's collector knows."""
+    return cast("World | None", getattr(trainer.collector, "world", None))

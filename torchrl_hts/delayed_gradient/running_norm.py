@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 from weakref import WeakSet
@@ -10,9 +11,11 @@ import torch
 from tensordict import NestedKey, TensorDictBase
 from torch import Tensor, nn
 
-from torchrl_hts.delayed_gradient.moments import RunningMoments, parts_of
+from torchrl_hts.delayed_gradient.moments import RunningMoments, parts_of, world_of
 
 if TYPE_CHECKING:
+    from torchrl.trainers import Trainer
+
     from torchrl_hts._world.world import World
 
 __all__ = ["RunningNorm", "hold", "let_go", "norms_in", "statistics_of"]
@@ -108,6 +111,31 @@ class RunningNorm(RunningMoments):
             )
         values = [self._rows(part, key) for part in parts_of(data, world)]
         self.take_in(values, world, f"observations {key!r}")
+
+    def register(
+        self, trainer: Trainer, name: str = "running_norm", *, key: NestedKey = "observation"
+    ) -> None:
+        """Have `trainer` count every batch that it has trained with, and save the statistics.
+
+        A batch is counted after all its epochs, and before hooks of ``post_steps``, such as that
+        which hands the new weights to the collector. Of several learners, all are counted.
+
+        Args:
+            trainer: whose loss module has this layer. A `DelayedGradient` is registered before.
+            name: under which the trainer saves the statistics.
+            key: of the observations.
+        """
+        trainer.register_module(name, self)
+        optim_steps = trainer.optim_steps
+
+        # Wrapped, as by `DelayedGradient`: hooks of post_steps that were registered before, such as
+        # a trainer's own, would hand on weights with the statistics of the batch before.
+        @functools.wraps(optim_steps)
+        def counted_optim_steps(batch: TensorDictBase) -> None:
+            optim_steps(batch)
+            self.update(batch, world_of(trainer), key=key)
+
+        trainer.optim_steps = counted_optim_steps
 
     def _rows(self, part: TensorDictBase, key: NestedKey) -> Tensor:
         """The observations of a part, ``[m, *shape]``."""

@@ -11,11 +11,13 @@ import torch
 from tensordict import TensorDictBase
 from torch import Tensor
 
-from torchrl_hts.delayed_gradient.moments import RunningMoments, parts_of
+from torchrl_hts.delayed_gradient.moments import RunningMoments, parts_of, world_of
 from torchrl_hts.delayed_gradient.running_norm import check_positive
 from torchrl_hts.errors.checks import check_integer
 
 if TYPE_CHECKING:
+    from torchrl.trainers import Trainer
+
     from torchrl_hts._world.world import World
 
 __all__ = ["RunningRewardNorm"]
@@ -107,6 +109,24 @@ class RunningRewardNorm(RunningMoments):
             reward = part["next", "reward"]
             scaled = reward.to(torch.float64) / scale.to(reward.device)
             reward.copy_(scaled.clamp(-self.clip, self.clip))
+
+    def register(self, trainer: Trainer, name: str = "running_reward_norm") -> None:
+        """Have `trainer` scale every batch's rewards before it trains, and save the statistics.
+
+        It is a hook of ``batch_process``. What those that are registered later see, and what the
+        trainer logs as rewards, is scaled.
+
+        Args:
+            trainer: of one learner, or of several.
+            name: under which the trainer saves the statistics.
+        """
+
+        def scale(batch: TensorDictBase) -> TensorDictBase:
+            self.normalize_(batch, world_of(trainer))
+            return batch
+
+        trainer.register_op("batch_process", scale)
+        trainer.register_module(name, self)
 
     def extra_repr(self) -> str:
         """What `print` shows."""
