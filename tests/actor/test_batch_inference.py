@@ -200,6 +200,65 @@ def test_linear_layers_are_transposed_where_batches_would_be_cut_otherwise(
         assert torch.equal(first, second)
 
 
+FIXED = InvariantSizes((16,), 16, fixed_rows=True)
+CUT = InvariantSizes((4, 8), 8, fixed_rows=False)
+BLOCKED = InvariantSizes((4, 8, 16), 16, fixed_rows=False, blocked=True)
+
+
+@pytest.mark.parametrize(
+    ("found", "blocked", "chosen"),
+    [
+        (FIXED, BLOCKED, BLOCKED),
+        (CUT, BLOCKED, BLOCKED),
+        (CUT, replace(CUT, blocked=True), CUT),
+        (InvariantSizes((2, 16), 16, fixed_rows=False), BLOCKED, None),
+    ],
+    ids=["rows of their own", "batches cut", "no gain", "all rows in one batch"],
+)
+def test_numpy_multiplies_in_blocks_where_that_is_cheaper(
+    found: InvariantSizes,
+    blocked: InvariantSizes,
+    chosen: InvariantSizes | None,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Where all rows go in one batch already, blocks aren't tried."""
+    envs = [partial(Three, partial(gym.make, "CartPole-v1"))] * 16
+    with (
+        HTSCollector(envs, dense(), frames_per_batch=64, seed=0) as collector,
+        inference(ExplorationType.RANDOM),
+    ):
+        next(iter(collector))
+        actor = inference_of(collector)
+        measure = {False: found, True: blocked}
+        tried = []
+        monkeypatch.setattr(
+            calibration,
+            "measure",
+            lambda actor: tried.append(actor.policies.blocked) or measure[actor.policies.blocked],
+        )
+        assert calibration.calibrate(actor) == (chosen or found)
+        assert actor.policies.blocked == (chosen or found).blocked
+        assert tried == [False] * (chosen is None) or [False, True]
+
+
+def test_blocks_give_the_same_bits_whoever_runs_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    """I6, on whatever CPU: in blocks of 8 or the batch of all, each row in a place of its own."""
+    start = Workers.start_actors
+    sizes = InvariantSizes((16,), 16, fixed_rows=True, blocked=True)
+    monkeypatch.setattr(
+        Workers, "start_actors", lambda self, job: start(self, replace(job, sizes=sizes))
+    )
+    envs = [partial(Three, partial(gym.make, "CartPole-v1"))] * 16
+    batches = []
+    for workers in ({"num_executors": 1}, {"num_executors": 5, "num_actors": 2}):
+        with HTSCollector(
+            envs, dense(), frames_per_batch=64, total_frames=192, seed=0, **workers
+        ) as collector:
+            batches.append(torch.cat(list(collector), 1))
+            assert collector.statistics().invariant_sizes == sizes
+    assert (batches[0] == batches[1]).all()
+
+
 def test_transposed_layers_give_the_same_bits_whoever_runs_them(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -240,10 +240,12 @@ def test_a_run_that_had_ended_can_be_made_longer() -> None:
     [
         ({"packed": True}, "large layers packed where the state was taken"),
         ({"transposed": True}, "linear layers transposed where the state was taken"),
+        ({"blocked": True}, "products in blocks of rows where the state was taken"),
         ({"sizes": (100,)}, "batches of 100 rows agree .* where the state was taken"),
         ({"fixed_rows": 1}, None),
         ({"packed": 0}, None),
         ({"transposed": "yes"}, None),
+        ({"blocked": "yes"}, None),
         ({"sizes": ()}, None),
         ({"sizes": (5, 3)}, None),
     ],
@@ -278,5 +280,6 @@ def test_a_state_from_before_layers_could_be_changed_goes_on_silently(
         state = collector.state_dict()
         assert not state["invariant_sizes"].pop("packed")
         assert not state["invariant_sizes"].pop("transposed")
+        assert not state["invariant_sizes"].pop("blocked")
         collector.load_state_dict(state)
     assert not [warning for warning in recwarn if "bit for bit" in str(warning.message)]

@@ -72,11 +72,12 @@ def test_intersect_needs_the_same_full_size() -> None:
         InvariantSizes((4,), 4, False).intersect(InvariantSizes((8,), 8, False))
 
 
-@pytest.mark.parametrize("how", [{"transposed": True}, {"packed": True}])
+@pytest.mark.parametrize("how", [{"transposed": True}, {"packed": True}, {"blocked": True}])
 def test_intersect_needs_layers_that_run_alike(how: dict[str, bool]) -> None:
     (said,) = how
+    said = said.removesuffix("ed")
     changed = InvariantSizes((4, 8), 8, False, **how)
-    with pytest.raises(ValueError, match=f"{said}, and another batches of 4, 8 rows agree bit"):
+    with pytest.raises(ValueError, match=f"{said}.*, and another batches of 4, 8 rows agree bit"):
         changed.intersect(InvariantSizes((4, 8), 8, False))
     both = changed.intersect(InvariantSizes((2, 8), 8, False, **how))
     assert both == InvariantSizes((8,), 8, False, **how)
@@ -123,6 +124,9 @@ def test_sizes_print_as_a_report() -> None:
         "batches of 1, 4-6, 16 rows agree bit for bit"
     )
     assert "each environment in its own row" in str(InvariantSizes((16,), 16, True))
+    assert str(InvariantSizes((4, 8), 8, False, blocked=True)) == (
+        "batches of 4, 8 rows agree bit for bit, products in blocks of rows"
+    )
     assert str(InvariantSizes((2, 3), 3, False, packed=True, transposed=True)) == (
         "batches of 2-3 rows agree bit for bit, large layers packed, linear layers transposed"
     )

@@ -193,6 +193,31 @@ def test_layers_inside_vmap_are_not_watched() -> None:
     assert torch.equal(during["logits"], before["logits"])
 
 
+@pytest.mark.parametrize("bias", [True, False])
+def test_in_blocks_rows_have_the_bits_of_a_batch_of_eight(bias: bool) -> None:
+    """And of several blocks beside each other, wherever they stand."""
+    wide = nn.Linear(64, 64, bias=bias)
+    policy, _ = prepare(nn.Sequential(nn.Linear(OBS, 64), nn.Tanh(), wide, nn.Linear(64, 4)))
+    policy.block(True)
+    rows = torch.randn(40, OBS)
+    noise = policy.noise_of(CounterNoise(1, 40, 1, policy.width).round(0)[:, 0])
+
+    def run(order: Any) -> Any:
+        values = {"observation": rows[order].numpy()}
+        with inference(RANDOM):
+            return policy.run(values, noise[order])["logits"]
+
+    alone = np.concatenate([run(np.arange(first, first + 8)) for first in range(0, 40, 8)])
+    np.testing.assert_array_equal(run(np.arange(40)), alone)
+    order = np.random.default_rng(0).permutation(40).reshape(5, 8)[::2].ravel()
+    swapped = order.reshape(3, 8)[::-1].ravel()  # each row keeps its place within a block
+    np.testing.assert_array_equal(run(swapped), run(order).reshape(3, 8, -1)[::-1].reshape(24, -1))
+    assert run(np.arange(5)).shape == (5, 4)
+    assert run(np.arange(12)).shape == (12, 4)
+    policy.block(False)
+    np.testing.assert_array_equal(run(np.arange(8)), alone[:8])
+
+
 def test_run_takes_and_returns_arrays() -> None:
     policy, td = prepare(DENSE["tanh"]())
     words = words_of(policy)

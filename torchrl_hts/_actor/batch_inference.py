@@ -131,6 +131,7 @@ class BatchInference:
     def use(self, sizes: InvariantSizes) -> None:
         """Run batches of these sizes from now on, as they were measured."""
         self.policies.arrange(packed=sizes.packed, transposed=sizes.transposed)
+        self.policies.block(sizes.blocked)
         self.sizes = sizes
 
     def start(self, seed: int) -> None:

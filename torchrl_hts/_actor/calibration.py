@@ -33,14 +33,17 @@ def calibrate(actor: BatchInference) -> InvariantSizes:
     """Find the batch sizes that agree bitwise, running just what `infer` runs.
 
     Large layers are packed, if that works. If all environments' rows would have to be cut into
-    several batches, linear layers are tried the other way round. The actor is left with its layers
+    several batches, linear layers are tried the other way round; in numpy, if they have to be cut
+    or stand in rows of their own, products are tried in blocks. The actor is left with its layers
     as they were measured.
 
     Raises:
         PolicyError: if rows aren't independent of each other.
     """
     policies = actor.policies
-    if actor.device.type != "cpu" or policies[0].takes_arrays:
+    if policies[0].takes_arrays:
+        return _in_numpy(actor)
+    if actor.device.type != "cpu":
         return measure(actor)
     found = None
     if policies.may_pack:
@@ -53,6 +56,16 @@ def calibrate(actor: BatchInference) -> InvariantSizes:
         if other is not None:
             found = min(found, other, key=lambda sizes: sizes.cost(actor.group))
     policies.arrange(packed=found.packed, transposed=found.transposed)
+    return found
+
+
+def _in_numpy(actor: BatchInference) -> InvariantSizes:
+    """The batch sizes that agree where numpy runs the policy, its products in blocks or whole."""
+    found = measure(actor)
+    if found.fixed_rows or found.full_size < actor.group:
+        actor.policies.block(True)
+        found = min(found, measure(actor), key=lambda sizes: sizes.cost(actor.group))
+        actor.policies.block(found.blocked)
     return found
 
 
@@ -133,4 +146,7 @@ def _measure_with(
         )
         if sizes.full_size == actor.group < actor.num_envs:
             sizes = with_larger(run, sizes, actor.num_envs, rows)
-    return replace(sizes, packed=actor.policies.packed, transposed=actor.policies.transposed)
+    policies = actor.policies
+    return replace(
+        sizes, packed=policies.packed, transposed=policies.transposed, blocked=policies.blocked
+    )

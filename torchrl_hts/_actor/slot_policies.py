@@ -36,6 +36,7 @@ class SlotPolicies:
     Attributes:
         packed: whether large layers run with weights that are put in order once a round.
         transposed: whether linear layers that aren't packed multiply the other way round.
+        blocked: whether numpy multiplies rows in blocks.
         may_pack: whether there are large layers, and running the policy left their weights as they
             were.
 
@@ -57,7 +58,7 @@ class SlotPolicies:
         self._trial, self._most_rows, self._device = trial, most_rows, device
         self._outputs = tuple(map(as_written, outputs))
         self._exploration_type = exploration_type
-        self.packed = self.transposed = False
+        self.packed = self.transposed = self.blocked = False
         module: TensorDictModuleBase = unpickled(policy).to(device)
         modules: list[TensorDictModuleBase] = []
         self._refreshers: list[Callable[[], None] | None] = []
@@ -96,6 +97,12 @@ class SlotPolicies:
                     layers.unpack()
                 transpose_layers(module, transposed)
             self._prepare(modules)
+
+    def block(self, blocked: bool) -> None:
+        """Have numpy multiply rows in blocks from now on, or not; torch's layers don't change."""
+        self.blocked = blocked
+        for policy in self._policies:
+            policy.block(blocked)
 
     def refresh(self, slot: int) -> None:
         """Have the policy of a slot run with the slot's parameters as they are now."""

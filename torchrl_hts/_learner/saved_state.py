@@ -270,9 +270,10 @@ def saved_sizes(state: Mapping[str, Any]) -> InvariantSizes:
     _entry(sizes, "sizes", (list, tuple), "['invariant_sizes']")
     if not all(isinstance(size, int) for size in sizes["sizes"]):
         raise TypeError("state_dict['invariant_sizes']['sizes'] must be integers")
-    # Of before layers could be packed or transposed.
-    flags = {"packed": False, "transposed": False, **sizes}
-    for name in ("fixed_rows", "packed", "transposed"):
+    # Of before layers could be run otherwise.
+    hows = ("packed", "transposed", "blocked")
+    flags = {**dict.fromkeys(hows, False), **sizes}
+    for name in ("fixed_rows", *hows):
         _entry(flags, name, bool, "['invariant_sizes']")
     values = tuple(sizes["sizes"])
     try:
@@ -280,8 +281,7 @@ def saved_sizes(state: Mapping[str, Any]) -> InvariantSizes:
             values,
             max(values, default=0),
             flags["fixed_rows"],
-            packed=flags["packed"],
-            transposed=flags["transposed"],
+            **{name: flags[name] for name in hows},
         )
     except ValueError as error:
         raise ValueError(f"state_dict['invariant_sizes'] can't be: {error}") from error

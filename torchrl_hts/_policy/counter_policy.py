@@ -181,6 +181,12 @@ class CounterPolicy:
                 self._quick_step(modules, index) or step for index, step in enumerate(steps)
             ]
 
+    def block(self, blocked: bool) -> None:
+        """Have numpy multiply in blocks of rows from now on, or not; see `array_steps`."""
+        if self.takes_arrays:
+            self._array_steps = partial(self._array_steps, blocked=blocked)
+            self._steps = self._array_steps()
+
     def __call__(self, td: TensorDictBase, words: Words) -> TensorDictBase:
         """Run the policy on `td`, ``[m]`` with its `in_keys`, and write its `out_keys` there.
 

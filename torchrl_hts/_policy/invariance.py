@@ -53,6 +53,7 @@ class InvariantSizes:
         transposed: linear layers that aren't packed have to multiply the other way round for it
             (`transposed_layers.py`).
         packed: large layers have to run with packed weights for it (`packed_layers.py`).
+        blocked: numpy has to multiply rows in blocks for it (`numpy_steps.py`).
 
     Raises:
         ValueError: if the sizes are not as said above.
@@ -70,6 +71,7 @@ class InvariantSizes:
     fixed_rows: bool
     transposed: bool = False
     packed: bool = False
+    blocked: bool = False
 
     def __post_init__(self) -> None:
         ascending = all(a < b for a, b in zip((0, *self.sizes), self.sizes, strict=False))
@@ -103,7 +105,8 @@ class InvariantSizes:
 
     def runs_like(self, other: InvariantSizes) -> bool:
         """Whether the layers run in the same way."""
-        return (self.packed, self.transposed) == (other.packed, other.transposed)
+        own = (self.packed, self.transposed, self.blocked)
+        return own == (other.packed, other.transposed, other.blocked)
 
     def intersect(self, other: InvariantSizes) -> InvariantSizes:
         """The sizes that serve two actors; rows are fixed if either needs that.
@@ -128,6 +131,7 @@ class InvariantSizes:
     def __str__(self) -> str:
         how = ", large layers packed" if self.packed else ""
         how += ", linear layers transposed" if self.transposed else ""
+        how += ", products in blocks of rows" if self.blocked else ""
         if self.fixed_rows:
             return f"only the full batch of {self.full_size}, each environment in its own row{how}"
         runs = groupby(enumerate(self.sizes), lambda pair: pair[1] - pair[0])

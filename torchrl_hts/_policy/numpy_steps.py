@@ -32,6 +32,9 @@ _Function = Callable[[Array], Array]
 # is as fast; it may also use several threads (`actor_threads`).
 _MOST_PRODUCTS = 1 << 20
 _DTYPES = (torch.float32, torch.float64)
+# Rows of a product, where it is blocked. OpenBLAS's kernels for AVX2 round 4 and 8 rows alike, and
+# the first 12 of 16 otherwise.
+_BLOCK = 8
 
 
 def array_steps(
@@ -39,6 +42,8 @@ def array_steps(
     kind: ExplorationType,
     rows: int,
     keep: Callable[[Array], None] | None = None,
+    *,
+    blocked: bool = False,
 ) -> list[ArrayStep] | None:
     """The steps of a policy, or None if it isn't such a one.
 
@@ -54,11 +59,12 @@ def array_steps(
         kind: the exploration type.
         rows: the largest m.
         keep: is called with what each layer passes on.
+        blocked: whether linear layers multiply a multiple of 8 rows in blocks of 8.
     """
     if sum(not isinstance(module, TensorDictModule) for module in modules) > 1:
         return None
     steps = [
-        _dense_step(module, rows, keep)
+        _dense_step(module, rows, keep, blocked=blocked)
         if isinstance(module, TensorDictModule)
         else _categorical_step(module, kind)
         for module in modules
@@ -67,7 +73,7 @@ def array_steps(
 
 
 def _dense_step(
-    module: TensorDictModule, rows: int, keep: Callable[[Array], None] | None
+    module: TensorDictModule, rows: int, keep: Callable[[Array], None] | None, *, blocked: bool
 ) -> ArrayStep | None:
     """A linear layer and whatever follows it.
 
@@ -78,7 +84,8 @@ def _dense_step(
         return None
     (in_key,), (out_key,) = module.in_keys, module.out_keys_source
     layers = plain_layers(module.module) or []
-    functions = [function for layer in layers if (function := _function(layer, rows)) is not None]
+    found = [_function(layer, rows, blocked=blocked) for layer in layers]
+    functions = [function for function in found if function is not None]
     if len(functions) < len(layers) or [type(layer) for layer in layers[:1]] != [nn.Linear]:
         return None
 
@@ -93,16 +100,16 @@ def _dense_step(
     return compute
 
 
-def _function(layer: nn.Module, rows: int) -> _Function | None:
+def _function(layer: nn.Module, rows: int, *, blocked: bool) -> _Function | None:
     """What a layer computes, of an array ``[m, in]``; never in place."""
     if type(layer) is nn.Linear:
-        return _linear(layer, rows)
+        return _linear(layer, rows, blocked=blocked)
     if type(layer) is nn.Tanh:
         return np.tanh
     return _relu if type(layer) is nn.ReLU else None
 
 
-def _linear(layer: nn.Linear, rows: int) -> _Function | None:
+def _linear(layer: nn.Linear, rows: int, *, blocked: bool) -> _Function | None:
     weight: Any = layer._parameters.get("weight")
     bias: Any = layer._parameters.get("bias")
     if (
@@ -113,16 +120,27 @@ def _linear(layer: nn.Linear, rows: int) -> _Function | None:
     ):
         return None
     matrix = weight.detach().numpy().T
+    product = _in_blocks if blocked else np.dot
     if bias is None:
-        return (lambda x: x.dot(matrix)) if layer.bias is None else None
+        return (lambda x: product(x, matrix)) if layer.bias is None else None
     offset = bias.detach().numpy()
 
     def linear(x: Array) -> Array:
-        y: Array = x.dot(matrix)
+        y: Array = product(x, matrix)
         y += offset
         return y
 
     return linear
+
+
+def _in_blocks(x: Array, matrix: Array) -> Array:
+    """The product, each block of rows for itself where they come out even."""
+    m = len(x)
+    if m <= _BLOCK or m % _BLOCK:
+        few: Array = x.dot(matrix)
+        return few
+    blocks: Array = np.matmul(x.reshape(-1, _BLOCK, x.shape[1]), matrix)
+    return blocks.reshape(m, -1)
 
 
 def _relu(x: Array) -> Array:
