@@ -108,6 +108,8 @@ def train(options: Options) -> int:
             actor,
             frames_per_batch=frames_per_batch,
             total_frames=num_rounds * frames_per_batch,
+            # VMAS has one random generator in each process, for all batches that are there.
+            num_executors=options.num_batches // world.size,
             num_actors=options.num_actors,
             lag=options.lag,
             seed=options.seed,
