@@ -85,7 +85,6 @@ def train(options: Options) -> int:
         n_agents=options.num_agents,
     )
     actor, critic = make_networks(make_batch(num_envs=1), options.hidden_units)
-
     advantage = GAE(gamma=options.gamma, lmbda=options.gae_lambda, value_network=critic)
     advantage.set_keys(**KEYS)
     loss_module = ClipPPOLoss(
@@ -108,8 +107,7 @@ def train(options: Options) -> int:
             actor,
             frames_per_batch=frames_per_batch,
             total_frames=num_rounds * frames_per_batch,
-            # VMAS has one random generator in each process, for all batches that are there.
-            num_executors=options.num_batches // world.size,
+            num_executors=options.num_batches // world.size,  # VMAS has one generator a process
             num_actors=options.num_actors,
             lag=options.lag,
             seed=options.seed,
