@@ -5,8 +5,7 @@
 Each learner has a vector of so many values. It is added up by `torch.distributed.all_reduce` over
 gloo, by `World.mean` without shards, which does the same, and by `World.mean` with a shard for each
 learner, which adds in the order of the tree. In turns, each after a barrier; a time is that of the
-slowest learner, and printed are medians of milliseconds. As root, `--hosts` gives each learner a
-host of its own, whose packets take 5 ms (`_hosts.py`).
+slowest learner, and printed are medians of milliseconds.
 """
 
 from __future__ import annotations
@@ -17,12 +16,10 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
-from contextlib import nullcontext
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from _hosts import Hosts
 from _machine import commit, machine
 from torch import Tensor
 
@@ -77,7 +74,6 @@ def main() -> None:
     parser.add_argument("--learners", type=count, nargs="+", default=[2, 4])
     parser.add_argument("--values", type=count, nargs="+", default=VALUES)
     parser.add_argument("--turns", type=count, default=60, help="(default: 60)")
-    parser.add_argument("--hosts", action="store_true", help="give each a host of its own")
     parser.add_argument("--learner", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.learner:
@@ -91,12 +87,7 @@ def main() -> None:
     script += ["--values", *map(str, options.values)]
     for size in options.learners:
         torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
-        with Hosts(size) if options.hosts else nullcontext() as hosts:
-            commands = [[*torchrun, "--nproc-per-node", str(size), *script]]
-            if hosts is not None:
-                commands = [hosts.torchrun(host, 1, *script) for host in range(size)]
-            codes = [process.wait() for process in map(subprocess.Popen, commands)]
-        if any(codes):
+        if subprocess.run([*torchrun, "--nproc-per-node", str(size), *script]).returncode:
             sys.exit("a learner has failed")
 
 

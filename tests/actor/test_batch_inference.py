@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from copy import deepcopy
 from dataclasses import replace
 from functools import partial
@@ -241,39 +242,37 @@ def test_numpy_multiplies_in_blocks_where_that_is_cheaper(
         assert tried == [False] * (chosen is None) or [False, True]
 
 
-def test_blocks_give_the_same_bits_whoever_runs_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    """I6, on whatever CPU: in blocks of 8 or the batch of all, each row in a place of its own."""
-    start = Workers.start_actors
-    sizes = InvariantSizes((16,), 16, fixed_rows=True, blocked=True)
-    monkeypatch.setattr(
-        Workers, "start_actors", lambda self, job: start(self, replace(job, sizes=sizes))
-    )
-    envs = [partial(Three, partial(gym.make, "CartPole-v1"))] * 16
-    batches = []
-    for workers in ({"num_executors": 1}, {"num_executors": 5, "num_actors": 2}):
-        with HTSCollector(
-            envs, dense(), frames_per_batch=64, total_frames=192, seed=0, **workers
-        ) as collector:
-            batches.append(torch.cat(list(collector), 1))
-            assert collector.statistics().invariant_sizes == sizes
-    assert (batches[0] == batches[1]).all()
-
-
-def test_transposed_layers_give_the_same_bits_whoever_runs_them(
-    monkeypatch: pytest.MonkeyPatch,
+@pytest.mark.parametrize(
+    ("make_policy", "sizes"),
+    [
+        # In blocks of 8, on whatever CPU: the batch of all, each row in a place of its own.
+        (dense, InvariantSizes((16,), 16, fixed_rows=True, blocked=True)),
+        (
+            partial(convolutional, nn.Tanh()),
+            InvariantSizes((5,), 5, fixed_rows=True, transposed=True),
+        ),
+    ],
+    ids=["blocked", "transposed"],
+)
+def test_layers_run_otherwise_give_the_same_bits_whoever_runs_them(
+    make_policy: Callable[[], Any], sizes: InvariantSizes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """I6, and what they compute is the policy."""
-    start = Workers.start_actors
-    sizes = InvariantSizes((5,), 5, fixed_rows=True, transposed=True)
+    start, rows = Workers.start_actors, sizes.full_size
     monkeypatch.setattr(
         Workers, "start_actors", lambda self, job: start(self, replace(job, sizes=sizes))
     )
-    envs = [partial(Three, partial(gym.make, "CartPole-v1"))] * 5
+    envs = [partial(Three, partial(gym.make, "CartPole-v1"))] * rows
     batches = []
     for workers in ({"num_executors": 1}, {"num_executors": 5, "num_actors": 2}):
-        policy = convolutional(nn.Tanh())
+        policy = make_policy()
         with HTSCollector(
-            envs, policy, frames_per_batch=20, total_frames=60, seed=0, **workers
+            envs,
+            policy,
+            frames_per_batch=4 * rows,
+            total_frames=12 * rows,
+            seed=0,
+            **workers,
         ) as collector:
             batches.append(torch.cat(list(collector), 1))
             assert collector.statistics().invariant_sizes == sizes
