@@ -107,7 +107,6 @@ def train(options: Options) -> int:
             actor,
             frames_per_batch=frames_per_batch,
             total_frames=num_rounds * frames_per_batch,
-            num_executors=max(1, options.num_batches // world.size),  # VMAS: a generator a process
             num_actors=options.num_actors,
             lag=options.lag,
             seed=options.seed,

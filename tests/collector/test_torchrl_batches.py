@@ -160,3 +160,16 @@ def test_vmas() -> None:
     assert ended.sum() >= K
     same = batch["agents", "observation"][:, 1:] == batch["next", "agents", "observation"][:, :-1]
     assert (same.flatten(2).all(2) != ended).all(), "the true last observation, then a first one"
+
+
+def test_i7_batches_of_vmas_that_share_a_process() -> None:
+    """VMAS keeps one random state for a whole process; each batch draws from its own."""
+    pytest.importorskip("vmas")
+    make = partial(VmasEnv, "balance", num_envs=2, continuous_actions=False, n_agents=2)
+    policy, _ = agents_of(make(max_steps=6), {"n_agent_inputs": 16, "n_agent_outputs": 9})
+    envs = [partial(make, max_steps=6 + n) for n in range(3)]
+    runs = [collect(envs, policy=policy, rounds=3, num_executors=n) for n in (1, 2, 3)]
+    assert (runs[0] == runs[1]).all()
+    assert (runs[0] == runs[2]).all()
+    first = runs[0]["agents", "observation"][:, 0]
+    assert len({one.numpy().tobytes() for one in first}) == K, "no two begin alike"

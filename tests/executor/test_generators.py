@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pickle
 import random
 import subprocess
 import sys
@@ -126,6 +127,53 @@ def test_a_state_goes_on_elsewhere() -> None:
     expected = draw()
     second.restore(state)
     second.enter()
+    assert draw() == expected
+
+
+def test_what_vmas_keeps_is_each_ones_own() -> None:
+    """Whoever draws meanwhile, and in another process after `state`."""
+    environment = pytest.importorskip("vmas.simulator.environment.environment")
+
+    def draw_in_vmas() -> list[float]:
+        with environment.local_seed(environment.Environment.vmas_random_state):
+            return draw()
+
+    def enter(generators: Generators) -> None:
+        generators.enter_step() if steps else generators.enter()
+
+    for steps in (False, True):
+        drawn = []
+        for others in (0, 2):
+            one, *rest = [Generators(5, n) for n in range(others + 1)]
+            for other in (*rest, one):
+                other.enter()
+            found = []
+            for _ in range(4):
+                found.append(draw_in_vmas())
+                for other in rest:
+                    enter(other)
+                    draw_in_vmas()
+                enter(one)
+            drawn.append(found)
+        assert drawn[0] == drawn[1]
+        assert len({tuple(each) for each in drawn[0]}) == 4
+    state = one.state()
+    expected = draw_in_vmas()
+    elsewhere = Generators(6)
+    elsewhere.restore(pickle.loads(pickle.dumps(state)))
+    elsewhere.enter()
+    assert draw_in_vmas() == expected
+    one.seed(5, 0)
+    one.enter()
+    assert draw_in_vmas() == drawn[0][0], "seeds begin it anew"
+
+
+def test_a_state_of_an_older_version_goes_on() -> None:
+    one, other = Generators(1), Generators(2)
+    one.restore(other.state()[:5])  # type: ignore[arg-type]
+    other.enter()
+    expected = draw()
+    one.enter()
     assert draw() == expected
 
 

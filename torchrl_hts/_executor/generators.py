@@ -11,6 +11,9 @@ the states are copied in memory, where they lie as it is tried first. Even that 
 that draws nothing. So an environment that has not drawn for its first steps makes all further ones
 on a state that is the same for all like it. As soon as it is seen to have drawn, its own is used.
 
+VMAS keeps states of its own beside them, for all of its environments; they are swapped likewise
+(`vmas_states`).
+
 Normal numbers are drawn in pairs by ``np.random.randn`` and ``random.gauss``, and the second is
 kept for the next call. It is forgotten between two steps: numpy's can't be read in good time.
 """
@@ -30,11 +33,14 @@ from typing import Any
 
 import numpy as np
 
+from torchrl_hts._executor.vmas_states import VmasStates, fresh_vmas_states, vmas_states
+
 __all__ = ["GeneratorState", "Generators", "entered_state"]
 
 # A state, as plain values that any pickle can hold: Python's and numpy's words; torch's state, or
-# None for one that nobody has drawn from; the seed of that; and the patience (see `Generators`).
-GeneratorState = tuple[bytes, bytes, "bytes | None", int, int]
+# None for one that nobody has drawn from; the seed of that; the patience (see `Generators`); and
+# what VMAS keeps, if it is there, torch's state as bytes.
+GeneratorState = tuple[bytes, bytes, "bytes | None", int, int, "VmasStates | None"]
 
 _SPAWN_KEY = 0x67656E73  # "gens": sets these seeds apart from others of the same numbers
 _SIZE = 624  # words of a Mersenne Twister, which both are
@@ -61,7 +67,7 @@ class Generators:
         True
     """
 
-    __slots__ = ("_numpy", "_patience", "_python", "_torch", "_torch_seed")
+    __slots__ = ("_numpy", "_patience", "_python", "_torch", "_torch_seed", "_vmas")
 
     def __init__(self, *numbers: int) -> None:
         _watch_torch()
@@ -82,6 +88,7 @@ class Generators:
         self._python, self._numpy = memoryview(python), memoryview(numpy)
         self._torch, self._torch_seed = torch, torch_seed
         self._patience = patience
+        self._vmas: VmasStates | None = None
 
     def enter(self) -> None:
         """Let what is drawn from now on come from these generators."""
@@ -118,12 +125,10 @@ class Generators:
         """What `restore` goes on from."""
         _process.look()
         if _process.torch_owner is self:
-            self._torch = _process.torch.default_generator.get_state()
-        torch = self._torch
-        if torch is not None and not isinstance(torch, bytes):
-            torch = bytes(torch.numpy().data)
+            _process.keep_torch()
+        vmas = self._vmas and [_as_bytes(self._vmas[0]), *self._vmas[1:]]
         words = self._python.tobytes(), self._numpy.tobytes()
-        return (*words, torch, self._torch_seed, self._patience)
+        return (*words, _as_bytes(self._torch), self._torch_seed, self._patience, vmas)
 
     def restore(self, state: GeneratorState) -> None:
         """Go on where `state` was called, in another process maybe.
@@ -131,15 +136,22 @@ class Generators:
         Raises:
             ValueError: if there is no such state.
         """
-        python, numpy, torch, torch_seed, patience = state
+        python, numpy, torch, torch_seed, patience, *vmas = state
         self._set(
             _checked_words(python, 0), _checked_words(numpy, _SIZE), torch, torch_seed, patience
         )
+        if vmas:  # older versions have saved none
+            self._vmas = vmas[0]
 
 
 def entered_state() -> GeneratorState | None:
     """The state of those that what is drawn now comes from; None if they are the process's own."""
     return None if _process.last is None else _process.last.state()
+
+
+def _as_bytes(state: Any) -> bytes | None:
+    """A state of torch's generator that may be a tensor."""
+    return state if state is None or isinstance(state, bytes) else bytes(state.numpy().data)
 
 
 def _checked_words(state: bytes, index: int) -> array[int]:
@@ -281,17 +293,32 @@ class _Process:
 
     def put_torch(self, generators: Generators) -> None:
         """Keep the state of torch's generator that is in its place, and put another there."""
+        self.keep_torch()
         generator = self.torch.default_generator
-        if self.torch_owner is not None:
-            self.torch_owner._torch = generator.get_state()
         if generators._torch is None:
             generator.manual_seed(generators._torch_seed)
         else:
-            state = generators._torch
-            if isinstance(state, bytes):
-                state = self.torch.frombuffer(bytearray(state), dtype=self.torch.uint8)
-            generator.set_state(state)
+            generator.set_state(self.as_tensor(generators._torch))
+        vmas = vmas_states()
+        if vmas is not None:
+            kept = generators._vmas or fresh_vmas_states(
+                generators._python.tolist(), generators._numpy.tolist(), generator.get_state()
+            )
+            vmas[:] = [self.as_tensor(kept[0]), *kept[1:]]
         self.torch_owner = generators
+
+    def keep_torch(self) -> None:
+        """Keep the state of torch's generator, and VMAS's, for those whose they are."""
+        if self.torch_owner is not None:
+            self.torch_owner._torch = self.torch.default_generator.get_state()
+            vmas = vmas_states()
+            self.torch_owner._vmas = None if vmas is None else list(vmas)
+
+    def as_tensor(self, state: Any) -> Any:
+        """A state of torch's generator that may be bytes."""
+        if isinstance(state, bytes):
+            return self.torch.frombuffer(bytearray(state), dtype=self.torch.uint8)
+        return state
 
     def leave(self, generators: Generators) -> None:
         """These are no longer in their place, for they are about to change."""
