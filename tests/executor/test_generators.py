@@ -138,10 +138,7 @@ def test_what_vmas_keeps_is_each_ones_own() -> None:
         with environment.local_seed(environment.Environment.vmas_random_state):
             return draw()
 
-    def enter(generators: Generators) -> None:
-        generators.enter_step() if steps else generators.enter()
-
-    for steps in (False, True):
+    for enter in (Generators.enter, Generators.enter_step):
         drawn = []
         for others in (0, 2):
             one, *rest = [Generators(5, n) for n in range(others + 1)]
