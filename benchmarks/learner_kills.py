@@ -2,7 +2,8 @@
 
     python benchmarks/learner_kills.py
     python benchmarks/learner_kills.py --task pong --kills 5
-    python benchmarks/learner_kills.py --kills 0 --cut
+    python benchmarks/learner_kills.py --cut
+    python benchmarks/learner_kills.py --crash --learners 4
 
 A recipe learns under ``torchrun --max-restarts 3`` with `--shards`. It is left alone once. Then a
 rank, of which and when is drawn from a seed, gets SIGKILL, so many times; torchrun gets SIGINT and
@@ -11,8 +12,9 @@ makes the training diverge. A run that was stopped is resumed. Each row says how
 then to the end of torchrun, its exit code, whether the final policy has the bits of the run that
 was left alone, and what was left: processes that the run has started, and shared memory.
 
-With --cut two learners have a host each (`_hosts.py`, as root), ``torchrun --nnodes 1:2``, and the
-second host is cut off. The first is to go on alone, from the newest checkpoint.
+With --cut each learner has a host (`_hosts.py`, as root), under ``torchrun --nnodes 1:LEARNERS``,
+and the last host is cut off. The others are to go on, from the newest checkpoint. With --crash all
+processes of the last host are killed instead; in a second run it then comes back.
 """
 
 from __future__ import annotations
@@ -78,25 +80,37 @@ class Launch:
         script = ["--max-restarts", "3", *script]
         if hosts is None:
             command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
-            commands = [[*command, "--nproc-per-node", str(learners), *script]]
+            self._commands = [[*command, "--nproc-per-node", str(learners), *script]]
         else:
             hosts_of = range(learners)
-            commands = [hosts.torchrun(host, 1, *script, fewest=1) for host in hosts_of]
-        self._logs = [directory.with_suffix(f".{number}.log") for number in range(len(commands))]
-        self._processes = []
-        for command, file in zip(commands, self._logs, strict=True):
-            with file.open("a") as log:
-                self._processes.append(
-                    subprocess.Popen(
-                        command,
-                        stdout=log,
-                        stderr=log,
-                        env={**os.environ, name: value},
-                        start_new_session=True,
-                    )
-                )
+            self._commands = [hosts.torchrun(host, 1, *script, fewest=1) for host in hosts_of]
+        numbers = range(len(self._commands))
+        self._logs = [directory.with_suffix(f".{number}.log") for number in numbers]
+        self._env = {**os.environ, name: value}
+        self._processes = [self._begin(number) for number in numbers]
         self._checkpoints = directory / "checkpoints"
         atexit.register(self.end)  # Ctrl-C doesn't reach other sessions
+
+    def _begin(self, number: int) -> subprocess.Popen[bytes]:
+        with self._logs[number].open("a") as log:
+            return subprocess.Popen(
+                self._commands[number],
+                stdout=log,
+                stderr=log,
+                env=self._env,
+                start_new_session=True,
+            )
+
+    def come_back(self, host: int) -> None:
+        """Start torchrun on a host once more, where it has ended."""
+        self._processes[host].wait()
+        self._processes[host] = self._begin(host)
+
+    def newest(self) -> tuple[int, int]:
+        """The step of the newest checkpoint, and how many learners have written it."""
+        newest = max(self._checkpoints.glob("step-*.pt"))
+        others = len([*self._checkpoints.glob(f"{newest.stem}.part-*-of-*")])
+        return int(newest.stem[5:]), 1 + others
 
     def wait_for_checkpoint(self, step: int = 1) -> None:
         """Return when the run has one of this step, or a later one."""
@@ -261,16 +275,30 @@ def _send(number: int, rank: int | None, launch: Launch) -> None:
     launch.send(number, rank)
 
 
-def cut(table: Table, options: argparse.Namespace) -> None:
-    """A host that goes."""
+def lose_host(table: Table, options: argparse.Namespace) -> None:
+    """A host that goes; and one that comes back, where that can be."""
     alone(table)
+    host_goes(table, options, returns=False)
+    if options.crash:
+        host_goes(table, options, returns=True)
+
+
+def host_goes(table: Table, options: argparse.Namespace, returns: bool) -> None:
+    """The last one."""
+    last = options.learners - 1
+    what = f"the last of {options.learners} hosts {'ends' if options.crash else 'is cut off'}"
     with Hosts(options.learners) as hosts:
         launch, directory = table.start(hosts=hosts)
         launch.wait_for_checkpoint(TOTAL[options.task] // 4)
-        hosts.cut(options.learners - 1)
+        (hosts.crash if options.crash else hosts.cut)(last)
+        if returns:
+            launch.wait_for_checkpoint(launch.newest()[0] + 1)
+            what += f" and comes back while {launch.newest()[1]} learn"
+            launch.come_back(last)
         took_s, code = launch.wait()
+        what += f"; {launch.newest()[1]} learn in the end"
         launch.end()
-        table.row("the last host is cut off", took_s, code, directory, launch.left())
+        table.row(what, took_s, code, directory, launch.left())
 
 
 def main() -> None:
@@ -282,17 +310,19 @@ def main() -> None:
     parser.add_argument("--learners", type=count, default=2)
     parser.add_argument("--kills", type=int, default=10, help="of a rank (default: 10)")
     parser.add_argument("--cut", action="store_true", help="cut a host off, and nothing else")
+    parser.add_argument("--crash", action="store_true", help="end a host, and nothing else")
     parser.add_argument("--seed", type=int, default=0, help="of the moments (default: 0)")
     options = parser.parse_args()
-    if options.cut and (reason := why_not()) is not None:
-        parser.error(f"--cut: {reason}")
+    loses_host = options.cut or options.crash
+    if loses_host and (reason := why_not()) is not None:
+        parser.error(f"hosts: {reason}")
     here = machine()
     print(f"{here['cpu']}, {here['cores']} cores, torch {here['torch']}, commit {commit()}\n")
     print("| what | s to the end | exit code | policy | left |")
     print("| --- | --- | --- | --- | --- |")
     with tempfile.TemporaryDirectory() as parent:
         table = Table(options.learners, TASKS[options.task], Path(parent))
-        (cut if options.cut else kill)(table, options)
+        (lose_host if loses_host else kill)(table, options)
 
 
 if __name__ == "__main__":

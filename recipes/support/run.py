@@ -161,6 +161,8 @@ class Run:
             stops = self._stop is not None and not self._others_left and exception[0] is None
             among_others = stops and self._world.size > 1
             closing.callback(self._signals.give_back, ignoring_sigterm=among_others)
+            if self.exit_code:
+                closing.callback(self._world.close, ended=False)
             if stops:  # torchrun ends all when the first has ended with an error
                 closing.callback(self._world.gather, None)
             if self._world.is_first:
@@ -353,8 +355,7 @@ class Run:
             },
         }
         self._checkpoints.save(self.step, state)
-        policy = self._collector.policy.state_dict()
-        on_cpu = {name: value.cpu() for name, value in policy.items()}
+        on_cpu = {name: v.cpu() for name, v in self._collector.policy.state_dict().items()}
         save_atomically(self.output_dir / "policy.pt", on_cpu)
 
     def _save_evaluations(self) -> None:
@@ -369,7 +370,7 @@ class Run:
         """Load the newest checkpoint; returns the rows of metrics before it."""
         config = json.loads((self.output_dir / "config.json").read_text())
         self._wandb_names = config.get("wandb")
-        newest = self._told(self._checkpoints.newest)
+        newest, world = self._told(self._checkpoints.newest), self._world
         if newest is None:
             self.say(f"there is no checkpoint in {self.output_dir} yet: the run begins anew")
             self._id = config.get("id", self._id)
@@ -381,14 +382,12 @@ class Run:
             recipe=self._recipe,
             options=self.options,
             parts=dict.fromkeys((*self._parts, "evaluations")),
-            learners=self._world.size,
+            learners=world.size,
         )
         for name, part in self._parts.items():
             saved = state["parts"][name]
             if name == "collector":
-                saved = self._checkpoints.collectors_of(
-                    newest, state, self._world.rank, self._world.size
-                )
+                saved = self._checkpoints.collectors_of(newest, state, world.rank, world.size)
             part.load_state_dict(saved)
         set_random_states(state["random_states"])
         self._id = state["id"]

@@ -85,6 +85,7 @@ def run_recipe(
     torchrun = {"TORCHELASTIC_RUN_ID": "none"}
     if restart is not None:
         torchrun = {"TORCHELASTIC_RUN_ID": "job", "TORCHELASTIC_RESTART_COUNT": restart}
+        torchrun["TORCHELASTIC_MAX_RESTARTS"] = "3"
     outcomes = run_ranks(
         _run_recipe, size, arguments, more, deed, torchrun, directory, timeout_s=250
     )

@@ -11,8 +11,8 @@ from __future__ import annotations
 import threading
 import time
 import zlib
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
 from datetime import timedelta
 from typing import Any
 
@@ -20,6 +20,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from torchrl_hts._world.digest import digest
 from torchrl_hts._world.tree import swaps
 from torchrl_hts.errors import WorldError
 
@@ -27,6 +28,9 @@ __all__ = ["Group"]
 
 _POST_EVERY_S = 1.0
 _STORE_PATIENCE_S = 3.0  # a store behind a cut link doesn't answer
+_END_TAG = 1
+_TRIED_VALUES = 100_003  # of a sum that must come out the same twice
+_NO_TIME_OUT = timedelta(days=365)
 
 
 class Group:
@@ -37,16 +41,22 @@ class Group:
 
     Args:
         timeout_s: how long another rank may keep this one waiting.
+        size: so many ranks of the process group, from rank 0 on; None: all. Others don't make it.
 
     Raises:
         WorldError: from every method, if a rank doesn't come, or has ended; the message names it.
     """
 
-    def __init__(self, timeout_s: float) -> None:
-        self.rank, self.size = dist.get_rank(), dist.get_world_size()
+    def __init__(self, timeout_s: float, size: int | None = None) -> None:
+        self.rank, self.size = dist.get_rank(), size or dist.get_world_size()
         self._timeout_s = timeout_s
         # Of its own: the user's exchanges, over whatever backend, keep their order.
-        self._group = dist.new_group(backend="gloo", timeout=timedelta(seconds=timeout_s))
+        self._group = dist.new_group(
+            [*range(self.size)],
+            backend="gloo",
+            timeout=timedelta(seconds=timeout_s),
+            use_local_synchronization=size is not None,
+        )
         self._posts = _Posts(self._group.get_group_store(), self.rank, self.size, timeout_s)
         self._number = 0
         self._failure: str | None = None
@@ -88,6 +98,43 @@ class Group:
         with self._exchange("gathering values", 0):
             dist.all_gather_object(values, value, group=self._group)
         return values
+
+    def check_sums(self) -> None:
+        """Raise WorldError unless `all_reduce` has the same bits each time, and on every rank."""
+        generator = torch.Generator().manual_seed(self.rank)
+        vector = torch.randn(_TRIED_VALUES, generator=generator)
+        found = {digest([self.all_reduce(vector.clone())]) for _ in range(3)}
+        if len({text for texts in self.gather(sorted(found)) for text in texts}) > 1:
+            raise WorldError(
+                "the sum of the same values had different bits from one time to the next, or from "
+                "rank to rank: use World(shards=...), which adds by itself"
+            )
+
+    def tell_end(self, ranks: Iterable[int]) -> None:
+        """Tell ranks that wait in `await_end` that the run has ended. Rank 0 does."""
+        for rank in ranks:
+            with suppress(RuntimeError):  # it has ended already
+                dist.send(torch.ones(1), group=self._group, group_dst=rank, tag=_END_TAG)
+
+    def await_end(self) -> bool:
+        """Whether the run has ended, as rank 0 tells; False if rank 0 has gone without a word.
+
+        Waits for as long as it takes, unlike an exchange.
+        """
+        told: list[bool] = []
+
+        def listen() -> None:
+            work = dist.irecv(torch.empty(1), group=self._group, group_src=0, tag=_END_TAG)
+            assert work is not None
+            with suppress(RuntimeError):
+                work.wait(_NO_TIME_OUT)
+                told.append(True)
+
+        # In a thread, since torch doesn't hear Ctrl-C while it waits.
+        listening = threading.Thread(target=listen, daemon=True, name="end")
+        listening.start()
+        listening.join()
+        return bool(told)
 
     def give_up(self, reason: str) -> None:
         """Have every later method raise: this rank has left the common order."""

@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping
 from typing import NamedTuple
 
-__all__ = ["Place", "place"]
+__all__ = ["Place", "place", "starts_again"]
 
 _FIRST_PORT, _PORTS = 20_000, 20_000  # below those that systems give away by themselves
 
@@ -63,6 +63,16 @@ def place(variables: Mapping[str, str]) -> Place | None:
             port = _number(variables, "MASTER_PORT")
         return Place(_number(variables, "SLURM_PROCID"), size, address, port, None)
     return None
+
+
+def starts_again(variables: Mapping[str, str]) -> bool:
+    """Whether the launcher starts all again when one has ended: torchrun with ``--max-restarts``.
+
+    Example:
+        >>> starts_again({"TORCHELASTIC_MAX_RESTARTS": "3"}), starts_again({})
+        (True, False)
+    """
+    return variables.get("TORCHELASTIC_MAX_RESTARTS", "0") != "0"
 
 
 def _first_host(variables: Mapping[str, str]) -> str:

@@ -6,7 +6,9 @@ brings the values together is the caller's business (`group.py`, or a model in t
 
 The order of a run, which is the same on every rank:
 
-1. `agree`, at the start and after the first update: do all ranks mean, and do, the same?
+1. `agree`, at the start and after the first update: do all ranks mean, and do, the same? At the
+   start `any_of`, if there are more ranks than can learn: those too many leave the order
+   (`spares.py`), and what follows is among the others;
 2. in each round any number of sums (`tree.py`): statistics, gradients;
 3. `any_of`, once a round, where somebody may want to stop: stops everybody at the same round;
 4. `save`, where all have decided so: each rank its part, then rank 0 the marker.

@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from operator import add
 from typing import NamedTuple, TypeVar
 
-__all__ = ["Swap", "doubling", "halving", "is_power_of_two", "swaps", "tree_sum"]
+__all__ = ["Swap", "doubling", "fitting", "halving", "is_power_of_two", "swaps", "tree_sum"]
 
 # From so many values on halving is quicker: messages cost as much as some bytes.
 _HALVING_FROM = 65_536
@@ -48,6 +48,16 @@ def is_power_of_two(number: int) -> bool:
         [1, 2, 4, 8]
     """
     return number > 0 and number & (number - 1) == 0
+
+
+def fitting(size: int, shards: int) -> int:
+    """How many of so many learners can share out 2^k shards equally, at the most.
+
+    Example:
+        >>> [fitting(size, 4) for size in range(1, 7)]
+        [1, 2, 2, 4, 4, 4]
+    """
+    return min(shards, 1 << size.bit_length() - 1)
 
 
 def tree_sum(values: Sequence[T], add: Callable[[T, T], T] = add) -> T:

@@ -21,17 +21,15 @@ from torchrl_hts._world.gradients import flat_gradient, set_gradient
 from torchrl_hts._world.group import Group
 from torchrl_hts._world.joining import join
 from torchrl_hts._world.launch import place
+from torchrl_hts._world.spares import leave_out_spares
 from torchrl_hts._world.tree import is_power_of_two, tree_sum
 from torchrl_hts._world.versions import versions
-from torchrl_hts.errors import WorldError
 from torchrl_hts.errors.checks import check_integer, check_seconds
 
 if TYPE_CHECKING:
     from typing_extensions import Self
 
 __all__ = ["World"]
-
-_TRIED_VALUES = 100_003  # of a sum that must come out the same twice
 
 
 class World:
@@ -64,7 +62,9 @@ class World:
     environments is cut by environments into so many shards. Advantages, loss and backward run for
     each by itself, and the gradients are added in a binary tree, neighbours first, within a learner
     and then over learners. 1, 2, 4, ... learners so give one and the same policy; the number of
-    shards is an option of a run as its seed is.
+    shards is an option of a run as its seed is. Under ``torchrun --max-restarts`` there may be more
+    learners than divide it, after a machine was lost say. Those too many are spares: they wait in
+    the constructor until the run has ended, and end there.
 
     Every rank must call the same methods in the same order, each round alike: decide by
     `any`, never by what one rank knows. A rank that doesn't come is named on all others.
@@ -85,8 +85,10 @@ class World:
 
     Raises:
         TypeError: if a number is of another kind.
-        ValueError: if one is too small, or shards and learners don't fit each other.
+        ValueError: if one is too small, or shards and learners don't fit each other, and nothing
+            would be started again.
         WorldError: if the ranks don't agree, or their sums are not the same twice.
+        SystemExit: on a spare, when the run has ended; with exit code 1 if it has failed.
 
     Example:
         >>> with World() as world:
@@ -120,13 +122,16 @@ class World:
             threads = max(1, int(available_cores() / self.local_size))
         if threads is not None:
             torch.set_num_threads(threads)
-        if shards is not None and shards % self.size:
-            raise ValueError(
-                f"{self.size} learners don't divide {shards} shards: start 1, 2, 4, ... up to "
-                f"{shards} of them, or use other shards"
-            )
         self.agree(shards=shards, timeout_s=timeout_s, **versions(shards is not None))
-        self._check_sums()
+        self._everybody, self._spares = self._group, range(0)
+        if shards is not None and shards % self.size:
+            assert self._group is not None
+            self._spares = leave_out_spares(self._group, shards)
+            self.size = self._spares.start
+            self._group = Group(timeout_s, self.size) if self.size > 1 else None
+            self.local_size = self._count_local()
+        if self._group is not None and shards is None:
+            self._group.check_sums()
 
     @property
     def is_first(self) -> bool:
@@ -136,19 +141,6 @@ class World:
     def _count_local(self) -> int:
         here = socket.gethostname()
         return self.gather(here).count(here)
-
-    def _check_sums(self) -> None:
-        """Raise if the backend adds differently from one time to the next, or from rank to rank."""
-        if self._group is None or self.shards is not None:
-            return
-        generator = torch.Generator().manual_seed(self.rank)
-        vector = torch.randn(_TRIED_VALUES, generator=generator)
-        found = {digest([self._group.all_reduce(vector.clone())]) for _ in range(3)}
-        if len({text for texts in self.gather(sorted(found)) for text in texts}) > 1:
-            raise WorldError(
-                "the sum of the same values had different bits from one time to the next, or from "
-                "rank to rank: use World(shards=...), which adds by itself"
-            )
 
     # What ranks tell each other.
 
@@ -381,20 +373,28 @@ class World:
 
     # The end.
 
-    def close(self) -> None:
+    def close(self, *, ended: bool = True) -> None:
         """Leave the world. May be called again.
 
         The process group stays for another world: torch can't begin a second one in a process that
         torchrun has started, since it would find the addresses of the first in the store.
+
+        Args:
+            ended: whether the run has come to its end. Spare learners then end well; else they
+                fail, as this process should too, so that the launcher starts all again.
         """
-        if self._group is not None:
-            self._group.close()
+        if ended and self.is_first and self._everybody is not None:
+            self._everybody.tell_end(self._spares)
+        self._spares = range(0)
+        for group in (self._group, self._everybody):
+            if group is not None:
+                group.close()
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *exception: object) -> None:
-        self.close()
+        self.close(ended=exception[0] is None)
 
     def __repr__(self) -> str:
         return f"World(rank={self.rank}, size={self.size}, shards={self.shards})"
