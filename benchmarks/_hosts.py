@@ -110,7 +110,9 @@ class Hosts:
             options: of torchrun, and the script with its own.
             fewest: hosts with which the run goes on; None: all.
         """
-        command = ["env", "GLOO_SOCKET_IFNAME=eth0", sys.executable, "-m", "torch.distributed.run"]
+        # Without the second a host that comes later waits for an address in vain (torch 2.13).
+        variables = ["GLOO_SOCKET_IFNAME=eth0", "TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1"]
+        command = ["env", *variables, sys.executable, "-m", "torch.distributed.run"]
         command += [
             "--nnodes",
             f"{fewest or self._count}:{self._count}",
