@@ -1,0 +1,201 @@
+"""Returns by what normalises observations and rewards: one PPO, three ways, several seeds.
+
+    python benchmarks/normalisation.py --output-dir runs/normalisation
+
+`policy` are `RunningNorm` in both networks and `RunningRewardNorm` in the learner, as in
+recipes/ppo_mujoco.py. `gymnasium` are its wrappers around each environment: `NormalizeObservation`
+and `NormalizeReward`, each clipped to 10. `VecNormV2` is TorchRL's transform around each
+environment, of the observation alone, as in TorchRL's own PPO for MuJoCo. All else is the same:
+that recipe's networks, loss and settings, with lag 1.
+
+Each run writes TASK-WAY-SEED.csv; those that are whole are not run again. Draws normalisation.svg
+and prints a table: the mean return of the last 100 episodes of each run, as the task pays them,
+and mean and standard deviation over seeds.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import statistics
+import sys
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import _recipes  # noqa: F401  so that the recipes are found
+import gymnasium as gym
+import numpy as np
+import ppo_mujoco
+import torch
+from gymnasium import wrappers
+from matplotlib.figure import Figure
+from support.continuous import make_continuous
+from support.learners import loss_of, minibatches
+from torch import nn
+from torchrl.envs import Compose, DoubleToFloat, GymWrapper, TransformedEnv, VecNormV2
+from torchrl.objectives import ClipPPOLoss
+from torchrl.objectives.value import GAE
+
+from torchrl_hts import (
+    DelayedGradient,
+    EpisodeReturns,
+    HTSCollector,
+    RunningRewardNorm,
+    World,
+)
+from torchrl_hts.bench.command_line import count, make_directory
+
+ENVS, ALPHA, EPOCHS, MINIBATCH, GAMMA = 8, 256, 10, 64, 0.99
+BOUND = 10.0  # of what the wrappers normalise
+RETURN = ("episode", "r")  # in the info of an episode's last step
+COLUMNS = ["steps", "return_mean"]
+
+
+def by_gymnasium(env_id: str) -> gym.Env[Any, Any]:
+    """Normalised by wrappers, around one that counts the rewards as they are paid."""
+    env = wrappers.NormalizeObservation(wrappers.RecordEpisodeStatistics(make_continuous(env_id)))
+    clipped = wrappers.TransformObservation(
+        env, lambda observed: np.clip(observed, -BOUND, BOUND), env.observation_space
+    )
+    rewarded = wrappers.NormalizeReward(clipped, gamma=GAMMA)
+    return wrappers.TransformReward(rewarded, lambda paid: float(np.clip(paid, -BOUND, BOUND)))
+
+
+def by_torchrl(env_id: str) -> TransformedEnv:
+    """Observations normalised by a transform."""
+    env = GymWrapper(make_continuous(env_id))
+    transforms: list[Any] = [VecNormV2(in_keys=["observation"])]
+    if env.observation_spec["observation"].dtype == torch.float64:
+        transforms.insert(0, DoubleToFloat(in_keys=["observation"]))
+    return TransformedEnv(env, Compose(*transforms))
+
+
+WAYS: dict[str, Callable[[str], Any]] = {
+    "policy": make_continuous,
+    "gymnasium": by_gymnasium,
+    "VecNormV2": by_torchrl,
+}
+
+
+def train(env_id: str, way: str, seed: int, total_frames: int, file: Path) -> None:
+    """One run."""
+    torch.manual_seed(seed)
+    torch.set_num_threads(1)
+    in_policy = way == "policy"
+    observations, actor, critic = ppo_mujoco.make_networks(make_continuous(env_id), 64)
+    if not in_policy:  # nothing is between the observation and the first layer
+        for network in (actor, critic):
+            for part in network.modules():
+                if isinstance(part, nn.Sequential) and part[0] is observations:
+                    part[0] = nn.Identity()
+    rewards = RunningRewardNorm(ENVS, gamma=GAMMA)
+    advantage = GAE(gamma=GAMMA, lmbda=0.95, value_network=critic)
+    loss_module = ClipPPOLoss(
+        actor,
+        critic,
+        clip_epsilon=0.2,
+        clip_value=0.2,
+        entropy_coeff=0.0,
+        critic_coeff=0.25,
+        loss_critic_type="l2",
+        normalize_advantage=False,
+    )
+    parameters = list(loss_module.parameters())
+    optimizer = torch.optim.Adam(parameters, lr=3e-4, eps=1e-5)
+    rounds = -(-total_frames // (ENVS * ALPHA))
+    schedule = torch.optim.lr_scheduler.LinearLR(optimizer, 1.0, 0.0, total_iters=rounds)
+    delayed = DelayedGradient(actor, lag=1)
+    info_keys = [RETURN] if way == "gymnasium" else []
+    returns = EpisodeReturns(info_keys=info_keys)
+    curve = []
+    with (
+        World(threads=1) as world,
+        HTSCollector(
+            [partial(WAYS[way], env_id)] * ENVS,
+            actor,
+            frames_per_batch=ENVS * ALPHA,
+            total_frames=rounds * ENVS * ALPHA,
+            lag=1,
+            seed=seed,
+            info_keys=info_keys,
+        ) as collector,
+    ):
+        for number, batch in enumerate(collector, 1):
+            returns.update(batch)
+            if in_policy:
+                rewards.normalize_(batch, world)
+            with delayed(batch):
+                (part,) = world.parts(batch)
+                with torch.no_grad():
+                    advantage(part)
+                for epoch in range(EPOCHS):
+                    for minibatch in minibatches(world, [part], MINIBATCH, seed=seed, epoch=epoch):
+                        for rows in world.gradients(loss_module, minibatch):
+                            loss_of(loss_module(rows)).backward()
+                        nn.utils.clip_grad_norm_(parameters, 0.5)
+                        optimizer.step()
+                        optimizer.zero_grad()
+            schedule.step()
+            if in_policy:
+                observations.update(batch, world)
+            collector.update_policy_weights_()
+            mean = returns.info_means[RETURN] if info_keys else returns.mean
+            curve.append([number * ENVS * ALPHA, mean])
+            print(f"{file.stem}: {curve[-1][0]:,} steps, {mean:,.1f}", file=sys.stderr, flush=True)
+    with file.open("w", newline="") as stream:
+        csv.writer(stream).writerows([COLUMNS, *curve])
+
+
+def read(file: Path) -> np.ndarray[Any, np.dtype[np.float64]]:
+    """A run's steps and mean returns, ``[2, rounds]``."""
+    return np.loadtxt(file, delimiter=",", skiprows=1, ndmin=2).T
+
+
+def draw(tasks: Sequence[str], seeds: Sequence[int], directory: Path) -> None:
+    """Mean return over steps: each run, and the mean over seeds."""
+    figure = Figure(figsize=(5 * len(tasks), 4), layout="constrained")
+    for axes, task in zip(figure.subplots(1, len(tasks), squeeze=False)[0], tasks, strict=True):
+        for index, way in enumerate(WAYS):
+            runs = np.stack([read(directory / f"{task}-{way}-{seed}.csv") for seed in seeds])
+            for steps, means in runs:
+                axes.plot(steps, means, color=f"C{index}", alpha=0.3, linewidth=1)
+            axes.plot(runs[0, 0], runs[:, 1].mean(0), color=f"C{index}", label=way)
+        axes.set(title=task, xlabel="environment steps", ylabel="mean of the last 100 episodes")
+        axes.grid(alpha=0.3)
+        axes.legend()
+    figure.savefig(directory / "normalisation.svg")
+
+
+def main() -> None:
+    """Run what isn't there yet, print and draw."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--output-dir", type=Path, required=True)
+    parser.add_argument("--env-ids", nargs="+", default=["Pendulum-v1", "HalfCheetah-v5"])
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    parser.add_argument("--total-frames", type=count, default=100_000, help="of a run (100000)")
+    given = parser.parse_args()
+    directory = given.output_dir
+    make_directory(directory)
+    for seed in given.seeds:
+        for task in given.env_ids:
+            for way in WAYS:
+                file = directory / f"{task}-{way}-{seed}.csv"
+                if not file.exists():
+                    train(task, way, seed, given.total_frames, file)
+    print("| task | normalised by | each seed | mean | standard deviation |")
+    print("| --- | --- | --- | --- | --- |")
+    for task in given.env_ids:
+        for way in WAYS:
+            ends = [read(directory / f"{task}-{way}-{seed}.csv")[1, -1] for seed in given.seeds]
+            each = ", ".join(f"{end:,.0f}" for end in ends)
+            spread = statistics.stdev(ends) if len(ends) > 1 else 0.0
+            print(f"| {task} | {way} | {each} | {statistics.mean(ends):,.0f} | {spread:,.0f} |")
+    draw(given.env_ids, given.seeds, directory)
+
+
+if __name__ == "__main__":
+    main()
