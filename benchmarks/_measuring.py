@@ -60,6 +60,19 @@ def measure_runner(runner: Runner, seconds: float, warm_up: int) -> dict[str, An
         runner.close()
 
 
+def median_seconds(function: Callable[[], Any], seconds: float) -> float:
+    """What a call takes, over so many seconds of calls, after three to warm up."""
+    for _ in range(3):
+        function()
+    times: list[float] = []
+    began = time.perf_counter()
+    while not times or time.perf_counter() - began < seconds:
+        called = time.perf_counter()
+        function()
+        times.append(time.perf_counter() - called)
+    return statistics.median(times)
+
+
 def measure_parts(
     workload: str, training: str, num_envs: int, seconds: float, warm_up: int
 ) -> dict[str, float]:
@@ -72,17 +85,6 @@ def measure_parts(
     torch.set_num_threads(1)
     tested, trained = find_workload(workload), TRAININGS[training]
     agent = make_agent(tested)
-
-    def per_call(function: Callable[[], Any]) -> float:
-        for _ in range(3):
-            function()
-        times = []
-        began = time.perf_counter()
-        while not times or time.perf_counter() - began < seconds / 3:
-            called = time.perf_counter()
-            function()
-            times.append(time.perf_counter() - called)
-        return statistics.median(times)
 
     units = -(-num_envs // (CORES * tested.batch))  # of one core
     envs = [make_env() for make_env in tested.units(units * tested.batch)]
@@ -122,10 +124,10 @@ def measure_parts(
 
     return {
         "emulator_s": emulator_s,
-        "inference_s": per_call(infer) / num_envs,
+        "inference_s": median_seconds(infer, seconds / 3) / num_envs,
         "learning_s": 0.0
         if learn is None
-        else per_call(lambda: learn(batch.clone(False))) / batch.numel(),
+        else median_seconds(lambda: learn(batch.clone(False)), seconds / 3) / batch.numel(),
     }
 
 

@@ -205,8 +205,8 @@ def draw(points: list[dict[str, Any]], title: str, file: Path) -> None:
     figure.savefig(file)
 
 
-def main() -> None:
-    """Parses the flags, measures what is missing, and draws all."""
+def make_parser() -> argparse.ArgumentParser:
+    """The command line."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -223,6 +223,12 @@ def main() -> None:
     parser.add_argument("--mean-ms", type=positive, default=10.0, help="of the sleeping steps (10)")
     parser.add_argument("--seconds", type=positive, default=15.0, help="of each point, about (15)")
     parser.add_argument("--rounds", type=count, default=20, help="of each point, at least (20)")
+    return parser
+
+
+def main() -> None:
+    """Measures what is missing, and draws all."""
+    parser = make_parser()
     options = parser.parse_args()
     options.recorded_s = recorded_at = None
     if options.record is not None:

@@ -73,9 +73,23 @@ def for_each_agent(batch: TensorDictBase) -> TensorDictBase:
     return batch
 
 
+def make_loss(actor: ProbabilisticActor, critic: TensorDictModule, options: Options) -> ClipPPOLoss:
+    """PPO's loss of a minibatch, of all agents together."""
+    loss_module = ClipPPOLoss(
+        actor,
+        critic,
+        clip_epsilon=options.clip_epsilon,
+        entropy_coeff=options.entropy_coefficient,
+        normalize_advantage=False,  # but over a minibatch, by `minibatches`
+    )
+    loss_module.set_keys(action=("agents", "action"), **KEYS)
+    return loss_module
+
+
 def train(options: Options) -> int:
     """Trains a policy; returns the exit code."""
-    torch.manual_seed(options.seed)
+    seed, size = options.seed, options.minibatch_size
+    torch.manual_seed(seed)
     torch.set_num_threads(options.torch_threads)
     make_batch = partial(
         VmasEnv,
@@ -87,18 +101,13 @@ def train(options: Options) -> int:
     actor, critic = make_networks(make_batch(num_envs=1), options.hidden_units)
     advantage = GAE(gamma=options.gamma, lmbda=options.gae_lambda, value_network=critic)
     advantage.set_keys(**KEYS)
-    loss_module = ClipPPOLoss(
-        actor,
-        critic,
-        clip_epsilon=options.clip_epsilon,
-        entropy_coeff=options.entropy_coefficient,
-        normalize_advantage=False,  # but over a minibatch, by `minibatches`
-    )
-    loss_module.set_keys(action=("agents", "action"), **KEYS)
+    loss_module = make_loss(actor, critic, options)
     frames_per_batch = options.num_envs * options.sync_interval
     num_rounds = -(-options.total_frames // frames_per_batch)
-    optimizer = torch.optim.Adam(loss_module.parameters(), lr=options.learning_rate)
+    parameters = list(loss_module.parameters())
+    optimizer = torch.optim.Adam(parameters, lr=options.learning_rate)
     delayed = DelayedGradient(actor, lag=options.lag)
+    parts = {"loss": loss_module, "optimizer": optimizer, "delayed": delayed}
 
     with (
         learners(options) as world,  # this one, or as many as torchrun has started
@@ -109,35 +118,25 @@ def train(options: Options) -> int:
             total_frames=num_rounds * frames_per_batch,
             num_actors=options.num_actors,
             lag=options.lag,
-            seed=options.seed,
+            seed=seed,
             postproc=for_each_agent,
             world=world,
         ) as collector,
-        Run(
-            "mappo",
-            options,
-            collector,
-            make_batch,
-            {"loss": loss_module, "optimizer": optimizer, "delayed": delayed},
-        ) as run,
+        Run("mappo", options, collector, make_batch, parts) as run,
     ):
         for batch in run:  # the next round is already running
             with delayed(batch):  # the policy is the one that gathered this batch
-                parts = world.parts(batch)  # one, but with --shards
-                for part in parts:
+                shards = world.parts(batch)  # one, but with --shards
+                for shard in shards:
                     with torch.no_grad():
-                        advantage(part)
+                        advantage(shard)
                 for epoch in range(options.epochs):
-                    for minibatch in minibatches(
-                        world, parts, options.minibatch_size, seed=options.seed, epoch=epoch
-                    ):
+                    for minibatch in minibatches(world, shards, size, seed=seed, epoch=epoch):
                         losses = []
                         for part in world.gradients(loss_module, minibatch):
                             losses.append(loss_module(part))
                             loss_of(losses[-1]).backward()
-                        norm = nn.utils.clip_grad_norm_(
-                            loss_module.parameters(), options.max_grad_norm
-                        )
+                        norm = nn.utils.clip_grad_norm_(parameters, options.max_grad_norm)
                         optimizer.step()
                         optimizer.zero_grad()
                         run.record(losses, norm, options.learning_rate)

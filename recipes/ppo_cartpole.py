@@ -13,31 +13,11 @@ Ctrl-C saves a checkpoint and ends the run; --resume OUTPUT_DIR goes on with it,
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
 
 from support.errors import RecipeError, exit_with
-from support.options import option
 from support.start import begin
-from support.vector_options import VectorPPOOptions
-
-
-@dataclass(frozen=True)
-class Options(VectorPPOOptions):
-    """What is asked of the result; all defaults solve CartPole-v1 with each seed that was tried."""
-
-    require_return: float | None = option(
-        None,
-        "exit with an error unless the last evaluation's mean return reaches this",
-        may_change=True,
-    )
-
-    def __post_init__(self) -> None:
-        """Refuse what makes no sense."""
-        super().__post_init__()
-        if self.require_return is not None and not self.eval_interval:
-            raise RecipeError("--require-return looks at evaluations: leave --eval-interval 0 out")
-
+from support.vector_options import CartPoleOptions as Options
 
 if __name__ == "__main__":  # before torch is imported, which takes seconds
     OPTIONS = begin(Options, __doc__)
@@ -57,26 +37,19 @@ from torchrl.objectives.value import GAE
 from torchrl_hts import DelayedGradient, HTSCollector
 
 
-def make_networks(env: gym.Env, hidden_units: int) -> tuple[ProbabilisticActor, ValueOperator]:
+def make_networks(env: gym.Env, hidden: int) -> tuple[ProbabilisticActor, ValueOperator]:
     """A policy and a value function with a trunk each, orthogonally initialised."""
     check_spaces(env)
-    num_inputs = env.observation_space.shape[0]
-    num_actions = int(env.action_space.n)
+    inputs, actions = env.observation_space.shape[0], int(env.action_space.n)
 
     def mlp(outputs: int, output_gain: float) -> nn.Sequential:
-        layers = [
-            nn.Linear(num_inputs, hidden_units),
-            nn.Tanh(),
-            nn.Linear(hidden_units, hidden_units),
-            nn.Tanh(),
-            nn.Linear(hidden_units, outputs),
-        ]
-        for layer, gain in zip(layers[::2], (2**0.5, 2**0.5, output_gain), strict=True):
+        layers = [nn.Linear(inputs, hidden), nn.Linear(hidden, hidden), nn.Linear(hidden, outputs)]
+        for layer, gain in zip(layers, (2**0.5, 2**0.5, output_gain), strict=True):
             orthogonal(layer, gain)
-        return nn.Sequential(*layers)
+        return nn.Sequential(layers[0], nn.Tanh(), layers[1], nn.Tanh(), layers[2])
 
     actor = ProbabilisticActor(
-        TensorDictModule(mlp(num_actions, 0.01), in_keys=["observation"], out_keys=["logits"]),
+        TensorDictModule(mlp(actions, 0.01), in_keys=["observation"], out_keys=["logits"]),
         in_keys=["logits"],
         distribution_class=torch.distributions.Categorical,
         return_log_prob=True,
@@ -90,15 +63,9 @@ def to_play(options: Options) -> tuple[Callable[..., gym.Env], ProbabilisticActo
     return make_env, make_networks(make_env(), options.hidden_units)[0]
 
 
-def train(options: Options) -> int:
-    """Trains a policy; returns the exit code."""
-    torch.manual_seed(options.seed)
-    torch.set_num_threads(options.torch_threads)
-    make_env = partial(gym.make, options.env_id)
-    actor, critic = make_networks(make_env(), options.hidden_units)
-
-    advantage = GAE(gamma=options.gamma, lmbda=options.gae_lambda, value_network=critic)
-    loss_module = ClipPPOLoss(
+def make_loss(actor: ProbabilisticActor, critic: ValueOperator, options: Options) -> ClipPPOLoss:
+    """PPO's loss of a minibatch."""
+    return ClipPPOLoss(
         actor,
         critic,
         clip_epsilon=options.clip_epsilon,
@@ -107,11 +74,24 @@ def train(options: Options) -> int:
         loss_critic_type="l2",
         normalize_advantage=False,  # but over a minibatch of all learners, by `minibatches`
     )
+
+
+def train(options: Options) -> int:
+    """Trains a policy; returns the exit code."""
+    seed, size = options.seed, options.minibatch_size
+    torch.manual_seed(seed)
+    torch.set_num_threads(options.torch_threads)
+    make_env = partial(gym.make, options.env_id)
+    actor, critic = make_networks(make_env(), options.hidden_units)
+    advantage = GAE(gamma=options.gamma, lmbda=options.gae_lambda, value_network=critic)
+    loss_module = make_loss(actor, critic, options)
     frames_per_batch = options.num_envs * options.sync_interval
     num_rounds = -(-options.total_frames // frames_per_batch)
-    optimizer = torch.optim.Adam(loss_module.parameters(), lr=options.learning_rate, eps=1e-5)
+    parameters = list(loss_module.parameters())
+    optimizer = torch.optim.Adam(parameters, lr=options.learning_rate, eps=1e-5)
     schedule = torch.optim.lr_scheduler.LinearLR(optimizer, 1.0, 0.0, total_iters=num_rounds)
     delayed = DelayedGradient(actor, lag=options.lag)
+    parts = {"loss": loss_module, "optimizer": optimizer, "schedule": schedule, "delayed": delayed}
 
     with (
         learners(options) as world,  # this one, or as many as torchrun has started
@@ -122,34 +102,24 @@ def train(options: Options) -> int:
             total_frames=num_rounds * frames_per_batch,
             num_actors=options.num_actors,
             lag=options.lag,
-            seed=options.seed,
+            seed=seed,
             world=world,
         ) as collector,
-        Run(
-            "ppo_cartpole",
-            options,
-            collector,
-            make_env,
-            {"loss": loss_module, "optimizer": optimizer, "schedule": schedule, "delayed": delayed},
-        ) as run,
+        Run("ppo_cartpole", options, collector, make_env, parts) as run,
     ):
         for batch in run:  # the next round is already running
             with delayed(batch):  # the policy is the one that gathered this batch
-                parts = world.parts(batch)  # one, but with --shards
-                for part in parts:
+                shards = world.parts(batch)  # one, but with --shards
+                for shard in shards:
                     with torch.no_grad():
-                        advantage(part)
+                        advantage(shard)
                 for epoch in range(options.epochs):
-                    for minibatch in minibatches(
-                        world, parts, options.minibatch_size, seed=options.seed, epoch=epoch
-                    ):
+                    for minibatch in minibatches(world, shards, size, seed=seed, epoch=epoch):
                         losses = []
                         for part in world.gradients(loss_module, minibatch):
                             losses.append(loss_module(part))
                             loss_of(losses[-1]).backward()
-                        norm = nn.utils.clip_grad_norm_(
-                            loss_module.parameters(), options.max_grad_norm
-                        )
+                        norm = nn.utils.clip_grad_norm_(parameters, options.max_grad_norm)
                         optimizer.step()
                         optimizer.zero_grad()
                         run.record(losses, norm, schedule.get_last_lr()[0])

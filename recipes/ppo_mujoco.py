@@ -62,16 +62,9 @@ def to_play(options: Options) -> tuple[partial[gym.Env], ProbabilisticActor]:
     return make_env, make_networks(make_env(), options.hidden_units)[1]
 
 
-def train(options: Options) -> int:
-    """Trains a policy; returns the exit code."""
-    seed, size = options.seed, options.minibatch_size
-    torch.manual_seed(seed)
-    torch.set_num_threads(options.torch_threads)
-    make_env = partial(make_continuous, options.env_id)
-    observations, actor, critic = make_networks(make_env(), options.hidden_units)
-    rewards = RunningRewardNorm(options.num_envs, gamma=options.gamma)
-    advantage = GAE(gamma=options.gamma, lmbda=options.gae_lambda, value_network=critic)
-    loss_module = ClipPPOLoss(
+def make_loss(actor: ProbabilisticActor, critic: ValueOperator, options: Options) -> ClipPPOLoss:
+    """PPO's loss of a minibatch."""
+    return ClipPPOLoss(
         actor,
         critic,
         clip_epsilon=options.clip_epsilon,
@@ -81,6 +74,18 @@ def train(options: Options) -> int:
         loss_critic_type="l2",
         normalize_advantage=False,  # but over a minibatch of all learners, by `minibatches`
     )
+
+
+def train(options: Options) -> int:
+    """Trains a policy; returns the exit code."""
+    seed, size = options.seed, options.minibatch_size
+    torch.manual_seed(seed)
+    torch.set_num_threads(options.torch_threads)
+    make_env = partial(make_continuous, options.env_id)
+    observations, actor, critic = make_networks(make_env(), options.hidden_units)
+    rewards = RunningRewardNorm(options.num_envs, gamma=options.gamma)
+    advantage = GAE(gamma=options.gamma, lmbda=options.gae_lambda, value_network=critic)
+    loss_module = make_loss(actor, critic, options)
     frames_per_batch = options.num_envs * options.sync_interval
     num_rounds = -(-options.total_frames // frames_per_batch)
     parameters = list(loss_module.parameters())

@@ -22,6 +22,12 @@ Array = np.ndarray[Any, Any]
 # The recursion.
 
 
+def may_begin(schedule: Schedule, round_: int, barrier: bool) -> bool:
+    """Whether the round is open and, with a barrier, everybody has finished the one before."""
+    arrived = not barrier or round_ == 0 or schedule.is_full(round_ - 1)
+    return schedule.is_open(round_) and arrived  # I4
+
+
 def simulate(
     times: Array, learner_times: Array, exchange_times: Array, lag: int, barrier: bool
 ) -> dict[str, Array]:
@@ -48,16 +54,11 @@ def simulate(
     events: list[tuple[float, str, int]] = []  # when what ends: a step, a gradient, an exchange
     idle, learning, ready = set(range(n)), set[int](), set[int]()
 
-    def may_begin(schedule: Schedule, round_: int) -> bool:
-        """Whether the round is open and, with a barrier, everybody has finished the one before."""
-        arrived = not barrier or round_ == 0 or schedule.is_full(round_ - 1)
-        return schedule.is_open(round_) and arrived  # I4
-
     def begin_all_that_may(now: float) -> None:
         for env in sorted(idle):
             schedule, own = schedules[env // each], env % each
             round_, t = schedule.position(own)
-            if may_begin(schedule, round_):
+            if may_begin(schedule, round_, barrier):
                 idle.remove(env)
                 schedule.offer(own)
                 schedule.take([own])

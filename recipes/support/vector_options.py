@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from support.errors import RecipeError
 from support.options import RunOptions, option
 
-__all__ = ["VectorPPOOptions"]
+__all__ = ["CartPoleOptions", "VectorPPOOptions"]
 
 
 @dataclass(frozen=True)
@@ -34,3 +35,20 @@ class VectorPPOOptions(RunOptions):
     hidden_units: int = option(64, "width of the hidden layers", least=1, most=16384)
     eval_interval: int = option(20_000, "steps between two evaluations; 0: none at all", least=0)
     eval_episodes: int = option(20, "episodes of each evaluation", least=1)
+
+
+@dataclass(frozen=True)
+class CartPoleOptions(VectorPPOOptions):
+    """What is asked of the result; all defaults solve CartPole-v1 with each seed that was tried."""
+
+    require_return: float | None = option(
+        None,
+        "exit with an error unless the last evaluation's mean return reaches this",
+        may_change=True,
+    )
+
+    def __post_init__(self) -> None:
+        """Refuse what makes no sense."""
+        super().__post_init__()
+        if self.require_return is not None and not self.eval_interval:
+            raise RecipeError("--require-return looks at evaluations: leave --eval-interval 0 out")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import ast
 import copy
 import gc
-import hashlib
 import json
 import math
 import os
@@ -25,6 +24,7 @@ import script_paths  # noqa: F401  so that the scripts are found
 import torch
 from environments import EchoEnv
 from gymnasium.utils import EzPickle
+from hand_pickles import call, forged, method, name, new, value
 from policies import marked
 from processes import processes_below
 from support.checkpoints import Checkpoints
@@ -90,44 +90,16 @@ class Holder(EchoEnv):
         self.held = held
 
 
-# Pickles, written by hand: pickle itself would not write most of them.
-
-
-def name(module: str, qualname: str) -> bytes:
-    """What has a name."""
-    return value(module) + value(qualname) + pickle.STACK_GLOBAL
-
-
-def value(plain: Any) -> bytes:
-    """Plain data."""
-    return pickle.dumps(plain, 3)[2:-1]
-
-
-def call(module: str, qualname: str, *arguments: Any) -> bytes:
-    """The call of a function."""
-    return name(module, qualname) + value(arguments) + pickle.REDUCE
-
-
-def new(module: str, qualname: str, state: Any) -> bytes:
-    """An object of a class, made without its constructor, with attributes."""
-    made = name(module, qualname) + value(()) + pickle.NEWOBJ
-    return made + value(state) + pickle.BUILD
-
-
-def method(owner: bytes, attribute: str) -> bytes:
-    """A bound method."""
-    arguments = owner + value(attribute) + pickle.TUPLE2
-    return name("torchrl_hts.env_state.names", "method") + arguments + pickle.REDUCE
-
-
 US, REMOVE = __name__, "it names posix.remove"
 
 
 def attacks(victim: str) -> dict[str, tuple[bytes, str]]:
     """Pickles that remove a file, or get hold of what could; and what is said of them."""
+    return _by_functions(victim) | _by_classes(victim) | _by_references()
+
+
+def _by_functions(victim: str) -> dict[str, tuple[bytes, str]]:
     code = f"__import__('os').remove({victim!r})"
-    harmful = pickle.dumps(code)
-    array = call("numpy", "dtype", "f8", False, True)
     return {
         "os": (call("posix", "remove", victim), REMOVE),
         "eval": (call("builtins", "eval", code), "it names builtins.eval"),
@@ -139,6 +111,18 @@ def attacks(victim: str) -> dict[str, tuple[bytes, str]]:
             name("functools", "partial") + name("posix", "remove") + pickle.TUPLE1 + pickle.REDUCE,
             REMOVE,
         ),
+        "a function of the package": (call(US, "forget", victim), f"it names {US}.forget"),
+        "through a module's imports": (name(US, "os.remove"), f"it names {US}.os.remove"),
+        "what loads by name": (
+            call("gymnasium.envs.registration", "load_env_creator", "os:remove"),
+            "load_env_creator",
+        ),
+    }
+
+
+def _by_classes(victim: str) -> dict[str, tuple[bytes, str]]:
+    harmful = pickle.dumps(f"__import__('os').remove({victim!r})")
+    return {
         "a constructor": (
             name("copyreg", "_reconstructor")
             + pickle.MARK
@@ -155,7 +139,6 @@ def attacks(victim: str) -> dict[str, tuple[bytes, str]]:
         "another that calls what is known": (
             b"(c%b\nPiece\nV%b\no" % (US.encode(), victim.encode()), "a class in a way that",
         ),
-        "a function of the package": (call(US, "forget", victim), f"it names {US}.forget"),
         "a constructor of the package": (call(US, "Piece", victim), f"it names {US}.Piece"),
         "a class with an end": (new(US, "Closing", {"path": victim}), f"it names {US}.Closing"),
         "a class that is made anew": (
@@ -166,12 +149,13 @@ def attacks(victim: str) -> dict[str, tuple[bytes, str]]:
             new("gymnasium.vector.utils.misc", "CloudpickleWrapper", harmful),
             "CloudpickleWrapper",
         ),
-        "through a module's imports": (name(US, "os.remove"), f"it names {US}.os.remove"),
         "a class that is imported": (name(US, "subprocess.Popen"), "subprocess.Popen"),
-        "what loads by name": (
-            call("gymnasium.envs.registration", "load_env_creator", "os:remove"),
-            "load_env_creator",
-        ),
+    }  # fmt: skip
+
+
+def _by_references() -> dict[str, tuple[bytes, str]]:
+    array = call("numpy", "dtype", "f8", False, True)
+    return {
         "a module": (value(("module", "os")) + pickle.BINPERSID, "it names the module.os"),
         "a module that isn't loaded": (
             value(("module", "antigravity")) + pickle.BINPERSID, "the module.antigravity",
@@ -197,15 +181,6 @@ def attacks(victim: str) -> dict[str, tuple[bytes, str]]:
 
 
 ATTACKS = sorted(attacks(""))
-
-
-def forged(state: bytes, *contents: bytes) -> bytes:
-    """A genuine state with other contents, and the right checksum."""
-    start = state.index(b"\n") + 1
-    head = state[start + hashlib.sha256().digest_size :].partition(b"\n")[0]
-    pickles = (pickle.PROTO + b"\x04" + content + pickle.STOP for content in contents)
-    body = b"\n".join((head, b"".join(pickles)))
-    return state[:start] + hashlib.sha256(body).digest() + body
 
 
 @pytest.mark.parametrize("attack", ATTACKS)

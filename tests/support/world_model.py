@@ -76,25 +76,21 @@ class _Rank(NamedTuple):
 _LOST = object()
 
 
-def explore(
-    program: Callable[[int], Generator[Any, Any, Any]],
-    size: int,
-    *,
-    deaths: int = 0,
-    budget: int = 0,
-) -> list[End]:
-    """All ends of a run.
+class _Run:
+    """A program that every rank runs, and what may happen to it next.
 
     Args:
         program: of a rank.
-        size: ranks.
-        deaths: so many of them may end at any point.
-        budget: so many choices may turn out otherwise.
+        deaths: so many ranks may end at any point.
     """
 
-    @cache
-    def at(rank: int, log: tuple[Any, ...]) -> _At:
-        generator, answers = program(rank), iter(log)
+    def __init__(self, program: Callable[[int], Generator[Any, Any, Any]], deaths: int) -> None:
+        self._program, self._deaths = program, deaths
+        self.at = cache(self._at)
+
+    def _at(self, rank: int, log: tuple[Any, ...]) -> _At:
+        """Where a rank is after these answers."""
+        generator, answers = self._program(rank), iter(log)
         notes: list[str] = []
         talks: list[Talk] = []
         try:
@@ -117,9 +113,9 @@ def explore(
             ended = Ended("raised", f"{type(error).__name__}: {error}")
         return _At(ended, tuple(notes), tuple(talks))
 
-    def heard(own: Talk, number: int, rank: int, peer: int, one: _Rank) -> tuple[bool, bool]:
+    def _heard(self, own: Talk, number: int, rank: int, peer: int, one: _Rank) -> tuple[bool, bool]:
         """Whether what a peer says in a talk can be heard, and whether that can fail."""
-        there = at(peer, one.log)
+        there = self.at(peer, one.log)
         said = [*there.talks, *([there.ask] if one.came else [])]
         came = len(said) > number and rank in said[number].peers and said[number].what == own.what
         gone = one.died or isinstance(there.ask, Ended)
@@ -127,62 +123,88 @@ def explore(
         at_ease = gone and not one.died and not str(there.ask.what).startswith("Lost")
         return came, gone and not (came and at_ease)
 
-    def value(number: int, peer: int, one: _Rank) -> Any:
-        there = at(peer, one.log)
+    def _value(self, number: int, peer: int, one: _Rank) -> Any:
+        there = self.at(peer, one.log)
         return [*there.talks, there.ask][number].value
 
-    def moves(ranks: tuple[_Rank, ...], left: int) -> list[tuple[tuple[_Rank, ...], int]]:
-        """What may happen next, but for deaths."""
+    def _options(self, ranks: tuple[_Rank, ...], r: int, left: int) -> list[tuple[_Rank, int]]:
+        """What may happen to a rank next, but for its death."""
+        one = ranks[r]
+        ask, _, talks = self.at(r, one.log)
+        if one.died or isinstance(ask, Ended):
+            return []
+        if isinstance(ask, Choose):
+            other = [(_Rank((*one.log, ask.other)), left - 1)] if left else []
+            return [(_Rank((*one.log, ask.first)), left), *other]
+        if not one.came:
+            return [(one._replace(came=True), left)]
         found = []
-        for r, one in enumerate(ranks):
-            ask, _, talks = at(r, one.log)
-            options: list[tuple[_Rank, int]] = []
-            if one.died or isinstance(ask, Ended):
-                continue
-            if isinstance(ask, Choose):
-                options.append((_Rank((*one.log, ask.first)), left))
-                if left:
-                    options.append((_Rank((*one.log, ask.other)), left - 1))
-            elif not one.came:
-                options.append((one._replace(came=True), left))
-            else:
-                peers = [peer for peer in ask.peers if peer != r]
-                ears = [heard(ask, len(talks), r, peer, ranks[peer]) for peer in peers]
-                if all(came for came, _ in ears):
-                    values = {peer: value(len(talks), peer, ranks[peer]) for peer in peers}
-                    values[r] = ask.value
-                    answer = tuple(values[peer] for peer in sorted(values))
-                    options.append((_Rank((*one.log, answer)), left))
-                if any(fails for _, fails in ears):
-                    options.append((_Rank((*one.log, _LOST)), left))
-            found += [((*ranks[:r], new, *ranks[r + 1 :]), then) for new, then in options]
+        peers = [peer for peer in ask.peers if peer != r]
+        ears = [self._heard(ask, len(talks), r, peer, ranks[peer]) for peer in peers]
+        if all(came for came, _ in ears):
+            values = {peer: self._value(len(talks), peer, ranks[peer]) for peer in peers}
+            values[r] = ask.value
+            answer = tuple(values[peer] for peer in sorted(values))
+            found.append((_Rank((*one.log, answer)), left))
+        if any(fails for _, fails in ears):
+            found.append((_Rank((*one.log, _LOST)), left))
         return found
 
-    def dying(ranks: tuple[_Rank, ...]) -> list[tuple[_Rank, ...]]:
-        if sum(one.died for one in ranks) >= deaths:
+    def moves(self, ranks: tuple[_Rank, ...], left: int) -> list[tuple[tuple[_Rank, ...], int]]:
+        """What may happen next, but for deaths."""
+        return [
+            ((*ranks[:r], new, *ranks[r + 1 :]), then)
+            for r in range(len(ranks))
+            for new, then in self._options(ranks, r, left)
+        ]
+
+    def deaths(self, ranks: tuple[_Rank, ...]) -> list[tuple[_Rank, ...]]:
+        """The same, with one more rank that has died."""
+        if sum(one.died for one in ranks) >= self._deaths:
             return []
-        alive = [r for r, one in enumerate(ranks) if not isinstance(at(r, one.log).ask, Ended)]
+        alive = [r for r, one in enumerate(ranks) if not isinstance(self.at(r, one.log).ask, Ended)]
         return [(*ranks[:r], ranks[r]._replace(died=True), *ranks[r + 1 :]) for r in alive]
 
+    def end(self, ranks: tuple[_Rank, ...]) -> End:
+        """What has become of all, where nobody can go on."""
+        places = [self.at(r, one.log) for r, one in enumerate(ranks)]
+        hows = [
+            Ended("died")
+            if one.died
+            else place.ask
+            if isinstance(place.ask, Ended)
+            else Ended("waits", place.ask)
+            for one, place in zip(ranks, places, strict=True)
+        ]
+        notes = tuple(place.notes for place in places)
+        return End(tuple(hows), notes, tuple(len(place.talks) for place in places))
+
+
+def explore(
+    program: Callable[[int], Generator[Any, Any, Any]],
+    size: int,
+    *,
+    deaths: int = 0,
+    budget: int = 0,
+) -> list[End]:
+    """All ends of a run.
+
+    Args:
+        program: of a rank.
+        size: ranks.
+        deaths: so many of them may end at any point.
+        budget: so many choices may turn out otherwise.
+    """
+    run = _Run(program, deaths)
     start = (tuple(_Rank() for _ in range(size)), budget)
     seen, stack = {start}, [start]
     ends: dict[End, None] = {}
     while stack:
         ranks, left = stack.pop()
-        following = moves(ranks, left)
+        following = run.moves(ranks, left)
         if not following:
-            places = [at(r, one.log) for r, one in enumerate(ranks)]
-            hows = [
-                Ended("died")
-                if one.died
-                else place.ask
-                if isinstance(place.ask, Ended)
-                else Ended("waits", place.ask)
-                for one, place in zip(ranks, places, strict=True)
-            ]
-            notes = tuple(place.notes for place in places)
-            ends[End(tuple(hows), notes, tuple(len(place.talks) for place in places))] = None
-        for state in following + [(dead, left) for dead in dying(ranks)]:
+            ends[run.end(ranks)] = None
+        for state in following + [(dead, left) for dead in run.deaths(ranks)]:
             if state not in seen:
                 seen.add(state)
                 stack.append(state)

@@ -40,6 +40,36 @@ def loss_of(loss_module: nn.Module, part: TensorDictBase) -> Tensor:
     return sum(value for key, value in losses.items() if key.startswith("loss_"))  # type: ignore[no-any-return]
 
 
+def networks(algorithm: str) -> tuple[nn.Module, ValueOperator, nn.Module]:
+    """The policy, the critic, and the loss of both."""
+    cells = [32, 32]
+    actor = ProbabilisticActor(
+        TensorDictModule(MLP(4, 2, num_cells=cells), ["observation"], ["logits"]),
+        ["logits"],
+        distribution_class=torch.distributions.Categorical,
+        return_log_prob=True,
+    )
+    critic = ValueOperator(MLP(4, 1, num_cells=cells), ["observation"])
+    if algorithm == "ppo":
+        return actor, critic, ClipPPOLoss(actor, critic, normalize_advantage=False)
+    return actor, critic, A2CLoss(actor, critic)
+
+
+def step(
+    world: World, loss_module: nn.Module, optimizer: torch.optim.Optimizer, parts: Any
+) -> bytes:
+    """A step of the optimizer; returns the bits of the loss."""
+    losses = []
+    for part in world.gradients(loss_module, parts):
+        losses.append(loss_of(loss_module, part))
+        losses[-1].backward()
+    loss = world.mean(losses).numpy().tobytes()
+    nn.utils.clip_grad_norm_(loss_module.parameters(), 0.5)
+    optimizer.step()
+    optimizer.zero_grad()
+    return loss
+
+
 def train(
     algorithm: str,
     shards: int | None,
@@ -50,18 +80,8 @@ def train(
 ) -> dict[str, Any]:
     """What a user's loop does, and what came of it."""
     torch.manual_seed(seed)
-    cells = [32, 32]
-    actor = ProbabilisticActor(
-        TensorDictModule(MLP(4, 2, num_cells=cells), ["observation"], ["logits"]),
-        ["logits"],
-        distribution_class=torch.distributions.Categorical,
-        return_log_prob=True,
-    )
-    critic = ValueOperator(MLP(4, 1, num_cells=cells), ["observation"])
+    actor, critic, loss_module = networks(algorithm)
     advantage = GAE(gamma=0.99, lmbda=0.95, value_network=critic)
-    loss_module: nn.Module = A2CLoss(actor, critic)
-    if algorithm == "ppo":
-        loss_module = ClipPPOLoss(actor, critic, normalize_advantage=False)
     optimizer = torch.optim.Adam(loss_module.parameters(), lr=1e-3)
     metrics: list[bytes] = []
     versions: list[int] = []
@@ -79,14 +99,7 @@ def train(
         delayed = DelayedGradient(loss_module, lag=collector.lag)
 
         def update(parts: Any) -> None:
-            losses = []
-            for part in world.gradients(loss_module, parts):
-                losses.append(loss_of(loss_module, part))
-                losses[-1].backward()
-            metrics.append(world.mean(losses).numpy().tobytes())
-            nn.utils.clip_grad_norm_(loss_module.parameters(), 0.5)
-            optimizer.step()
-            optimizer.zero_grad()
+            metrics.append(step(world, loss_module, optimizer, parts))
 
         for batch in collector:
             versions.append(int(batch["policy_version"][0, 0]))
