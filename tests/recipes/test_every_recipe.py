@@ -30,7 +30,7 @@ SMALL = {
     "ppo_recurrent": "--sync-interval 16 --minibatch-size 32 --epochs 2",
 }
 
-ELSEWHERE = {"mappo"}  # whose batches of environments can be neither evaluated nor saved
+ELSEWHERE = {"mappo"}  # in test_mappo.py: its batches of environments can't be saved
 
 
 def need_all_of(recipe: str) -> None:

@@ -59,10 +59,9 @@ def _without_effect(why: str) -> StockArgument:
     return StockArgument(why, any_value=True)
 
 
-_ONE_MACHINE = (
-    "a collector works on one machine; for several start a learner on each (World), or give "
-    "collector_class=HTSCollector to "
-    "torchrl.collectors.distributed.RayCollector"
+_MACHINES = (
+    "a collector's workers are processes of its own machine; on several machines start learners "
+    "with torchrun, srun or Ray Train (World), or put environments into Ray actors (make_remote)"
 )
 _TRAJECTORIES = (
     "a round is the same number of steps of every environment; use split_trajs=True, or assemble "
@@ -150,7 +149,7 @@ STOCK_ARGUMENTS: dict[str, StockArgument] = {
         "there are no collectors inside; give create_env_fn as a list", (None, 1)
     ),
     "backend": StockArgument(
-        f"workers are processes of this machine; {_ONE_MACHINE}",
+        _MACHINES,
         (None, "direct", "process", "mp", "multiprocessing", "gloo"),
     ),
     "backend_options": StockArgument("give them as arguments of their own", (None, {})),
@@ -178,12 +177,12 @@ STOCK_ARGUMENTS: dict[str, StockArgument] = {
     "worker_affinity": StockArgument("start Python with taskset, whose cores all workers inherit"),
     "driver_affinity": StockArgument("call os.sched_setaffinity once the collector is made"),
     "visible_devices": StockArgument("use policy_device and env_device"),
-    "slurm_kwargs": StockArgument(_ONE_MACHINE, (None, {})),
-    "launcher": StockArgument(_ONE_MACHINE, (None, "mp", "submitit")),
-    "tcp_port": StockArgument(_ONE_MACHINE),
-    "tensorpipe_options": StockArgument(_ONE_MACHINE, (None, {})),
-    "ray_init_config": StockArgument(_ONE_MACHINE, (None, {})),
-    "remote_configs": StockArgument(_ONE_MACHINE, (None, {})),
+    "slurm_kwargs": StockArgument(_MACHINES, (None, {})),
+    "launcher": StockArgument(_MACHINES, (None, "mp", "submitit")),
+    "tcp_port": StockArgument(_MACHINES),
+    "tensorpipe_options": StockArgument(_MACHINES, (None, {})),
+    "ray_init_config": StockArgument(_MACHINES, (None, {})),
+    "remote_configs": StockArgument(_MACHINES, (None, {})),
 }
 
 
