@@ -31,6 +31,12 @@ class Outcome(NamedTuple):
     took_s: float
 
 
+def results(outcomes: list[Outcome]) -> list[Any]:
+    """What all ranks have returned; none may have failed."""
+    assert [outcome.error for outcome in outcomes] == [""] * len(outcomes)
+    return [outcome.result for outcome in outcomes]
+
+
 def run_ranks(
     target: Callable[..., Any],
     size: int,

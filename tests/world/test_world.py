@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 from probe import exchange_sum, halve_from, summed
-from ranks import Outcome, run_ranks
+from ranks import results, run_ranks
 from tensordict import TensorDict
 from torch import nn
 
@@ -21,11 +21,6 @@ from torchrl_hts.errors import WorldError
 
 LENGTHS = [1, 2, 3, 5, 33, 1001, 4099]
 PATIENCE_S = 6.0
-
-
-def results(outcomes: list[Outcome]) -> list[Any]:
-    assert [outcome.error for outcome in outcomes] == [""] * len(outcomes)
-    return [outcome.result for outcome in outcomes]
 
 
 def vector(part: int, length: int) -> torch.Tensor:
@@ -334,33 +329,6 @@ def test_a_wrapped_module_averages_by_itself_and_is_refused_where_the_world_does
     (expected, _) = results(run_ranks(gradient, 2, None, False))[0]
     assert first == second == expected
     assert "its .module" in message
-
-
-def drawn(shards: int) -> list[list[float]]:
-    """What the loops over gradients of two rounds draw for each part of all ranks, and after."""
-    torch.manual_seed(5)
-    found, model = [], nn.Linear(2, 1)
-    with World(shards=shards, timeout_s=30) as world:
-        for round_ in (3, 3, 4):
-            batch = batch_of(torch.ones(4 // world.size, 2))
-            batch["policy_version"] = torch.full((len(batch),), round_)
-            own = []
-            for part in world.gradients(model, batch):
-                own.append(float(torch.rand(())))
-                model(part["x"]).sum().backward()
-            found.append([value for values in world.gather(own) for value in values])
-        found.append([float(torch.rand(()))])
-    return found
-
-
-def test_what_is_drawn_for_a_part_is_the_same_for_every_number_of_ranks() -> None:
-    found = [draws for size in (1, 2, 4) for draws in results(run_ranks(drawn, size, 4))]
-    assert all(draws == found[0] for draws in found)
-    *loops, after = found[0]
-    assert len({value for values in loops for value in values}) == 12
-    torch.manual_seed(5)
-    nn.Linear(2, 1)
-    assert after == [float(torch.rand(()))]  # as if nothing had been drawn
 
 
 def test_minibatches_of_whole_rows_keep_steps_in_their_order() -> None:

@@ -34,6 +34,7 @@ from torchrl_hts._policy.module_checks import (
 )
 from torchrl_hts._policy.numpy_steps import Array, ArrayStep, array_steps
 from torchrl_hts._policy.steps import Step, exact_step, flatten, quick_step
+from torchrl_hts._world.generators import forked_generators, seed_generators
 from torchrl_hts.errors import PolicyError
 
 __all__ = ["CounterPolicy", "inference"]
@@ -55,13 +56,13 @@ class CounterPolicy:
 
     Under ``ExplorationType.RANDOM`` the distributions that TorchRL's actors commonly use are
     sampled for all rows at once. A module with any other distribution is run row by row, each row
-    under torch's generator seeded with its word; so is the whole policy if it draws from that
-    generator elsewhere (`row_by_row`). Under the other exploration types it runs as it is.
-    Policies of plain TensorDictModules and probabilistic modules in sequence skip TensorDict's
-    bookkeeping, if a trial shows that this leaves every bit of the outputs as it was. A Categorical
-    of logits is then drawn and scored in numpy, to which the logits of another device come, since
-    actors want the outputs on the CPU anyway. If there are but small dense layers beside it, on the
-    CPU and over inputs ``[m, n]``, so are these run: numpy rounds otherwise.
+    under torch's generator seeded with its word. So is the whole policy if it draws from that
+    generator elsewhere (`row_by_row`). Under the other exploration types it runs as it is. Policies
+    of plain TensorDictModules and probabilistic modules in sequence skip TensorDict's bookkeeping,
+    if a trial shows that this leaves every bit of the outputs as it was. A Categorical of logits is
+    then drawn and scored in numpy, to which the logits of another device come, since actors want
+    the outputs on the CPU anyway. If there are but small dense layers beside it, on the CPU and
+    over inputs ``[m, n]``, so are these run: numpy rounds otherwise.
 
     Between calls the policy is as it was found; torch's global generators always are. TorchRL
     turns the validation of distributions' arguments off, so look for NaN in the outputs. Parameters
@@ -291,7 +292,7 @@ class CounterPolicy:
         """Run once, counting the words; returns whether torch's generator was drawn from."""
         noise = WordStream(example.batch_size[0], None, self._device)
         with (
-            _forked_generator(self._device),
+            forked_generators(self._device),
             torch.inference_mode(),
             set_exploration_type(self.exploration_type),
         ):
@@ -337,11 +338,9 @@ class CounterPolicy:
     ) -> TensorDictBase:
         """Call with each row of `td` alone, torch's generator seeded for it; write `keys` there."""
         rows = []
-        with _forked_generator(self._device):
+        with forked_generators(self._device):
             for i, seed in enumerate(seeds):
-                torch.default_generator.manual_seed(seed)
-                if self._device.type == "cuda":
-                    torch.cuda.default_generators[self._device.index].manual_seed(seed)
+                seed_generators(seed, self._device)
                 rows.append(call(td[i : i + 1]).select(*keys, strict=False))
         return td.update(torch.cat(rows))
 
@@ -358,8 +357,3 @@ def _flat(output: object) -> list[Tensor]:
 def _generator_state(device: torch.device) -> Tensor:
     state = torch.get_rng_state()
     return state if device.type != "cuda" else torch.cat([state, torch.cuda.get_rng_state(device)])
-
-
-def _forked_generator(device: torch.device) -> Any:
-    """A context that puts torch's generators, those that `device` needs, back as they were."""
-    return torch.random.fork_rng([device] if device.type == "cuda" else [])

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 
 import numpy as np
 import torch
 from tensordict import TensorDictBase
 from torch import Tensor
 
-__all__ = ["PartDraws", "permutation"]
+from torchrl_hts._world.generators import forked_generators, seed_generators
+
+__all__ = ["PartDraws", "minibatches", "permutation", "seeded"]
 
 
 def permutation(steps: int, *words: int) -> Tensor:
@@ -22,6 +24,40 @@ def permutation(steps: int, *words: int) -> Tensor:
     """
     generator = np.random.Generator(np.random.Philox(np.random.SeedSequence(words)))
     return torch.from_numpy(generator.permutation(steps))
+
+
+def minibatches(
+    items: Sequence[TensorDictBase], count: int, first: int, seed: int, epoch: int
+) -> Iterator[list[TensorDictBase]]:
+    """Yield so many minibatches, each of them a part of every part, permuted by itself.
+
+    Args:
+        items: of the parts, which have ``"policy_version"``, the round.
+        count: divides the number of items.
+        first: number of this learner's first part among those of all.
+        seed: of the run.
+        epoch: counts how often this batch has been gone through.
+    """
+    round_ = int(items[0]["policy_version"].flatten()[0])
+    own = range(first, first + len(items))
+    orders = [permutation(len(items[0]), seed, round_, epoch, part) for part in own]
+    cut = [order.reshape(count, -1) for order in orders]
+    for number in range(count):
+        yield [part[order[number]] for part, order in zip(items, cut, strict=True)]
+
+
+@contextmanager
+def seeded(words: Sequence[int], device: torch.device) -> Iterator[None]:
+    """Inside, torch's generators are seeded; what is drawn elsewhere goes on as if they weren't.
+
+    Args:
+        words: what the seed is made of, each 0 or more.
+        device: where else than on the CPU numbers are drawn.
+    """
+    seed = int(np.random.SeedSequence(words).generate_state(1, np.uint64)[0] >> 1)
+    with forked_generators(device):
+        seed_generators(seed, device)
+        yield
 
 
 class PartDraws:
@@ -47,19 +83,11 @@ class PartDraws:
         self._pass = self._pass + 1 if round_ == self._round else 0
         self._round = round_
 
-    @contextmanager
-    def of(self, index: int, device: torch.device) -> Iterator[None]:
-        """While one of the parts is worked on; what is drawn elsewhere goes on as if it were not.
+    def of(self, index: int, device: torch.device) -> AbstractContextManager[None]:
+        """While one of the parts is worked on; see `seeded`.
 
         Args:
             index: of this learner's parts.
             device: where else than on the CPU numbers are drawn.
         """
-        words = (self._seed, self._round, self._pass, self._first + index)
-        seed = int(np.random.SeedSequence(words).generate_state(1, np.uint64)[0] >> 1)
-        with torch.random.fork_rng([device] if device.type == "cuda" else []):
-            # Not torch.manual_seed: where CUDA is unused it formats a stack for each seed, 1 ms.
-            torch.default_generator.manual_seed(seed)
-            if device.type == "cuda":
-                torch.cuda.default_generators[device.index or 0].manual_seed(seed)
-            yield
+        return seeded((self._seed, self._round, self._pass, self._first + index), device)

@@ -7,7 +7,16 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-__all__ = ["flat_gradient", "set_gradient"]
+__all__ = ["check_unwrapped", "flat_gradient", "set_gradient"]
+
+
+def check_unwrapped(module: nn.Module) -> None:
+    """Raise ValueError if a module averages gradients by itself."""
+    if isinstance(module, nn.parallel.DistributedDataParallel):
+        raise ValueError(
+            "the module is wrapped in DistributedDataParallel, which averages gradients by "
+            "itself: give what it wraps, its .module, and compute the loss with that"
+        )
 
 
 def flat_gradient(parameters: Sequence[nn.Parameter]) -> Tensor:

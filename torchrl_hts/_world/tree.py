@@ -1,9 +1,9 @@
 """In which order ranks add: a binary tree, neighbours first. No torch, and nobody waits here.
 
-The values of 2^k ranks are added as ``((0 + 1) + (2 + 3)) + ...``, whoever computes it: a + b and
-b + a have the same bits, so both ranks of a pair arrive at the same sum. A rank that adds its own
-values in the same order first (`tree_sum`) extends the tree downwards. So the sum of V values has
-the same bits for every number of ranks that divides V.
+The values of 2^k ranks are added as ``((0 + 1) + (2 + 3)) + ...``, whoever computes it. The sums a
++ b and b + a have the same bits, so both ranks of a pair arrive at the same sum. A rank that adds
+its own values in the same order first (`tree_sum`) extends the tree downwards. So the sum of V
+values has the same bits for every number of ranks that divides V.
 
 Two ways to walk the same tree: *doubling* swaps the whole vector at each level, and takes the
 fewest messages; *halving* swaps half of what is left at each level and collects the parts in the
@@ -16,7 +16,17 @@ from collections.abc import Callable, Sequence
 from operator import add
 from typing import NamedTuple, TypeVar
 
-__all__ = ["Swap", "doubling", "fitting", "halving", "is_power_of_two", "swaps", "tree_sum"]
+from torchrl_hts.errors.checks import check_integer
+
+__all__ = [
+    "Swap",
+    "check_shards",
+    "doubling",
+    "fitting",
+    "halving",
+    "swaps",
+    "tree_sum",
+]
 
 # From so many values on halving is quicker: messages cost as much as some bytes.
 _HALVING_FROM = 65_536
@@ -48,6 +58,14 @@ def is_power_of_two(number: int) -> bool:
         [1, 2, 4, 8]
     """
     return number > 0 and number & (number - 1) == 0
+
+
+def check_shards(shards: int) -> int:
+    """So many shards as a plain int, if there can be so many."""
+    checked = check_integer("shards", shards)
+    if not is_power_of_two(checked):
+        raise ValueError(f"shards must be None or a power of two, got {checked}")
+    return checked
 
 
 def fitting(size: int, shards: int) -> int:

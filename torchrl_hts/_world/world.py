@@ -1,4 +1,7 @@
-"""World: the learners of a run as its user sees them."""
+"""World: the learners of a run as its user sees them.
+
+Axes: N environments of all learners, n rows of a part of a batch, T steps of a round (alpha).
+"""
 
 from __future__ import annotations
 
@@ -16,13 +19,14 @@ from torch import Tensor, nn
 from torchrl_hts._processes.limits import available_cores
 from torchrl_hts._world import protocol
 from torchrl_hts._world.digest import digest
-from torchrl_hts._world.draws import PartDraws, permutation
-from torchrl_hts._world.gradients import flat_gradient, set_gradient
+from torchrl_hts._world.draws import PartDraws, minibatches, seeded
+from torchrl_hts._world.gradients import check_unwrapped, flat_gradient, set_gradient
 from torchrl_hts._world.group import Group
 from torchrl_hts._world.joining import join
 from torchrl_hts._world.launch import place
 from torchrl_hts._world.spares import leave_out_spares
-from torchrl_hts._world.tree import is_power_of_two, tree_sum
+from torchrl_hts._world.standardizing import standardized, standardized_alone
+from torchrl_hts._world.tree import check_shards, tree_sum
 from torchrl_hts._world.versions import versions
 from torchrl_hts.errors.checks import check_integer, check_seconds
 
@@ -36,8 +40,8 @@ class World:
     """The learners of one run: this process, and those that a launcher has started beside it.
 
     ``torchrun --nproc-per-node 4 train.py`` starts four learners, each with a fourth of the
-    environments and of every batch; so does ``srun``, or a process group that is there already
-    (Ray Train). A script that runs by itself is a world of one. Two lines make a loop one of many
+    environments and of every batch. So does ``srun``, or a process group that is there already (Ray
+    Train). A script that runs by itself is a world of one. Two lines make a loop one of many
     learners: the collector is given the world, and the loss is computed for what `gradients`
     yields::
 
@@ -60,9 +64,9 @@ class World:
 
     **With shards** the bits don't depend on the number of learners either. The batch of all
     environments is cut by environments into so many shards. Advantages, loss and backward run for
-    each by itself, and the gradients are added in a binary tree, neighbours first, within a learner
-    and then over learners. 1, 2, 4, ... learners so give one and the same policy; the number of
-    shards is an option of a run as its seed is. Under ``torchrun --max-restarts`` there may be more
+    each by itself. The gradients are added in a binary tree, neighbours first, within a learner and
+    then over learners. So 1, 2, 4, ... learners give one and the same policy. The number of shards
+    is an option of a run as its seed is. Under ``torchrun --max-restarts`` there may be more
     learners than divide it, after a machine was lost say. Those too many are spares: they wait in
     the constructor until the run has ended, and end there.
 
@@ -103,10 +107,7 @@ class World:
         timeout_s: float = 300.0,
         threads: int | None = None,
     ) -> None:
-        if shards is not None:
-            shards = check_integer("shards", shards)
-            if not is_power_of_two(shards):
-                raise ValueError(f"shards must be None or a power of two, got {shards}")
+        shards = None if shards is None else check_shards(shards)
         timeout_s = check_seconds("timeout_s", timeout_s)
         if threads is not None:
             threads = check_integer("threads", threads)
@@ -116,10 +117,9 @@ class World:
         self.local_size = self._count_local() if local_size is None else local_size
         self._agreed: WeakSet[nn.Module] = WeakSet()  # the same on every rank, unlike ids
         self._draws: PartDraws | None = None
-        if threads is None and shards is not None:
-            threads = 1
-        if threads is None and self.size > 1:
-            threads = max(1, int(available_cores() / self.local_size))
+        if threads is None and (shards is not None or self.size > 1):
+            share = int(available_cores() / self.local_size)
+            threads = 1 if shards is not None else max(1, share)
         if threads is not None:
             torch.set_num_threads(threads)
         self.agree(shards=shards, timeout_s=timeout_s, **versions(shards is not None))
@@ -267,7 +267,8 @@ class World:
             for index, part in enumerate(parts):
                 for p in parameters:
                     p.grad = None
-                with self._drawing(index, parameters[0].device):
+                draws, device = self._draws, parameters[0].device
+                with nullcontext() if draws is None else draws.of(index, device):
                     yield part
                 found.append(flat_gradient(parameters))
         except GeneratorExit:
@@ -279,19 +280,12 @@ class World:
 
     def _meet(self, module: nn.Module) -> None:
         """A module is seen for the first time."""
-        if isinstance(module, nn.parallel.DistributedDataParallel):
-            raise ValueError(
-                "the module is wrapped in DistributedDataParallel, which averages gradients by "
-                "itself: give what it wraps, its .module, and compute the loss with that"
-            )
+        check_unwrapped(module)
         self.agree(parameters=digest(module.parameters()))
         self._agreed.add(module)
         if self.shards is not None and self._draws is None:
             seed = self.gather(torch.initial_seed())[0]
             self._draws = PartDraws(seed, self.rank * self.parts_per_rank)
-
-    def _drawing(self, index: int, device: torch.device) -> AbstractContextManager[None]:
-        return nullcontext() if self._draws is None else self._draws.of(index, device)
 
     def minibatches(
         self,
@@ -319,16 +313,27 @@ class World:
             ValueError: if the steps, or rows, can't be shared out equally.
         """
         items = [part if whole_rows else part.reshape(-1) for part in parts]
-        length = len(items[0])
-        if count < 1 or length % count:
-            what = "rows" if whole_rows else "steps"
-            raise ValueError(f"{length} {what} of a part can't be cut into {count} minibatches")
-        round_ = int(items[0]["policy_version"].flatten()[0])
-        first = self.rank * self.parts_per_rank
-        own = range(first, first + len(items))
-        orders = [permutation(length, seed, round_, epoch, p).reshape(count, -1) for p in own]
-        for number in range(count):
-            yield [part[order[number]] for part, order in zip(items, orders, strict=True)]
+        if count < 1 or len(items[0]) % count:
+            what = f"{len(items[0])} {'rows' if whole_rows else 'steps'}"
+            raise ValueError(f"{what} of a part can't be cut into {count} minibatches")
+        yield from minibatches(items, count, self.rank * self.parts_per_rank, seed, epoch)
+
+    def drawing(
+        self, index: int, *words: int, device: torch.device | str = "cpu"
+    ) -> AbstractContextManager[None]:
+        """Inside, what torch draws at random depends on a part of the batch, not on who has it.
+
+        For what is drawn outside of `gradients`, such as noise that is added to a minibatch.
+        Torch's generators are seeded for the part, and put back afterwards.
+
+        Args:
+            index: of this rank's parts.
+            words: what else the seed is made of, each 0 or more: the run's seed, the round and the
+                epoch, for instance.
+            device: where else than on the CPU numbers are drawn.
+        """
+        number = self.rank * self.parts_per_rank + index
+        return seeded((*words, number), torch.device(device))
 
     def normalize(self, parts: Sequence[TensorDictBase], key: Any = "advantage") -> None:
         """Give the values of all parts on all ranks, taken together, mean 0 and deviation 1.
@@ -341,16 +346,11 @@ class World:
         """
         values = [part.get(key) for part in parts]
         if self.size == 1 and self.shards is None:
-            (value,) = values
-            if value.numel() > 1:  # by the very terms that those losses use
-                parts[0].set(key, (value - value.mean()) / value.std().clamp_min(1e-6))
+            parts[0].set(key, standardized_alone(values[0]))
             return
         count = values[0].numel() * self.num_parts
-        mean = self._sum([value.sum().reshape(1) for value in values], "a mean") / count
-        squares = [(value - mean).square().sum().reshape(1) for value in values]
-        scale = (self._sum(squares, "a variance") / max(1, count - 1)).sqrt().clamp_min(1e-6)
-        for part, value in zip(parts, values, strict=True):
-            part.set(key, (value - mean) / scale)
+        for part, value in zip(parts, standardized(values, count, self._sum), strict=True):
+            part.set(key, value)
 
     def mean(self, values: Sequence[Tensor]) -> Tensor:
         """The mean of a tensor over all parts on all ranks, such as of losses.
@@ -376,7 +376,7 @@ class World:
     def close(self, *, ended: bool = True) -> None:
         """Leave the world. May be called again.
 
-        The process group stays for another world: torch can't begin a second one in a process that
+        The process group stays for another world. Torch can't begin a second one in a process that
         torchrun has started, since it would find the addresses of the first in the store.
 
         Args:

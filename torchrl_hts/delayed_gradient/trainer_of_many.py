@@ -9,11 +9,10 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from types import SimpleNamespace
 from typing import Any, Protocol
 
-import numpy as np
 import torch
 from tensordict import TensorDict, TensorDictBase
 from torch import Tensor, nn
@@ -29,7 +28,6 @@ _MASK = ("collector", "mask")
 class Learners(Protocol):
     """As much of `torchrl_hts.World` as is needed."""
 
-    rank: int
     size: int
 
     @property
@@ -37,9 +35,6 @@ class Learners(Protocol):
 
     @property
     def num_parts(self) -> int: ...
-
-    @property
-    def parts_per_rank(self) -> int: ...
 
     def any(self, flag: bool) -> bool: ...
 
@@ -56,6 +51,10 @@ class Learners(Protocol):
     def minibatches(
         self, parts: Sequence[TensorDictBase], count: int, *, seed: int, epoch: int
     ) -> Iterator[list[TensorDictBase]]: ...
+
+    def drawing(
+        self, index: int, *words: int, device: torch.device | str = ...
+    ) -> AbstractContextManager[None]: ...
 
     def normalize(self, parts: Sequence[TensorDictBase], key: Any = ...) -> None: ...
 
@@ -212,12 +211,8 @@ class TrainerOfMany:
         if not ops:
             return part
         *at, index = place
-        number = self._world.rank * self._world.parts_per_rank + index
-        round_ = int(part["policy_version"].flatten()[0])
-        words = (self._trainer.collector.seed, round_, *at, number)
-        (seed,) = np.random.SeedSequence(words).generate_state(1, np.uint64)
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(int(seed >> 1))
+        words = self._trainer.collector.seed, int(part["policy_version"].flatten()[0]), *at
+        with self._world.drawing(index, *words, device=part.device or "cpu"):
             for op, kwargs in ops:
                 out = op(part, **kwargs)
                 part = out if isinstance(out, TensorDictBase) else part
