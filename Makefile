@@ -69,7 +69,7 @@ types: $(STAMP)
 	$(RUN) -m mypy
 
 docs: $(DOCS_STAMP)
-	$(RUN) docs/sentences.py README.md CHANGELOG.md recipes/README.md docs
+	$(RUN) docs/sentences.py README.md CHANGELOG.md docs recipes torchrl_hts benchmarks tests
 	$(RUN) -m sphinx --quiet --fail-on-warning --keep-going docs docs/_build
 
 format: $(STAMP)

@@ -3,6 +3,8 @@
 The environments are gymnasium's AsyncVectorEnv (a process each), ale_py's AtariVectorEnv and
 EnvPool (threads in C++), or the batch that a workload makes. Where an episode has ended the next
 step resets it, and counts as a step.
+
+Axes: N environments, T steps of one batch (alpha).
 """
 
 from __future__ import annotations

@@ -79,8 +79,8 @@ def measure_parts(
     """Seconds per step of emulator, inference and learning, each by itself on one thread.
 
     As many environments take turns as a core would have. They play on from where contenders that
-    have had their warm-up batches do, for as many seconds, and so further; the mean counts: what a
-    step takes depends on what happens in the game.
+    have had their warm-up batches do, for as many seconds, and so further. The mean counts, since
+    what a step takes depends on what happens in the game.
     """
     torch.set_num_threads(1)
     tested, trained = find_workload(workload), TRAININGS[training]

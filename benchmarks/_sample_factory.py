@@ -11,9 +11,9 @@ For football, `make football VENV=.venv-contenders` first, or else once more `ma
 it: it brings a newer numpy.
 
 It has the network, the batches and the weights of the other contenders' losses, and one thread that
-learns, but its own algorithm: the loss is PPO's with values clipped and the optimizer Adam, where
-others train with A2C too, and V-trace is off. Workers with an even number of environments step one
-half while the other's actions are inferred, and are pinned to cores.
+learns. Its algorithm is its own: the loss is PPO's with values clipped and the optimizer Adam,
+where others train with A2C too, and V-trace is off. Workers with an even number of environments
+step one half while the other's actions are inferred, and are pinned to cores.
 """
 
 from __future__ import annotations

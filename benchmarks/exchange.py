@@ -4,8 +4,8 @@
 
 Each learner has a vector of so many values. It is added up by `torch.distributed.all_reduce` over
 gloo, by `World.mean` without shards, which does the same, and by `World.mean` with a shard for each
-learner, which adds in the order of the tree. In turns, each after a barrier; a time is that of the
-slowest learner, and printed are medians of milliseconds.
+learner. The last adds in the order of the tree. In turns, each after a barrier; a time is that of
+the slowest learner, and printed are medians of milliseconds.
 """
 
 from __future__ import annotations

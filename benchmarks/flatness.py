@@ -4,10 +4,10 @@
     python benchmarks/flatness.py --pid 4711 --metrics runs/ppo_atari/.../metrics.csv --minutes 120
 
 The first runs HTSCollector on environments that cost nothing, in a process of its own, and watches
-it to its end; the second watches a run that is under way, such as a recipe's, from outside.
-Watched are the process and all that descend from it. Memory is what a process has to itself plus
-its part of what it shares with others of the run, without the pages of libraries, whose share
-depends on whoever else on the machine uses them.
+it to its end. The second watches a run that is under way, such as a recipe's, from outside. Watched
+are the process and all that descend from it. Memory is what a process has to itself plus its part
+of what it shares with others of the run. Pages of libraries are left out, whose share depends on
+whoever else on the machine uses them.
 
 Writes processes.csv as it goes, and flatness.svg; prints how each process, and the speed, changed
 from the second tenth of the time to the last. Linux only.

@@ -4,7 +4,7 @@
     python benchmarks/football_engines.py --scenarios academy_corner --steps 2000
 
 For each scenario: how many steps differ in observation, score and end (none should), and in the
-reward for checkpoints, which the environment on EnvPool rebuilds from what it is told. Actions run
+reward for checkpoints. The environment on EnvPool rebuilds that from what it is told. Actions run
 to the right two times in five and are random otherwise, so that checkpoints come up.
 """
 

@@ -2,11 +2,11 @@
 
     python benchmarks/football_pool.py
 
-Two ways to play the same games in HTSCollector, in turns: as `make_football` makes them, so that
-the games of an executor are one pool, whose thread plays while the executor looks at what is there;
-and each behind a wrapper that does nothing, so that executors step pools of one game one after the
-other. Batches are equal bit for bit. Resets are part of it. Reported are environment steps per
-second, and the median over the turns of one by the other.
+Two ways to play the same games in HTSCollector, in turns. The first is as `make_football` makes
+them: the games of an executor are one pool, whose thread plays while the executor looks at what is
+there. The second has each behind a wrapper that does nothing, so that executors step pools of one
+game one after the other. Batches are equal bit for bit. Resets are part of it. Reported are
+environment steps per second, and the median over the turns of one by the other.
 """
 
 from __future__ import annotations

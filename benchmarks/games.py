@@ -3,10 +3,10 @@
     python benchmarks/games.py --output-dir runs/games
     python benchmarks/games.py --games Breakout Qbert --seconds 20 --repetitions 3
 
-For each game, the collectors train with A2C on 16 environments, in turns (see throughput.py), and
-the time of an environment's step is measured alone: games whose steps differ more in their time
-(resets and lost lives included) are those where a collector that waits for the slowest one waits
-most. Writes games.json after each game, so that a run that was stopped goes on where it was, and
+For each game, the collectors train with A2C on 16 environments, in turns (see throughput.py). The
+time of an environment's step is measured alone. Games whose steps differ more in their time (resets
+and lost lives included) are those where a collector that waits for the slowest one waits most.
+Writes games.json after each game, so that a run that was stopped goes on where it was. Then writes
 games.svg: steps per second of HTSCollector over the best of TorchRL's, against that variation.
 """
 

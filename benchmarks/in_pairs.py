@@ -3,9 +3,9 @@
     git worktree add ../before 54873b6
     python benchmarks/in_pairs.py ../before . --workload cartpole --training a2c5 --pairs 60
 
-A machine whose speed changes from minute to minute tells a few percent apart only so: each turn of
-one is followed at once by a turn of the other, and what counts is the ratio of the two. Prints both
-medians of steps/s, and the median ratio, the second to the first, with its quartiles.
+A machine whose speed changes from minute to minute tells a few percent apart only so. Each turn of
+one is followed at once by a turn of the other, and the ratio of the two counts. Prints both medians
+of steps/s, and the median ratio, the second to the first, with its quartiles.
 """
 
 from __future__ import annotations

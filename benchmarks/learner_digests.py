@@ -8,10 +8,10 @@ A2C and PPO (epochs, minibatches, normalised advantages) with `World(shards=...)
 `DelayedGradient`, on the tasks of `torchrl_hts.testing`: CartPole, CartPole with an LSTM, Pendulum
 with a TanhNormal, whose entropy is estimated by samples, and Pong. Each is trained by 1, 2, 4 and 8
 learners: quietly with one executor each, and with pauses on the odd ranks, two executors and two
-actors. torchrun starts the learners, once for each number. A row of the table has the first digits
-of SHA-256 of the parameters and of all losses. The command ends with an error if a row has two of
-them. With --hosts each learner has a host of its own (`_hosts.py`); packets among them take 5 ms
-each way and are lost with a probability of 0.5 %.
+actors. The learners are started by torchrun, once for each number. A row of the table has the first
+digits of SHA-256 of the parameters and of all losses. The command ends with an error if a row has
+two of them. With --hosts each learner has a host of its own (`_hosts.py`); packets among them take
+5 ms each way and are lost with a probability of 0.5 %.
 """
 
 from __future__ import annotations

@@ -6,11 +6,12 @@
     python benchmarks/learner_kills.py --crash --learners 4
 
 A recipe learns under ``torchrun --max-restarts 3`` with `--shards`. It is left alone once. Then a
-rank, of which and when is drawn from a seed, gets SIGKILL, so many times; torchrun gets SIGINT and
-SIGTERM; one rank gets SIGTERM; one can write no more files, as on a full disk; and a learning rate
-makes the training diverge. A run that was stopped is resumed. Each row says how long it took from
-then to the end of torchrun, its exit code, whether the final policy has the bits of the run that
-was left alone, and what was left: processes that the run has started, and shared memory.
+rank, of which and when is drawn from a seed, gets SIGKILL, so many times. Then torchrun gets SIGINT
+and SIGTERM, and one rank gets SIGTERM. One can write no more files, as on a full disk. And a
+learning rate makes the training diverge. A run that was stopped is resumed. Each row says how long
+it took from then to the end of torchrun, and its exit code. It says whether the final policy has
+the bits of the run that was left alone, and what was left: processes that the run has started, and
+shared memory.
 
 With --cut each learner has a host (`_hosts.py`, as root), under ``torchrun --nnodes 1:LEARNERS``,
 and the last host is cut off. The others are to go on, from the newest checkpoint. With --crash all

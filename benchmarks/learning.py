@@ -5,17 +5,17 @@
     python benchmarks/learning.py --scenario academy_empty_goal_close --reach 0.4 0.8
 
 Each contender trains the agent of recipes/ppo_atari.py, or with --scenario that of
-recipes/ppo_football.py, with the update and the settings of that recipe, on the same games, for the
-same number of steps, one after the other: run it on a machine that does nothing else. `multi-sync`
-is MultiSyncCollector with a worker per core, among which the games are shared out; `parallel` is
-Collector with ParallelEnv, a process per game. The learner has as many threads as there are cores,
-in each of them.
+recipes/ppo_football.py, with the update and the settings of that recipe. All play the same games
+for the same number of steps, one after the other. Run it on a machine that does nothing else.
+`multi-sync` is MultiSyncCollector with a worker per core, among which the games are shared out;
+`parallel` is Collector with ParallelEnv, a process per game. The learner has as many threads as
+there are cores, in each of them.
 
 Writes CONTENDER-seedSEED.csv as it goes, and learning.svg: mean of the last 100 training episodes,
-against minutes and against steps; of football, the score (goals alone) instead of the return.
-With --evaluate-every the parameters are kept so often, and at the end; when a run is over each of
-them plays ten episodes greedily (CONTENDER-seedSEED-evaluated.csv), which takes none of the
-training's time. Contenders whose files are whole are not run again.
+against minutes and against steps; of football, the score (goals alone) instead of the return. With
+--evaluate-every the parameters are kept so often, and at the end. When a run is over each of them
+plays ten episodes greedily (CONTENDER-seedSEED-evaluated.csv), which takes none of the training's
+time. Contenders whose files are whole are not run again.
 """
 
 from __future__ import annotations

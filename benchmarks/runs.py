@@ -4,7 +4,7 @@
 
 Each group is a name and the output directories of its runs, which differ in their seeds: a pattern.
 The picture, FILE.svg or FILE.png, shows the mean over a group's runs of what each has last had over
-100 training episodes; the band is from the least run to the most. The table is Markdown.
+100 training episodes. The band is from the least run to the most. The table is Markdown.
 """
 
 from __future__ import annotations

@@ -3,9 +3,9 @@
     python benchmarks/shard_costs.py
 
 A gradient of a batch of so many rows is taken by `World.gradients` with 1, 2, 4, ... shards, in one
-thread: cut, passes forward and backward, and the tree of sums. Networks are the Nature CNN on
-frames of 4 x 84 x 84, and an MLP of 2 x 64 units on 4 numbers. Medians of processor time, in turns,
-and how many times that of one shard.
+thread. The time is of the cut, of the passes forward and backward, and of the tree of sums.
+Networks are the Nature CNN on frames of 4 x 84 x 84, and an MLP of 2 x 64 units on 4 numbers.
+Medians of processor time, in turns, and how many times that of one shard.
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@
         --scenario academy_3_vs_1_with_keeper --output-dir runs/theory_football
 
 runs `HTSCollector` for each number of environments, alpha and lag with an update that takes 0.3
-alpha mean steps (it sleeps), and takes the time of every step and update from the collector's
+alpha mean steps (it sleeps). It takes the time of every step and update from the collector's
 timeline. Compared are, as shares of the throughput of executors that never wait:
 
     measured  what it did
@@ -18,8 +18,8 @@ timeline. Compared are, as shares of the throughput of executors that never wait
 Writes theory.json after each point, so that a run that was stopped goes on where it was, and
 theory.svg. By default environments sleep, for 10 ms on average, exponentially; others are named as
 for `python -m torchrl_hts.bench`. With --record they sleep for the times of football's steps and
-resets that football_steps.py has recorded, in their order, each from a place of its own, and
---slower times as long: so each has a core of its own, as it were. Wants a quiet machine.
+resets that football_steps.py has recorded, in their order, each from a place of its own. They sleep
+--slower times as long, so each has a core of its own, as it were. Wants a quiet machine.
 """
 
 from __future__ import annotations

@@ -10,22 +10,23 @@ because ParallelEnv and TorchRL's multi-process collectors set the thread count 
 are made in and leave it there. Starting up and the first batches are not counted.
 
 All contenders run the same network, settings and preprocessing, on batches of the same number of
-steps. The A2C update is that of recipes/a2c_atari.py, which runs the shared trunk once; with the
+steps. The A2C update is that of recipes/a2c_atari.py, which runs the shared trunk once. With the
 suffix -stock (multi-async-stock, hts-stock, ...) it is what TorchRL's A2CLoss and GAE do by
 themselves with a shared trunk. Where contenders gather and learn in turns, or learning is most of
 the work (PPO), the learner has a thread for each core; else one. TorchRL's multi-process collectors
 get a worker per environment where environments sleep, and elsewhere a worker per core with the
-environments shared out among them. hts-barrier is HTSCollector where everybody waits for the
-slowest at the end of each round, as in the paper; hts-timeline takes down what collector.timeline
-draws. sb3 is Stable-Baselines3, loop-envpool EnvPool in a plain loop, sample-factory Sample
-Factory's APPO, with its own loss and optimizer (in what it differs is told in _sample_factory.py):
-`make contenders` makes an environment that has them.
+environments shared out among them. The contender hts-barrier is HTSCollector where everybody waits
+for the slowest at the end of each round, as in the paper, and hts-timeline takes down what
+collector.timeline draws. The others: sb3 is Stable-Baselines3, loop-envpool EnvPool in a plain
+loop, sample-factory Sample Factory's APPO, with its own loss and optimizer (in what it differs is
+told in _sample_factory.py). `make contenders` makes an environment that has them.
 
 Writes measurements.json after each measurement, so that a run that was stopped goes on where it
-was; Ctrl-C shows what there is. And draws all that is in it: throughput.svg, and where a line has
-more than one point scaling.svg, against the number of environments, and variation.svg, against how
-much the times of the workloads that sleep vary. The workload startup is the start of 16 executors
-of Pong: time until they are ready, their private memory, the CPU time they use while idle.
+was; Ctrl-C shows what there is. And draws all that is in it: throughput.svg always. Where a line
+has more than one point, scaling.svg is against the number of environments, and variation.svg
+against how much the times of the workloads that sleep vary. The workload startup is the start of 16
+executors of Pong: time until they are ready, their private memory, the CPU time they use while
+idle.
 """
 
 from __future__ import annotations

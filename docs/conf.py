@@ -6,17 +6,24 @@ numpy become links to their documentation. That needs the network, so it is off 
 
 from __future__ import annotations
 
+import inspect
 import os
 import re
 import sys
+from importlib import import_module
 from pathlib import Path
+from types import FunctionType
 from typing import Any
+
+from sphinx.util.logging import getLogger
 
 import torchrl_hts
 from torchrl_hts.collector.stock_attributes import StockAttributes
 
 sys.path.insert(0, str(Path(__file__).parent))
 import house
+
+_logger = getLogger(__name__)
 
 project = "torchrl_hts"
 author = "the authors of torchrl_hts"
@@ -107,6 +114,32 @@ def _keep_figures_together(_app: Any, document: Any) -> None:
             text.parent.replace(text, nodes.Text(whole))
 
 
+PUBLIC = ("", ".env_state", ".envs", ".errors", ".testing", ".theory", ".configs")
+
+
+def _check_reference(_app: Any, environment: Any) -> None:
+    """Warn of public names, and methods of theirs, that the reference leaves out."""
+    told = environment.get_domain("py").objects
+    for module in (import_module(f"torchrl_hts{suffix}") for suffix in PUBLIC):
+        for name in module.__all__:
+            value = getattr(module, name)
+            owners = {"torchrl_hts", module.__name__, getattr(value, "__module__", "")}
+            for path in (name, *(f"{name}.{method}" for method in _methods(value))):
+                if not any(f"{owner}.{path}" in told for owner in owners):
+                    _logger.warning("docs/reference/api.md leaves out %s.%s", module.__name__, path)
+
+
+def _methods(value: Any) -> list[str]:
+    """A class's own public methods and properties that have docstrings."""
+    kinds = (FunctionType, classmethod, property)
+    members = vars(value).items() if inspect.isclass(value) else ()
+    return [
+        name
+        for name, member in members
+        if isinstance(member, kinds) and not name.startswith("_") and member.__doc__
+    ]
+
+
 def _draw_packages(app: Any) -> None:
     """Draw them as they are now."""
     Path(app.srcdir, "_static", "house.svg").write_text(house.picture())
@@ -120,3 +153,4 @@ def setup(app: Any) -> None:
     app.connect("doctree-read", _link_pictures)
     app.connect("doctree-read", _keep_figures_together)
     app.connect("builder-inited", _draw_packages)
+    app.connect("env-check-consistency", _check_reference)

@@ -1,8 +1,12 @@
-"""Find sentences that are too long to read: ``python docs/sentences.py [--most 40] PATH ...``."""
+"""Find sentences that are too long to read: ``python docs/sentences.py [--most 30] PATH ...``.
+
+Read are pages of Markdown, and the docstrings of Python; of a folder, all that it holds.
+"""
 
 from __future__ import annotations
 
 import argparse
+import ast
 import re
 import sys
 from collections.abc import Iterator
@@ -15,6 +19,8 @@ _LINK = re.compile(r"!?\[([^\]]*)\]\([^)]*\)")
 _PARAGRAPH = re.compile(r"\n\s*\n|\n(?=\s*(?:[-*>#]|\d+\.)\s)")
 # A full stop ends a sentence where a capital, or something set apart, follows it.
 _END = re.compile(r"(?<=[.!?:;])\**\s+(?=[A-Z`*\[(\"])")
+
+_SECTION = re.compile(r"(Args|Keyword Args|Attributes|Raises|Returns|Yields|Example):")
 
 
 def sentences(text: str) -> Iterator[str]:
@@ -33,20 +39,55 @@ def sentences(text: str) -> Iterator[str]:
                 yield sentence
 
 
+def docstrings(source: str) -> Iterator[str]:
+    """The docstrings of a module, with what is said of each argument as a paragraph of its own.
+
+    Example:
+        >>> list(docstrings("'Doubles.\\\\n\\\\nArgs:\\\\n    a: one.\\\\n    b: two.'"))
+        ['Doubles.\\n\\n\\na: one.\\n\\nb: two.']
+    """
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+            found = ast.get_docstring(node)
+            if found:
+                yield "\n".join(_without_sections(found.split("\n")))
+
+
+def _without_sections(lines: list[str]) -> Iterator[str]:
+    section = ""
+    for line in lines:
+        header = _SECTION.fullmatch(line)
+        if header or (line and not line.startswith(" ")):
+            section = header[1] if header else ""
+        if header or section == "Example":
+            continue
+        if section in ("", "Returns", "Yields"):
+            yield line[4:] if section else line
+        else:
+            yield ("\n" if re.match(r" {4}\S", line) else "") + line.strip()
+
+
 def _pages(path: Path) -> list[Path]:
-    return sorted(path.glob("**/*.md")) if path.is_dir() else [path]
+    if path.is_file():
+        return [path]
+    return sorted(each for each in path.rglob("*") if each.suffix in (".md", ".py"))
+
+
+def _texts(path: Path) -> Iterator[str]:
+    text = path.read_text()
+    return docstrings(text) if path.suffix == ".py" else iter([text])
 
 
 def main() -> int:
     """Print every sentence that is too long; returns the exit code."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("paths", nargs="+", type=Path, help="pages, or folders of pages")
-    parser.add_argument("--most", type=int, default=40, help="words")
+    parser.add_argument("paths", nargs="+", type=Path, help="pages, modules, or folders of them")
+    parser.add_argument("--most", type=int, default=30, help="words (30)")
     options = parser.parse_args()
     found = 0
     pages = [page for path in options.paths for page in _pages(path)]
     for path in pages:
-        for sentence in sentences(path.read_text()):
+        for sentence in (each for text in _texts(path) for each in sentences(text)):
             words = len(sentence.split())
             if words > options.most:
                 found += 1

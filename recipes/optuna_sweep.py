@@ -4,7 +4,7 @@
 
 Everything after the file is an option of the recipe, for all trials. Each trial is a run of the
 recipe in OUTPUT_DIR. Its evaluations are told to Optuna as they come, and a trial whose best is
-below the median of those before it is stopped; its run is saved, and --resume goes on with it.
+below the median of those before it is stopped. Its run is saved, and --resume goes on with it.
 
 Ctrl-C ends the sweep, and the same command goes on with it: with the run that was under way too,
 from its checkpoint. Needs the extra 'optuna'.

@@ -1,8 +1,8 @@
 """PPO on CartPole-v1 with HTSCollector and DelayedGradient: TorchRL's own loss, unchanged.
 
 Executors step the environments and an actor runs the policy while this process learns. Each round
-is gathered by parameters that are one update old, and DelayedGradient takes the policy's gradients
-of a round at the parameters that gathered it, so that PPO starts each update exactly on-policy. The
+is gathered by parameters that are one update old. DelayedGradient takes the policy's gradients of a
+round at the parameters that gathered it, so that PPO starts each update exactly on-policy. The
 critic has a network of its own, and is trained without delay (recipes/README.md says why).
 
     python recipes/ppo_cartpole.py --require-return 475

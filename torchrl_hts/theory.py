@@ -37,15 +37,14 @@ def rollout_time(
 ) -> float:
     """Expected time of a rollout whose environments wait for each other every ``alpha`` steps.
 
-    Claim 1 of the paper:
-    ``E[T] ~ K / (n alpha) * ((1 - g) Q(1 - 1/n) + g Q(1 - 1/(n e)))``, where Q is the quantile
-    function of Gamma(alpha) times the mean step and g = 0.5772 the Euler-Mascheroni constant: the
-    largest of n sums, in the limit of many.
+    Claim 1 of the paper: ``E[T] ~ K / (n alpha) * ((1 - g) Q(1 - 1/n) + g Q(1 - 1/(n e)))``, the
+    largest of n sums, in the limit of many. Q is the quantile function of Gamma(alpha) times the
+    mean step, and g = 0.5772 the Euler-Mascheroni constant.
 
     Assumes step times that are independent and exponential, with the same mean in every
-    environment, a barrier at the end of each round, and a learner that is never waited for. From
-    the exact mean it differs by less than 0.4 % for 8 environments and more with alpha >= 4, by
-    -0.9 % for 16 with alpha = 1, and by -15 % at worst, for 2 with alpha = 1.
+    environment. There is a barrier at the end of each round, and the learner is never waited for.
+    From the exact mean it differs by less than 0.4 % for 8 environments and more with alpha >= 4.
+    It differs by -0.9 % for 16 with alpha = 1, and by -15 % at worst, for 2 with alpha = 1.
 
     Args:
         num_steps: K, of all environments together.
@@ -81,9 +80,9 @@ def rollout_time(
 def asynchronous_latency(num_envs: int, env_rate: float, learner_rate: float) -> float:
     """Expected number of updates that data of an asynchronous method wait for: its staleness.
 
-    Claim 2 of the paper: ``E[L] = n r / (1 - n r)``, r = l / m, the mean number in an M/M/1 queue
-    that n sources of rate l fill and a learner of rate m empties; infinite for ``n r >= 1``, where
-    the queue grows without end. HTS-RL's staleness is its lag, whatever the rates.
+    Claim 2 of the paper: ``E[L] = n r / (1 - n r)``, r = l / m. It is the mean number in an M/M/1
+    queue that n sources of rate l fill and a learner of rate m empties. It is infinite for ``n r >=
+    1``, where the queue grows without end. HTS-RL's staleness is its lag, whatever the rates.
 
     Assumes that data come as a Poisson process, that learning takes exponential times, and that
     the queue has no bound.
@@ -220,7 +219,7 @@ def timetable(
         ready_wj  = max(learned_(j-1), max_(i of w) finish_ij) + L_wj
         learned_j = max_w ready_wj + X_j
 
-    Assumes nothing of the times but that they don't depend on each other's course: inference is
+    Assumes nothing of the times but that they don't depend on each other's course. Inference is
     part of a step or costs nothing, and everybody has a processor when it needs one.
 
     Args:

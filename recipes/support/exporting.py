@@ -1,4 +1,7 @@
-"""A policy as a program of torch.export, which needs neither these recipes nor TorchRL."""
+"""A policy as a program of torch.export, which needs neither these recipes nor TorchRL.
+
+Axes: B observations at a time.
+"""
 
 from __future__ import annotations
 

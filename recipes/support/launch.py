@@ -17,18 +17,20 @@ _UNNAMED = "none"  # torchrun's --rdzv-id by default
 
 def is_first() -> bool:
     """Whether this process is the one that prints and writes: rank 0, or alone."""
-    rank = os.environ.get("RANK")  # of torchrun; World, which imports torch, says what is wrong
-    if rank is None and "SLURM_STEP_NUM_TASKS" in os.environ:  # of srun, but not of its script
-        rank = os.environ.get("SLURM_PROCID")
-    return rank in (None, "0")
+    return _number("RANK", "SLURM_PROCID") in (None, "0")
 
 
 def is_first_here() -> bool:
     """Whether this process is the first of the run on its machine, or alone."""
-    local = os.environ.get("LOCAL_RANK")
-    if local is None and "SLURM_STEP_NUM_TASKS" in os.environ:
-        local = os.environ.get("SLURM_LOCALID")
-    return local in (None, "0")
+    return _number("LOCAL_RANK", "SLURM_LOCALID") in (None, "0")
+
+
+def _number(of_torchrun: str, of_srun: str) -> str | None:
+    """As a launcher says it; World, which imports torch, says what is wrong with it."""
+    number = os.environ.get(of_torchrun)
+    if number is None and "SLURM_STEP_NUM_TASKS" in os.environ:  # not so in srun's own script
+        number = os.environ.get(of_srun)
+    return number
 
 
 def launch_name() -> str | None:

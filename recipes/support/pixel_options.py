@@ -58,7 +58,7 @@ class PPOOptions(PixelOptions):
 class AtariOptions:
     """Options of the game.
 
-    To be mixed in before those of an algorithm, and without a base: a dataclass takes over all
+    To be mixed in before those of an algorithm, and without a base. A dataclass takes over all
     fields that a base has, inherited ones included, and the defaults of `PixelOptions` would come
     before the algorithm's own.
     """

@@ -169,9 +169,9 @@ def encode(trunk: TensorDictModule, batch: TensorDictBase) -> None:
 def _of_next(batch: TensorDictBase, values: Tensor, function: Callable[[Tensor], Tensor]) -> Tensor:
     """What a function gives for each next observation, where its values for all others are known.
 
-    A step's next observation is the observation of the step after it, so only the last step of
-    each row, and steps that were cut off before their end, have a next observation to run. Where
-    an episode has ended by itself GAE makes no use of the value of what follows.
+    A step's next observation is the observation of the step after it. So only the last step of each
+    row, and steps that were cut off before their end, have a next observation to run. Where an
+    episode has ended by itself GAE makes no use of the value of what follows.
 
     Args:
         batch: ``[N, T]``.

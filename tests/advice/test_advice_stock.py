@@ -45,7 +45,7 @@ def test_what_a_sentence_names_is_there(name: str) -> None:
         if called == name:
             continue
         first, *rest = called.split(".")
-        if first in ("torchrl", "torch", "os"):
+        if first in ("torchrl_hts", "torchrl", "torch", "os"):
             found: Any = importlib.import_module(".".join([first, *rest[:-1]]))
             assert hasattr(found, rest[-1]), called
         elif first in ("batch", "policy"):

@@ -317,7 +317,7 @@ class ListInbox(Inbox):
 @pytest.mark.parametrize(("lag", "lent"), [(0, False), (1, True)])
 @pytest.mark.parametrize("victim", ["executor", "actor"])
 def test_a_failure_at_any_operation_is_recovered_from(victim: str, lag: int, lent: bool) -> None:
-    """I1, I4: after each operation of a worker, in each interleaving, it dies; the rest follows
+    """I1, I4: after each operation of a worker, in each interleaving, it dies. The rest follows
     from the words, whatever it has read and not said: two rounds are finished all the same."""
     owner, last_round = (0, 1), 1 + lag
     begin = Schedule(2, 1, lag, last_round=last_round)

@@ -139,8 +139,8 @@ def test_every_interleaving_with_failures(
 ) -> None:
     """I1 to I5 whenever and whoever fails; the learner gets as many transitions, in order.
 
-    What an environment observes after its executor was replaced is not part of this model; all
-    that is (whose transition it is, its place, the parameters it was taken with) is as without.
+    What an environment observes after its executor was replaced is not part of this model. All that
+    is (whose transition it is, its place, the parameters it was taken with) is as without.
     """
     schedule = Schedule(NUM_ENVS, ALPHA, lag, last_round=rounds)
     explored = explore(World(schedule, num_actors), failures)

@@ -1,6 +1,6 @@
 """Slow, plain computation of the delayed update, and the small problems that tests put it to.
 
-The recursion and the optimizers' formulas are written out here, on lists of tensors; only the value
+The recursion and the optimizers' formulas are written out here, on lists of tensors. Only the value
 of a loss is torchrl's, evaluated on a module that the code under test never sees.
 
 Axes: N environments, T steps, O observation features, A actions.

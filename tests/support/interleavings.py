@@ -1,7 +1,7 @@
 """Every interleaving of programs that share words and pipes, without threads.
 
 A program is a function that is given a `Machine` and does everything that others may see through
-it: each read and write of a shared word and each operation on a pipe is one operation. Programs
+it. Each read and write of a shared word, and each operation on a pipe, is one operation. Programs
 are never run at the same time. To take a program one operation further it is run again from its
 start, with its earlier operations answered from its log, up to the operation after the new one. So
 a state is a value (words, pipes, the programs' logs), and each is visited once, with the number of

@@ -1,8 +1,8 @@
 """What an actor does with a batch: from the rows of a slot through the policy and back.
 
-The ready rows of one round are gathered from its slot, padded to a batch size of the calibrated
-set, run with the slot's own parameters and counter-based noise (I2, I6), and what the policy writes
-is scattered back.
+The ready rows of one round are gathered from its slot, and padded to a batch size of the calibrated
+set. They are run with the slot's own parameters and counter-based noise (I2, I6). What the policy
+writes is scattered back.
 
 Axes: N environments, T steps of a round.
 """

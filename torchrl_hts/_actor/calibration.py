@@ -33,9 +33,9 @@ def calibrate(actor: BatchInference) -> InvariantSizes:
     """Find the batch sizes that agree bitwise, running just what `infer` runs.
 
     Large layers are packed, if that works. If all environments' rows would have to be cut into
-    several batches, linear layers are tried the other way round; in numpy, if they have to be cut
-    or stand in rows of their own, products are tried in blocks. The actor is left with its layers
-    as they were measured.
+    several batches, linear layers are tried the other way round. In numpy, products are tried in
+    blocks, if rows have to be cut or stand in places of their own. The actor is left with its
+    layers as they were measured.
 
     Raises:
         PolicyError: if rows aren't independent of each other.
@@ -81,8 +81,8 @@ def _try(actor: BatchInference, *, packed: bool, transposed: bool) -> InvariantS
 def measure(actor: BatchInference) -> InvariantSizes:
     """The batch sizes that agree, with the layers as they are.
 
-    Compared are the outputs and what every module inside passes on: two sizes that round
-    differently in some layer often agree in a few outputs, so as many numbers as it takes.
+    Compared are the outputs and what every module inside passes on. Two sizes that round
+    differently in some layer often agree in a few outputs, so it takes many numbers.
 
     Raises:
         PolicyError: if rows aren't independent of each other.

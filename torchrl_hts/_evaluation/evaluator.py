@@ -59,13 +59,13 @@ class Evaluator:
     depends on ``seed`` and k alone. What an evaluation gives depends on the parameters, ``seed``
     and the step that it is submitted with, on nothing else: not on timing, nor on what was
     evaluated before. For that, ``reset(seed=...)`` must start an environment wholly anew. One that
-    goes on counting over episodes has no place here: a warning names wrappers that normalise
-    observations with running statistics of their own, or rewards
-    (docs/explanation/reliability.md says what to do instead).
+    goes on counting over episodes has no place here. A warning names wrappers that normalise
+    rewards, or observations by running statistics of their own (docs/explanation/reliability.md
+    says what to do instead).
 
-    The process is forked from the server that collectors fork their actors from, runs at a lower
-    priority than training, on one thread and the CPU, and ends with this one, however it ends.
-    Not for use by several threads at a time.
+    The process is forked from the server that collectors fork their actors from. It runs at a lower
+    priority than training, on one thread and the CPU. It ends with this one, however it ends. Not
+    for use by several threads at a time.
 
     Args:
         create_env_fn: makes a `gymnasium.Env`, or a TorchRL `EnvBase` with any transforms, alone or
@@ -300,7 +300,7 @@ class Evaluator:
     def _advance(self, *, wait: bool) -> None:
         """Take what the process has finished and give it the next, until there is no more.
 
-        It is given work when it has none, so that neither side ever waits for the other: the
+        It is given work when it has none, so that neither side ever waits for the other. The
         parameters lie in shared memory, which it doesn't read then, and messages are short.
         """
         while True:

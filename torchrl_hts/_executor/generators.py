@@ -6,7 +6,7 @@ before (I6, I7). So each environment has `Generators`, which are put in their pl
 its methods runs. Swapped are the states, not the objects: what was imported from these modules
 before (``from random import random``) draws from the same.
 
-Python's and numpy's own functions for that take longer than many steps of a fast environment, so
+Python's and numpy's own functions for that take longer than many steps of a fast environment. So
 the states are copied in memory, where they lie as it is tried first. Even that is too much for one
 that draws nothing. So an environment that has not drawn for its first steps makes all further ones
 on a state that is the same for all like it. As soon as it is seen to have drawn, its own is used.

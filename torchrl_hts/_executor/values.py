@@ -1,8 +1,8 @@
 """What an environment returns, as numbers of the data types that batches hold, or an error.
 
 A value of another data type is converted where that keeps what it says. Rounding is no loss, since
-the data type of a space says how exact its values are; an integer that wraps, a finite number that
-becomes infinite and a mask that is dropped are. Knows nothing of torch.
+the data type of a space says how exact its values are. It is one if an integer wraps, a finite
+number becomes infinite, or a mask is dropped. Knows nothing of torch.
 """
 
 from __future__ import annotations

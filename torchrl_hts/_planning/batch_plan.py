@@ -81,8 +81,8 @@ def plan_batch(
     Raises:
         PolicyError: if the policy fails when it is run.
         ValueError: if the policy reads what the environment doesn't give, doesn't write the action,
-            or writes one that doesn't fit the action space; if an info key is taken, or the
-            environment is TorchRL's.
+            or writes one that doesn't fit the action space. Also if an info key is taken, or is of
+            a TorchRL environment.
         TypeError: for spaces or entries that aren't arrays of a fixed shape.
     """
     is_init = False

@@ -122,10 +122,10 @@ def executors_for(costs: StepCosts, num_envs: int, cores: int, inference_s: floa
 
     As many as keep all cores busy. If steps wait, more than there are cores, up to one per
     environment. If they compute, one per core, but for the share of the cores that inference takes
-    when it keeps up: an executor too many takes turns with actors and learner on their cores.
-    Fewer if steps take microseconds: one that keeps up with an actor's batches is enough, and
-    where everybody has a core nobody needs to sleep (see ``_rounds/inbox_reader.py``), so a core is
-    left to the actor.
+    when it keeps up. An executor too many takes turns with actors and learner on their cores. Fewer
+    if steps take microseconds: one that keeps up with an actor's batches is enough. Where everybody
+    has a core nobody needs to sleep (see ``_rounds/inbox_reader.py``), so a core is left to the
+    actor.
 
     Args:
         costs: of a step.
@@ -158,10 +158,10 @@ def actors_for(
 ) -> int:
     """How many actors should serve so many executors.
 
-    The fewest that keep up: a pass of the rows that come to each is to take no more than half of
-    the time in which the executors step every environment once. If that can't be reached, the
-    fewest whose passes are nearly as short as they get: more actors than that share rows that one
-    pass answers as fast.
+    The fewest that keep up. A pass of the rows that come to each is to take half of the time at
+    most in which the executors step every environment once. If that can't be reached, the fewest
+    whose passes are nearly as short as they get: more actors than that share rows that one pass
+    answers as fast.
 
     Args:
         costs: of a step.

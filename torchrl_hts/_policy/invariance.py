@@ -1,11 +1,11 @@
 """Which batch sizes give a row the same bits: measured, never assumed.
 
 A row's output must not depend on which rows share its batch, nor on how many (I6). Kernels choose
-their order of summation by the shape of the batch, so some sizes agree with each other bit for
-bit and others do not, differently from machine to machine: the Nature CNN gave the same bits for 4
+their order of summation by the shape of the batch, so some sizes agree with each other bit for bit
+and others do not. It is otherwise from machine to machine. The Nature CNN gave the same bits for 4
 to 16 rows on one CPU, for 2 to 15 and from 16 on another. `calibrate` finds the sizes that agree on
-the device, dtype and thread count in use; an actor then pads each batch to the next of them.
-What no batch size can help, `module_checks.py` finds.
+the device, dtype and thread count in use; an actor then pads each batch to the next of them. What
+no batch size can help, `module_checks.py` finds.
 
 Axes: m rows of a batch.
 """
@@ -189,10 +189,10 @@ def calibrate(
 ) -> InvariantSizes:
     """Find the batch sizes that agree bitwise with a full batch (METHOD section 5, point 3).
 
-    The reference is each probe row at the full size, at the position of its environment. Against
-    it are held, by their bytes: the same rows at the same positions with other batch-mates, rows
-    at other positions of a full batch, and rows anywhere in each smaller batch. Sizes may agree by
-    chance, small integers easily; so several batches are drawn, and `run` should return as much
+    The reference is each probe row at the full size, at the position of its environment. Against it
+    are held, by their bytes: the same rows at the same positions with other batch-mates, and rows
+    at other positions of a full batch. So are rows anywhere in each smaller batch. Sizes may agree
+    by chance, small integers easily; so several batches are drawn, and `run` should return as much
     as it can (the network's raw outputs too).
 
     Args:
@@ -263,10 +263,10 @@ def choose_sizes(
 ) -> InvariantSizes:
     """Find the classes of batch sizes that agree bitwise, and choose one to run everything with.
 
-    On one CPU, say, the Nature CNN gives one set of bits for 1 row, one for 2 to 15 and one for
-    16 and more. The class chosen is the one that runs the fewest rows on average over all numbers
-    of environments that may be ready, where a batch costs as much as some rows. The times that it
-    takes have no say: they differ from run to run, and the bits must not.
+    On one CPU, say, the Nature CNN gives one set of bits for 1 row, one for 2 to 15 and one for 16
+    and more. The class chosen is the one that runs the fewest rows on average over all numbers of
+    environments that may be ready. A batch costs as much as some rows. The times that it takes have
+    no say: they differ from run to run, and the bits must not.
 
     Args:
         run: see `calibrate`.

@@ -1,7 +1,7 @@
 """A small policy in numpy: dense layers and a categorical draw.
 
 On the few rows of an actor's batch, torch takes two to four times as long as numpy to get to a
-layer of some thousand weights, and what it runs on the way drives everything else from the core's
+layer of some thousand weights. What it runs on the way drives everything else from the core's
 caches. The arithmetic is the same; how it is rounded is not.
 
 Axes: m rows of a batch, n values of a row.
@@ -50,8 +50,8 @@ def array_steps(
     A step is a function of a dict of arrays ``[m, n]``, to which it adds, and of the uniforms
     ``[m, 1]`` of the one draw that there may be.
 
-    All of it or nothing: the rows of a batch in which bits agree (I6) are fewer for a head of few
-    outputs in numpy, which a network of convolutions before it would pay for.
+    All of it or nothing. The rows of a batch in which bits agree (I6) are fewer for a head of few
+    outputs in numpy. A network of convolutions before it would pay for that.
 
     Args:
         modules: as `flatten` returns them. Their parameters are read where they lie now, and are

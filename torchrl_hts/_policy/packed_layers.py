@@ -1,11 +1,11 @@
 """Large layers whose weights are put in a kernel's order once a round instead of in each pass.
 
-A kernel wants its weights in an order of its own. torch hands them over as they lie, so that each
-pass first puts them in order, which takes as long as the products for the few rows of an actor's
+A kernel wants its weights in an order of its own. Torch hands them over as they lie, so that each
+pass first puts them in order. That takes as long as the products for the few rows of an actor's
 batch. But a round has one set of parameters (I2), and oneDNN takes weights that it has put in order
 before. It then also rounds alike, on the CPU where that was tried, for any 2 rows and more (I6).
 
-The operators are what `torch.compile` calls for the same purpose, and not torch's public ones: be
+The operators are what `torch.compile` calls for the same purpose, and not torch's public ones. Be
 ready for any exception at the first call, and then run the layers as they are.
 """
 
@@ -36,9 +36,9 @@ class PackedLayers:
     """The layers inside a module that can be packed: plain ones, in float32, on the CPU.
 
     They are `nn.Conv2d` padded with a number of zeros, and, where there may be batches of at least
-    8 rows, `nn.Linear` of at least 524,288 weights. They stay what they are, with their
-    parameters and hooks, but their weights count as they are when `pack` is called: what a module
-    with a forward pre-hook contains, which may change them later, is left alone. A convolution's
+    8 rows, `nn.Linear` of at least 524,288 weights. They stay what they are, with their parameters
+    and hooks, but their weights count as they are when `pack` is called. What a module with a
+    forward pre-hook contains is left alone, since the hook may change them later. A convolution's
     output is channels last. The weights in order take their memory once more.
 
     Args:

@@ -3,7 +3,7 @@
 TorchRL's collectors hand the whole TensorDict of a step on to the next one. So a policy may read
 back whatever it wrote: Ornstein-Uhlenbeck noise, the noise of gSDE, a counter, its last action.
 Slots carry what they have to. What that is can't be known from `in_keys`, which are no more than a
-promise, so the policy is run: with all that there is, and with one entry after the other taken
+promise. So the policy is run: with all that there is, and with one entry after the other taken
 away.
 """
 

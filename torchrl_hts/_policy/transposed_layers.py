@@ -2,7 +2,7 @@
 
 A product of matrices is cut up by its shape, and BLAS libraries do so otherwise along their rows
 than along their columns. With a batch's rows as columns, on an Intel Xeon with MKL, layers round
-alike for 2 to 32 rows, which else change at 16 (I6): all rows go in one pass instead of two.
+alike for 2 to 32 rows, which else change at 16 (I6). All rows go in one pass instead of two.
 """
 
 from __future__ import annotations

@@ -6,8 +6,8 @@ torch and torchrl) and forks a worker on request. Three things follow from that:
 - the user's main script is never run again in a worker, so no ``if __name__`` guard is needed,
   and a worker imports torch only if its server has;
 - workers are ready in milliseconds and share the memory of what the server imported;
-- the server is the one parent of all workers: it reports each exit, ends its workers when the
-  main process ends in whatever way (I8), and its own end kills them (``PR_SET_PDEATHSIG``).
+- the server is the one parent of all workers. It reports each exit, and ends its workers when the
+  main process ends in whatever way (I8). Its own end kills them (``PR_SET_PDEATHSIG``).
 
 File descriptors are all that the processes share: nothing has a name in the file system, so
 nothing can stay behind there.

@@ -1,9 +1,9 @@
 """Shutdowns that may be asked for at any moment, and moments in which they must not come.
 
 A signal handler, or a finalizer that the garbage collector runs, may shut a collector down between
-any two lines of the same thread, where locks keep nothing away: in the middle of a message to a
-worker server, say. A shutdown that is asked for there follows right after. Other threads are kept
-away by locks, as ever.
+any two lines of the same thread. That may be in the middle of a message to a worker server, and
+locks keep nothing away there. A shutdown that is asked for there follows right after. Other threads
+are kept away by locks, as ever.
 """
 
 from __future__ import annotations

@@ -36,17 +36,18 @@ class EpisodeReturns:
         info_keys: names below ``"next"`` of one number per step, NaN where there is none: those of
             the collector, or some of them. Of each episode its last number counts.
 
-    >>> import torch
-    >>> from tensordict import TensorDict
-    >>> reward = torch.ones(2, 3, 1)                       # two environments, three steps
-    >>> done = torch.zeros(2, 3, 1, dtype=torch.bool)
-    >>> done[0, 1] = True                                  # the first one ends at its second step
-    >>> batch = TensorDict({"next": {"reward": reward, "done": done}}, batch_size=[2, 3])
-    >>> returns = EpisodeReturns()
-    >>> returns.update(batch)
-    [2.0]
-    >>> returns.mean, returns.mean_length, returns.count
-    (2.0, 2.0, 1)
+    Example:
+        >>> import torch
+        >>> from tensordict import TensorDict
+        >>> reward = torch.ones(2, 3, 1)  # two environments, three steps
+        >>> done = torch.zeros(2, 3, 1, dtype=torch.bool)
+        >>> done[0, 1] = True  # the first one ends at its second step
+        >>> batch = TensorDict({"next": {"reward": reward, "done": done}}, batch_size=[2, 3])
+        >>> returns = EpisodeReturns()
+        >>> returns.update(batch)
+        [2.0]
+        >>> returns.mean, returns.mean_length, returns.count
+        (2.0, 2.0, 1)
     """
 
     def __init__(self, window: int = 100, info_keys: Sequence[str | InfoKey] = ()) -> None:

@@ -28,8 +28,9 @@ class WorkerStatistics:
         round_waiting_s: an executor had nothing to do until a round opened.
         observation_waiting_s: an actor had nothing to do until an observation came.
         gathering_s: an actor had observations, and waited for more to infer with them.
-        cpu_s: processor time that it used, of all its threads, since the first run began, but for
-            that of looking for messages (where every worker has a core, it doesn't sleep at once).
+        cpu_s: processor time that it used, of all its threads, since the first run began. That of
+            looking for messages is left out: where every worker has a core, it doesn't sleep at
+            once.
         events: steps of an executor, forward passes of an actor.
         private_bytes: memory that no other process shares; None if it wasn't asked for, the worker
             has ended, or the system doesn't tell (it takes Linux's /proc).

@@ -43,7 +43,7 @@ class Timeline:
 
     Attributes:
         events: by name, ``"learner"``, ``"actor 0"``, ..., ``"executor 0"``, ...: an array of
-            records in the order in which they ended, with the fields ``began`` and ``ended`` (ns of
+            records in the order in which they ended. Its fields are ``began`` and ``ended`` (ns of
             a monotonic clock), ``activity`` (see `torchrl_hts._rounds.event_rings.Activity`),
             ``number``, ``env`` (among the environments of all learners), ``rows`` and ``padded``.
         sync_interval: alpha.

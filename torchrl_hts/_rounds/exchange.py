@@ -1,9 +1,9 @@
 """Waiting and waking: the shell around the schedule.
 
 Every worker has an inbox, a pipe that carries 16-bit words: the indices of environments, or one of
-the codes below. The data itself lies in the slots. A pipe is all that is needed: a read sleeps
-without using the processor until something comes and then takes everything that has come; a write
-of a few bytes is atomic; several actors may read one inbox; and the kernel orders what was written
+the codes below. The data itself lies in the slots. A pipe is all that is needed. A read sleeps
+without using the processor until something comes, and then takes everything that has come. A write
+of a few bytes is atomic. Several actors may read one inbox. And the kernel orders what was written
 to shared memory before a message with what is read from it after.
 
     executors --(observation of i is in its row)--> actors' common inbox
@@ -13,7 +13,7 @@ to shared memory before a message with what is read from it after.
     learner   --(SAVE, while all are parked)------> inboxes of all executors
 
 Finishing and WAKE close the only race of the schedule, without a lock. An executor parks an
-environment only if it has first told the learner and then found the next round not open; the
+environment only if it has first told the learner and then found the next round not open. The
 learner first opens the round and then takes what is in its inbox. Whichever is second sees what the
 first has done: either the executor finds the round open, or the learner finds the message and wakes
 it. An environment that goes on needs no waking, and the learner nothing of its round before the
@@ -166,7 +166,8 @@ class ExecutorPort:
         """The transition of ``env`` is written; returns whether it may go on; it is parked if not.
 
         The learner hears of a finished round at once if no other of the environments is behind, or
-        if ``env`` can't go on, and at the next `flush` otherwise: it has to wait for others anyway.
+        if ``env`` can't go on. Otherwise it hears at the next `flush`, since it has to wait for
+        others anyway.
         """
         if not self.schedule.finish_step(env):
             return True

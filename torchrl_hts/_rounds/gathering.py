@@ -1,7 +1,7 @@
 """How many observations an actor waits for before it runs the policy.
 
 A forward pass of few rows costs nearly as much as one of many. As long as executors and the learner
-keep every core busy, a pass started now would only take a core from one of them: nothing is lost by
+keep every core busy, a pass started now would only take a core from one of them. Nothing is lost by
 waiting until one of them has nothing left to do, and then there are more rows. An executor that can
 tell so (`fills_cores`) announces nothing meanwhile, which would wake the actor in vain, until it
 has nothing left to step. With a core to spare an actor takes at once whatever is ready. And it

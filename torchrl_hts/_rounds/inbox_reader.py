@@ -1,10 +1,10 @@
 """How long a worker looks for messages before it goes to sleep.
 
 Going to sleep and being woken costs more than a step of a cheap environment, and whoever wakes
-finds nothing in the caches. So a worker whose last wait was short keeps looking for a moment,
-provided that every executor and every actor has a core of its own, and that the learner waits: it
-may have a thread on every core. So nothing is taken from anybody. With nothing to do all sleep.
-What is computed does not depend on it.
+finds nothing in the caches. So a worker whose last wait was short keeps looking for a moment. It
+does so if every executor and every actor has a core of its own, and if the learner waits, which may
+have a thread on every core. So nothing is taken from anybody. With nothing to do all sleep. What is
+computed does not depend on it.
 """
 
 from __future__ import annotations

@@ -12,11 +12,11 @@ per environment and phase, and two words of the learner:
 A batch of environments that steps as a whole is one environment here: it is offered, answered and
 stepped as one. How many rows of a slot it has is for others to know (`Layout.units`).
 
-Each word has one writer at a time, so that the state can live in memory shared by processes
-without a lock: ``steps[i]`` is written by the executor of i, ``phase[i]`` by the executor while it
-is IDLE or ANSWERED and by an actor while it is READY or TAKEN, ``lent`` and ``released`` by the
-learner. Whoever passes the turn on writes the words first and tells the other side afterwards
-(``exchange.py``).
+Each word has one writer at a time, so that the state can live in memory shared by processes without
+a lock: ``steps[i]`` is written by the executor of i, ``lent`` and ``released`` by the learner.
+``phase[i]`` is written by the executor while it is IDLE or ANSWERED, and by an actor while it is
+READY or TAKEN. Whoever passes the turn on writes the words first and tells the other side
+afterwards (``exchange.py``).
 
 Workers may fail at any moment. What is in the words then says all that is needed to go on, since an
 executor counts a transition when it has been written whole: `Schedule.recover`.

@@ -9,9 +9,10 @@ Three limits are put together:
 - the *cores*: a step can't be had for less processor time than stepping, inferring and learning it
   take together, over the number of cores.
 
-What it leaves out: that the steps of an environment may depend on each other or on what the policy
-does, padding of batches, the memory bandwidth that processes share, and whatever else runs on the
-machine. `python -m torchrl_hts.bench` tries its recommendation out, and says how far off it was.
+It leaves out that the steps of an environment may depend on each other or on what the policy does.
+It also leaves out padding of batches, the memory bandwidth that processes share, and whatever else
+runs on the machine. `python -m torchrl_hts.bench` tries its recommendation out, and says how far
+off it was.
 
 Axes: R rounds, E executors, k environments of each, T = alpha steps.
 """
@@ -44,7 +45,7 @@ Limit = Literal["schedule", "inference", "learner", "cores"]
 class Costs:
     """What a workload's parts take, each alone; times in seconds.
 
-    A batch of environments that steps as one is reckoned with as one of the schedule: a step is
+    A batch of environments that steps as one is reckoned with as one of the schedule. A step is
     then one of them all, and a row of a pass has all of theirs.
 
     Attributes:
@@ -167,7 +168,7 @@ def forecast(
 def _inference(costs: Costs, setting: Setting, most: float) -> tuple[float, float, float]:
     """How long an observation waits for its action, rows of a pass, and how busy actors are.
 
-    The rows of a pass are those that came during the last one; as many come per second as the
+    The rows of a pass are those that came during the last one. As many come per second as the
     environments make steps, which take longer the longer they wait: a fixed point.
 
     Args:

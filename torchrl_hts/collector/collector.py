@@ -1,4 +1,7 @@
-"""`HTSCollector`: from arguments to batches."""
+"""`HTSCollector`: from arguments to batches.
+
+Axes: N environments, T = alpha steps of a round.
+"""
 
 from __future__ import annotations
 
@@ -42,13 +45,13 @@ class HTSCollector(StockAttributes, BaseCollector):  # type: ignore[misc]  # tor
     """Collects rounds of on-policy data while the learner learns from the round before.
 
     Executors step the environments, actors answer whatever observations are ready with one batched
-    forward pass, and nobody waits for anybody except at a round's opening: round r opens when
-    update r - (lag + 1) is done. Every batch D_j and every parameter theta_j is bit for bit the
-    same for a given seed, whatever the number of executors and actors and the timing of any
-    process (docs/explanation/determinism.md; Liu et al., NeurIPS 2020).
+    forward pass. Nobody waits for anybody except at a round's opening: round r opens when
+    update r - (lag + 1) is done. For a given seed every batch D_j and every parameter theta_j is
+    bit for bit the same, whatever the numbers of executors and actors, and whatever the timing
+    (docs/explanation/determinism.md; Liu et al., NeurIPS 2020).
 
     A batch is a TensorDict ``[N, alpha]`` with names ``(None, "time")`` in the layout of TorchRL's
-    own collectors, with ``"policy_version"`` (int64 ``[N, alpha]``): the round j, whose parameters
+    own collectors. Its ``"policy_version"`` (int64 ``[N, alpha]``) is the round j, whose parameters
     theta_j took every action of the batch.
 
     Resuming the iterator says that the update with the last batch is done: it stages the newest
@@ -63,7 +66,7 @@ class HTSCollector(StockAttributes, BaseCollector):  # type: ignore[misc]  # tor
             `EnvBase` with ``batch_size=[k]`` (docs/how_to/batches_of_environments.md). A single
             callable is called once, or `num_workers` times.
         policy: a TensorDictModule that writes ``"action"``, in training or evaluation mode as it
-            is; or a plain module that maps the only observation to the action; or a callable of
+            is. Or a plain module that maps the only observation to the action. Or a callable of
             either kind that uses no modules. By default, and with a ``RandomPolicy``, random.
         policy_factory: makes the policy instead.
 
@@ -455,8 +458,8 @@ class HTSCollector(StockAttributes, BaseCollector):  # type: ignore[misc]  # tor
     def state_dict(self) -> OrderedDict[str, Any]:
         """All that the coming batches depend on: `load_state_dict` goes on from it bit for bit.
 
-        May be called at any time between two batches. Waits until the rounds under way are full,
-        at most ``lag`` of them, and holds their batches, the parameters that the next rounds act
+        May be called at any time between two batches. Waits until the rounds under way are full, at
+        most ``lag`` of them. The state holds their batches, the parameters that the next rounds act
         with, the counts, the seed, and the state of each environment.
 
         Environments whose state can't be saved (TorchRL's, and those of engines that don't offer

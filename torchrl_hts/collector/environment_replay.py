@@ -26,10 +26,10 @@ __all__ = ["EnvironmentReplay"]
 class EnvironmentReplay:
     """An environment of a collector once more, in this process, by the actions of its batches.
 
-    It is made, seeded and put into saved states as the collector's is, so that the same actions
-    lead to the same observations and rewards, bit for bit: to film it, or to look into it with a
-    debugger. What it draws from ``random``, ``np.random`` and torch's default generator comes from
-    states of its own, which take the place of this process's.
+    It is made, seeded and put into saved states as the collector's is. So the same actions lead to
+    the same observations and rewards, bit for bit: to film it, or to look into it with a debugger.
+    What it draws from ``random``, ``np.random`` and torch's default generator comes from states of
+    its own, which take the place of this process's.
 
     Args:
         create_env_fn: makes the `gymnasium.Env` that the collector has, maybe with another

@@ -61,7 +61,8 @@ def _without_effect(why: str) -> StockArgument:
 
 _MACHINES = (
     "a collector's workers are processes of its own machine; on several machines start learners "
-    "with torchrun, srun or Ray Train (World), or put environments into Ray actors (make_remote)"
+    "with torchrun, srun or Ray Train (World), or put environments into Ray actors "
+    "(torchrl_hts.envs.make_remote)"
 )
 _TRAJECTORIES = (
     "a round is the same number of steps of every environment; use split_trajs=True, or assemble "

@@ -28,9 +28,9 @@ class HTSCollectorConfig:
         policy_factory: the configuration of the policy, which is made with the collector.
         exploration_type: the name of an `ExplorationType`.
 
-    Other keys, such as those of TorchRL's collectors, are accepted here and handed on: the
-    collector says of each that is set why it doesn't take it, and ``~collector.<key>`` on the
-    command line removes it.
+    Other keys, such as those of TorchRL's collectors, are accepted here and handed on. The
+    collector says of each that is set why it doesn't take it. ``~collector.<key>`` on the command
+    line removes it.
 
     Example:
         >>> from hydra.utils import instantiate

@@ -211,7 +211,7 @@ class DelayedGradient(TrainerHookBase):  # type: ignore[misc]  # torchrl is unty
         """Make `trainer` train every batch inside a checked block, and save this object's state.
 
         Hooks that run within ``optim_steps`` (``pre_epoch``, ``post_optim``, ...) see theta_j and
-        what becomes of it; those around it, such as ``post_steps`` with its weight update, and the
+        what becomes of it. Those around it, such as ``post_steps`` with its weight update, and the
         trainer's checkpoints see the newest parameters.
 
         If the collector has a `World` of several learners, or shards, the trainer becomes one of
@@ -223,7 +223,7 @@ class DelayedGradient(TrainerHookBase):  # type: ignore[misc]  # torchrl is unty
 
         Raises:
             TypeError: if the trainer's collector has no `lag`.
-            ValueError: if the lag given or already trained with isn't the collector's, or the
+            ValueError: if the lag given or already trained with isn't the collector's. Also if the
                 trainer doesn't train these parameters, or not here, batch by batch, or has what
                 several learners can't do.
             RuntimeError: if the trainer has such a hook already, or a `RunningNorm`.

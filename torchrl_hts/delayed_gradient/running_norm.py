@@ -1,4 +1,7 @@
-"""`RunningNorm`: statistics of observations that are part of theta_j."""
+"""`RunningNorm`: statistics of observations that are part of theta_j.
+
+Axes: m observations that are counted; N environments, T steps of one batch.
+"""
 
 from __future__ import annotations
 

@@ -1,10 +1,10 @@
 """The exact state of an emulator of the Arcade Learning Environment.
 
-The states that it gives out hold the memory of the game, the frame counts and the generator, but
-neither the action that it repeats when actions are sticky, nor whether the last frame was cut off,
-nor the shapes that the video chip draws with until the game sets them again. What they don't hold
-is found by what it does. A copy of the process plays on for some frames; a new emulator is brought
-into the state in one way after the other until it plays the same.
+The states that it gives out hold the memory of the game, the frame counts and the generator. They
+lack the action that it repeats when actions are sticky, and whether the last frame was cut off.
+They also lack the shapes that the video chip draws with until the game sets them again. What they
+don't hold is found by what it does. A copy of the process plays on for some frames; a new emulator
+is brought into the state in one way after the other until it plays the same.
 """
 
 from __future__ import annotations

@@ -6,8 +6,8 @@ A state is a pickle, which says by name what is to be called and made. Its reade
 - called are a few functions and types that only make values: those of `_FUNCTIONS` and `_TYPES`;
 - objects of other classes are made without their constructor and filled with attributes. Their
   classes are of a package that a layer of the environment is of, or that an object which it has
-  when it is new is of; not of Python's own library, numpy or torch. Classes that take part in their
-  own pickling, or do something at their end, are left out;
+  when it is new is of. It is not Python's own library, numpy or torch. Classes that take part in
+  their own pickling, or do something at their end, are left out;
 - a function, a method or a module can't be named, unless the new environment has it too.
 
 `Names` knows them for one environment, in the process that saves as well as in the one that

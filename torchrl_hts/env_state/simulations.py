@@ -1,9 +1,9 @@
 """The exact state of a simulation of MuJoCo: an ``MjData``, and the ``MjModel`` that it is of.
 
 ``mj_getState`` gives what the coming steps are integrated from. Environments read more than that
-before their next step: positions of bodies, say, which are those of before the last integration,
-so that computing them anew gives others. ``MjData``'s own pickle holds all of it, contacts and the
-solver's warm start too, and its model, so what an environment has changed in that (masses, gravity)
+before their next step: positions of bodies, say, which are those of before the last integration, so
+that computing them anew gives others. ``MjData``'s own pickle holds all of it, contacts and the
+solver's warm start too, and its model. So what an environment has changed in that (masses, gravity)
 is saved as well.
 
 The environment to restore keeps its own ``MjData`` and ``MjModel``, which wrappers and renderers

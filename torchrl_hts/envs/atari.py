@@ -221,8 +221,8 @@ def make_atari_batch(
 ) -> VectorEnv[Any, Any, Any]:
     """Builds a batch of games that step as one: ale_py's ``AtariVectorEnv``, all of it C++.
 
-    Spaces, rewards and frames are those of `make_atari`. What differs is how a game starts: the
-    frames before its first one are black, FIRE is pressed alone, without the third action, and a
+    Spaces, rewards and frames are those of `make_atari`. What differs is how a game starts. The
+    frames before its first one are black. FIRE is pressed alone, without the third action. And a
     seed draws another number of no-op frames. A life can't be an episode: ale_py starts the game
     anew at each lost life. Games can't be saved either: where a run is resumed they begin new
     episodes (docs/how_to/batches_of_environments.md says when to use which).

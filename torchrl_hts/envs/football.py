@@ -243,10 +243,10 @@ def make_football(
     players. The reward is then the mean of theirs, which `info` has one by one as
     ``"player_rewards"``.
 
-    An episode is ``terminated`` by the rules of its scenario (a goal, the ball out of play or lost)
-    and ``truncated`` when its time is over: 401 steps in the drills, 3,001 in matches. ``info``
-    holds ``"score"`` (goals of both teams), ``"score_reward"`` and ``"checkpoint_reward"`` of the
-    step, ``"steps_left"``, ``"engine_seed"`` and ``"episode_number"``.
+    An episode is ``terminated`` by the rules of its scenario (a goal, the ball out of play or
+    lost). It is ``truncated`` when its time is over: 401 steps in the drills, 3,001 in matches.
+    ``info`` holds ``"score"`` (goals of both teams), ``"score_reward"`` and ``"checkpoint_reward"``
+    of the step, ``"steps_left"``, ``"engine_seed"`` and ``"episode_number"``.
 
     ``reset(seed=...)`` determines all that follows; each episode gets an engine seed of its own.
     Both engines play the same games for the same seeds and actions, and show the same. Checkpoint

@@ -247,7 +247,7 @@ class EnvPoolEngine:
 
     EnvPool draws the seeds of episodes from one that is given when a pool is made, and never gives
     back the memory of a game (45 MB). So the first pool lives in this process, shared by the games
-    whose seeds were announced with `begin_reset`; each that a new seed asks for later lives in a
+    whose seeds were announced with `begin_reset`. Each that a new seed asks for later lives in a
     process of its own, which ends with it.
 
     Args:

@@ -2,8 +2,8 @@
 
 EnvPool takes a seed only when a pool is made, and the memory of a game is lost when the pool is
 deleted (about 45 MB each, envpool 1.2.5). Whoever begins anew with a seed again and again, as
-evaluations do, needs `PoolProcess`; whoever does so once takes `Pool`, which is a little faster,
-and an executor a `SharedPool` of its games, which is faster still.
+evaluations do, needs `PoolProcess`. Whoever does so once takes `Pool`, which is a little faster. An
+executor takes a `SharedPool` of its games, which is faster still.
 """
 
 from __future__ import annotations

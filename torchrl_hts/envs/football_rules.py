@@ -1,8 +1,8 @@
 """The rules of Google Research Football that need no engine: ends, rewards, pictures, seeds.
 
 Field coordinates are the game's: x from -1 (own goal) to 1 (the opponent's), y from -0.42 to 0.42.
-The minimap is what gfootball calls "extracted" or SMM: a plane of 72 x 96 cells each for the left
-team, the right team, the ball and the controlled player, 255 where one is and 0 elsewhere.
+The minimap is what gfootball calls "extracted" or SMM. It has a plane of 72 x 96 cells each for the
+left team, the right team, the ball and the controlled player: 255 where one is and 0 elsewhere.
 """
 
 from __future__ import annotations
@@ -120,7 +120,8 @@ class Referee:
     """Rewards and ends of one episode, equal to gfootball's wrappers in every bit.
 
     Each controlled player collects 0.1 for each of ten rings around the opponent's goal that it
-    enters with the ball, and for a goal what is left of them (Kurach et al. 2020, section 3.3).
+    enters with the ball. For a goal it collects what is left of them (Kurach et al. 2020, section
+    3.3).
 
     Example:
         >>> referee = Referee(SCENARIOS["academy_empty_goal"], num_players=1)
