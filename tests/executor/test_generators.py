@@ -12,18 +12,16 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import gymnasium as gym
 import numpy as np
 import pytest
 import torch
 from environments import EchoEnv
 from policies import categorical
-from probe import ask_for_states, generators_lie_in_memory, has_drawn, nobody_draws, set_patience
+from probe import ask_for_states, generators_lie_in_memory, nobody_draws, set_patience
 from torchrl.envs import GymWrapper
 
 from torchrl_hts import HTSCollector
 from torchrl_hts._executor.generators import Generators
-from torchrl_hts._executor.spaces import own_spaces, seed_spaces
 from torchrl_hts._processes.server_pool import keep_servers
 from torchrl_hts.envs.drawing import DrawingEnv
 from torchrl_hts.testing import digest
@@ -209,37 +207,6 @@ def test_torch_is_seeded_when_it_is_imported() -> None:
 
 
 # Environments.
-
-LIMITS = gym.spaces.Discrete(1000)
-
-
-class Shared(gym.Wrapper[Any, Any, Any, Any]):
-    """Has a space of its module."""
-
-    def __init__(self, env: gym.Env[Any, Any]) -> None:
-        super().__init__(env)
-        self.limits = LIMITS
-        self.pool = [LIMITS, {"other": (gym.spaces.Discrete(1000),)}]
-
-
-def test_spaces_are_each_environments_own() -> None:
-    envs = [Shared(DrawingEnv()) for _ in range(3)]
-    for env in envs:
-        own_spaces(env)
-    for env, seed in zip(envs, (1, 2, 1), strict=True):
-        seed_spaces(env, seed)
-    drawn = [
-        [[space.sample().tolist() for _ in range(20)] for space in (env.limits, env.action_space)]
-        for env in envs
-    ]
-    assert drawn[0] == drawn[2] != drawn[1]
-    assert drawn[0][0] != drawn[1][0]
-    assert drawn[0][1] != drawn[1][1]
-    others = [[env.pool[1]["other"][0].sample().item() for _ in range(20)] for env in envs]
-    assert others[0] == others[2] != others[1], "in containers too"
-    assert all(env.pool[0] is env.limits for env in envs), "what was one space stays one"
-    assert not has_drawn(LIMITS), "the module's is left alone"
-    assert not has_drawn(DrawingEnv.action_space)
 
 
 def collect(
