@@ -13,7 +13,7 @@ since VMAS can't save its own. Needs the extra 'vmas'.
 
 from __future__ import annotations
 
-from functools import partial
+from collections.abc import Callable
 
 from support.errors import RecipeError, exit_with
 from support.start import begin
@@ -25,6 +25,7 @@ if __name__ == "__main__":  # before torch is imported, which takes seconds
 import torch
 from support.learners import learners, loss_of, minibatches
 from support.run import Run
+from support.vmas_batches import VIDEO_FPS, batches_of
 from tensordict import TensorDictBase
 from tensordict.nn import NormalParamExtractor, TensorDictModule
 from torch import nn
@@ -86,18 +87,18 @@ def make_loss(actor: ProbabilisticActor, critic: TensorDictModule, options: Opti
     return loss_module
 
 
+def to_play(options: Options) -> tuple[Callable[..., VmasEnv], ProbabilisticActor]:
+    """How batches are made, and the policy, untrained: for play.py."""
+    make_batch = batches_of(options)
+    return make_batch, make_networks(make_batch(num_envs=1), options.hidden_units)[0]
+
+
 def train(options: Options) -> int:
     """Trains a policy; returns the exit code."""
     seed, size = options.seed, options.minibatch_size
     torch.manual_seed(seed)
     torch.set_num_threads(options.torch_threads)
-    make_batch = partial(
-        VmasEnv,
-        options.scenario,
-        num_envs=options.num_envs // options.num_batches,
-        max_steps=options.max_steps,
-        n_agents=options.num_agents,
-    )
+    make_batch = batches_of(options)
     actor, critic = make_networks(make_batch(num_envs=1), options.hidden_units)
     advantage = GAE(gamma=options.gamma, lmbda=options.gae_lambda, value_network=critic)
     advantage.set_keys(**KEYS)
@@ -122,7 +123,7 @@ def train(options: Options) -> int:
             postproc=for_each_agent,
             world=world,
         ) as collector,
-        Run("mappo", options, collector, make_batch, parts) as run,
+        Run("mappo", options, collector, make_batch, parts, video_fps=VIDEO_FPS) as run,
     ):
         for batch in run:  # the next round is already running
             with delayed(batch):  # the policy is the one that gathered this batch

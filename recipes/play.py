@@ -102,8 +102,10 @@ def main(options: argparse.Namespace) -> int:
         step = "" if values.step is None else f", after {values.step:,} steps"
         print(f"{run.title}: {values.file.name}{step}", flush=True)
         if options.export:
-            count = export(policy, make_env, options.export)
+            count, states = export(policy, make_env, options.export)
             print(f"{options.export} gives the same actions on {count} observations")
+            for name, shape in states.items():
+                print(f"its memory begins with states[{name!r}] = zeros of [B, {str(shape)[1:]}")
             return 0
         returns: list[float] = []
         for evaluation in play(options, run, values, make_env, policy):

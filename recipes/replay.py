@@ -76,11 +76,12 @@ def main(options: argparse.Namespace) -> int:
     """Has it once more; returns the exit code, 1 if it is not the run."""
     from support.digests import Digests
     from support.failures import until_error
-    from support.replays import find_start
+    from support.replays import find_start, refuse_batches
     from support.states import why_other_bits
     from support.trained import open_run
 
     run = open_run(options.run_dir, options.recipe)
+    refuse_batches(run)
     start = find_start(run, options.round, from_start=options.from_start)
     place = "from its beginning" if start.checkpoint is None else f"from {start.checkpoint.name}"
     print(f"{run.title}, {place}" + (f": {start.why}" if start.why else ""), flush=True)

@@ -5,88 +5,158 @@ Axes: B observations at a time.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import warnings
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import gymnasium as gym
 import numpy as np
 import torch
-from tensordict.nn import TensorDictModuleBase
+from tensordict import NestedKey, TensorDict
+from tensordict.nn import TensorDictModuleBase, TensorDictSequential
 from torch import Tensor, nn
 from torchrl.envs.utils import ExplorationType, set_exploration_type
 
 from support.errors import RecipeError
+from support.exportable import exportable
 
 __all__ = ["export"]
 
-_OBSERVATIONS = 64  # that both are tried on
+_OBSERVATIONS = 64  # that both are tried on, at least
+_STEPS = 4  # that a memory is tried over
+
+States = Mapping[str, Tensor]
 
 
 class _Acting(nn.Module):
-    """Observations ``[B, ...]`` to the likeliest actions ``[B, ...]``."""
+    """Observations ``[B, ...]`` to the likeliest actions ``[B, ...]``, and what is remembered."""
 
     def __init__(self, policy: TensorDictModuleBase) -> None:
         super().__init__()
-        self.policy = policy
-        self._action = list(policy.out_keys).index("action")
+        self.policy = _up_to_the_action(policy)
+        read, written = self.policy.in_keys, self.policy.out_keys
+        self.action = next(key for key in written if _is_action(key))
+        self.states = [key for key in read if isinstance(key, str) and ("next", key) in written]
+        observed = [key for key in read if key not in self.states and key != "is_init"]
+        if len(observed) != 1:
+            names = ", ".join(map(str, observed))
+            raise RecipeError(f"policies that read {names} can't be exported: one entry is fed")
+        (self.observed,) = observed
 
-    def forward(self, observation: Tensor) -> Tensor:
+    def forward(self, observation: Tensor, states: States | None = None) -> Any:
+        given = self._read(observation, **(states or {}))
         with set_exploration_type(ExplorationType.DETERMINISTIC):
-            written = self.policy(observation=observation)
-        return written[self._action] if isinstance(written, tuple) else written
+            written = self.policy(given)
+        if not self.states:
+            return written[self.action]
+        return written[self.action], {name: written["next", name] for name in self.states}
+
+    def zeros(self, observation: Tensor) -> States:
+        """What it remembers before it has seen anything."""
+        if not self.states:
+            return {}
+        written = self.policy(self._read(observation))
+        return {name: torch.zeros_like(written["next", name]) for name in self.states}
+
+    def _read(self, observation: Tensor, **states: Tensor) -> TensorDict:
+        """What the policy reads; whoever feeds states of zeros begins an episode."""
+        rows = observation.shape[0]
+        is_init = observation.new_zeros(rows, 1, dtype=torch.bool)
+        return TensorDict({self.observed: observation, "is_init": is_init, **states}, [rows])
 
 
-def export(policy: TensorDictModuleBase, make_env: Callable[..., Any], file: Path) -> int:
+def _up_to_the_action(policy: TensorDictModuleBase) -> TensorDictModuleBase:
+    """The part of a policy that acts, without the values that it computes besides."""
+    if type(policy) is not TensorDictSequential:
+        return policy
+    parts = []
+    for part in policy.module:
+        parts.append(part)
+        if any(map(_is_action, part.out_keys)):
+            break
+    return TensorDictSequential(*parts)
+
+
+def _is_action(key: NestedKey) -> bool:
+    return (key if isinstance(key, str) else key[-1]) == "action"
+
+
+def export(
+    policy: TensorDictModuleBase, make_env: Callable[..., Any], file: Path
+) -> tuple[int, dict[str, list[int]]]:
     """Write a policy down, read it back, and compare its actions.
 
-    ``torch.export.load(file).module()(observations)`` then gives the actions of observations
-    ``[B, ...]``, B of any size.
+    ``torch.export.load(file).module()(observation=observations)`` then gives the actions of
+    observations ``[B, ...]``, B of any size. With a memory it takes ``states`` too, and gives the
+    actions and the states that the next step takes.
 
     Args:
-        policy: reads ``"observation"`` alone.
+        policy: reads one entry of what is observed, and what it remembers.
         make_env: makes an environment to take observations from.
         file: in .pt2.
 
     Returns:
-        The number of observations that were compared.
+        The number of observations that were compared, and the shapes of the states without B.
 
     Raises:
-        RecipeError: if the policy can't be exported, or acts in another way then, or its
-            environment is none of gymnasium's.
+        RecipeError: if the policy can't be exported, or acts in another way then.
     """
-    if list(policy.in_keys) != ["observation"]:
-        read = ", ".join(map(str, policy.in_keys))
-        raise RecipeError(f"policies that read {read} can't be exported: only 'observation' is fed")
     acting = _Acting(policy).eval()
-    observations = _observations(make_env)
-    batch = {"observation": {0: torch.export.Dim("batch", min=1)}}
-    try:
-        with torch.no_grad():
-            program = torch.export.export(
-                acting, (), {"observation": observations}, dynamic_shapes=batch
-            )
+    observations = _observations(make_env, acting.observed)
+    with torch.no_grad():
+        states = acting.zeros(observations)
+        program = _exported(acting, observations, states)
         file.parent.mkdir(parents=True, exist_ok=True)
         torch.export.save(program, file)
-    except OSError:
-        raise
+        loaded = torch.export.load(file).module()
+        for some in (observations, observations[:1]):
+            if not _act_alike(acting, loaded, some, {k: v[: len(some)] for k, v in states.items()}):
+                file.unlink()
+                raise RecipeError("the exported policy gives other actions: it was not kept")
+    return len(observations), {name: list(state.shape[1:]) for name, state in states.items()}
+
+
+def _exported(acting: _Acting, observations: Tensor, states: States) -> Any:
+    """The program of torch.export."""
+    rows = {0: torch.export.Dim("batch", min=1)}
+    fed: dict[str, Any] = {"observation": observations}
+    sizes: dict[str, Any] = {"observation": rows}
+    if states:
+        fed["states"], sizes["states"] = states, dict.fromkeys(states, rows)
+    try:
+        with warnings.catch_warnings():  # weights that a GRU's flat list names once more
+            warnings.filterwarnings("ignore", "The tensor attributes .*_flat_weights")
+            return torch.export.export(exportable(acting), (), fed, dynamic_shapes=sizes)
     except Exception as error:  # torch raises whatever it stumbles over
         said = str(error).strip().splitlines() or [type(error).__name__]
         raise RecipeError(f"torch.export can't export this policy: {said[0]}") from error
-    loaded = torch.export.load(file).module()
-    with torch.no_grad():
-        for some in (observations, observations[:1]):
-            if not torch.equal(acting(observation=some), loaded(observation=some)):
-                file.unlink()
-                raise RecipeError("the exported policy gives other actions: it was not kept")
-    return len(observations)
 
 
-def _observations(make_env: Callable[..., Any]) -> Tensor:
-    """Of a game that is played at random."""
+def _act_alike(acting: nn.Module, loaded: nn.Module, observations: Tensor, states: States) -> bool:
+    """Whether both give the same actions, and go on to remember the same."""
+    if not states:
+        return torch.equal(acting(observation=observations), loaded(observation=observations))
+    for step in range(_STEPS):
+        seen = observations.roll(step, 0)
+        action, own = acting(observation=seen, states=states)
+        other, states = loaded(observation=seen, states=states)
+        same = [torch.equal(own[name], states[name]) for name in own]
+        if not (torch.equal(action, other) and all(same)):
+            return False
+    return True
+
+
+def _observations(make_env: Callable[..., Any], key: NestedKey) -> Tensor:
+    """Of a game that is played at random: an entry of them, ``[B, ...]``."""
     env = make_env()
     if not isinstance(env, gym.Env):
-        raise RecipeError("policies of gymnasium environments alone can be exported")
+        torch.manual_seed(0)
+        env.set_seed(0)
+        steps = -(-_OBSERVATIONS // env.batch_size.numel())
+        played = env.rollout(steps, break_when_any_done=False)
+        env.close()
+        return played[key].flatten(0, len(env.batch_size)).clone()
     env.action_space.seed(0)
     found = [env.reset(seed=0)[0]]
     while len(found) < _OBSERVATIONS:

@@ -60,12 +60,26 @@ def try_out(make_env: Callable[..., Any], render_mode: str) -> None:
         raise RecipeError(f"this environment takes no render_mode: {error}") from error
     try:
         if not isinstance(env, gym.Env):
-            raise RecipeError("gymnasium environments alone can be filmed, or shown in a window")
-        if render_mode == "rgb_array":
+            _try_out_torchrl(env, render_mode)
+        elif render_mode == "rgb_array":
             env.reset(seed=0)
             frame_of(env)
     finally:
         env.close()
+
+
+def _try_out_torchrl(env: Any, render_mode: str) -> None:
+    """The same of an environment of TorchRL, such as a batch of VMAS's."""
+    if render_mode != "rgb_array":
+        raise RecipeError(
+            "a window shows gymnasium environments alone: film an episode with --video FILE"
+        )
+    env.reset()
+    try:
+        env.render(mode=render_mode) if env.batch_size else env.render()
+    except Exception as error:  # whatever stands between a driver and a picture
+        said = str(error).strip().splitlines() or [type(error).__name__]
+        raise RecipeError(f"this environment can't be rendered here: {said[0]}") from error
 
 
 def frame_of(env: Any) -> Any:

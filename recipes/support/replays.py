@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
+import gymnasium as gym
 from tensordict import TensorDictBase
 from torch import Tensor, nn
 
@@ -18,7 +19,15 @@ from support.saves import ON_BATCH
 from support.trained import TrainedRun
 from torchrl_hts import EnvironmentReplay, HTSCollector
 
-__all__ = ["Behaviour", "Enough", "Start", "find_start", "round_of", "train_again"]
+__all__ = [
+    "Behaviour",
+    "Enough",
+    "Start",
+    "find_start",
+    "refuse_batches",
+    "round_of",
+    "train_again",
+]
 
 Watch = Callable[[HTSCollector, TensorDictBase], None]
 
@@ -53,6 +62,17 @@ class Start:
             replay.reset()
         else:
             replay.restore(self.environments[env])
+
+
+def refuse_batches(run: TrainedRun) -> None:
+    """Raise RecipeError if the environments of a run are none that can be replayed."""
+    env = run.training_env()()
+    env.close()
+    if not isinstance(env, gym.Env):
+        raise RecipeError(
+            f"runs of {run.config['recipe']} can't be replayed, since their environments are "
+            "TorchRL's, of which several step as one: film what it has learned with play.py"
+        )
 
 
 def find_start(run: TrainedRun, before: int | None = None, *, from_start: bool = False) -> Start:

@@ -59,13 +59,9 @@ class TrainedRun:
         """How environments of its evaluations are made, and its policy, untrained.
 
         Raises:
-            RecipeError: if nothing can be played.
+            RecipeError, ValueError, ModuleNotFoundError, gymnasium.error.Error: if there is no such
+                task here.
         """
-        if not hasattr(self.recipe, "to_play"):
-            raise RecipeError(
-                f"runs of {self.config['recipe']} can't be played or replayed: its environments "
-                "are batches, and not gymnasium's"
-            )
         self.options.check_task()
         return self.recipe.to_play(self.options)
 

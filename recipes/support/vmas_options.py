@@ -48,10 +48,6 @@ class VmasOptions(RunOptions):
     def __post_init__(self) -> None:
         """Refuse what makes no sense."""
         super().__post_init__()
-        if self.record_video:
-            raise RecipeError(
-                "--record-video: batches of environments can't be filmed; leave it out"
-            )
         if self.num_envs % self.num_batches:
             raise RecipeError(
                 f"--num-envs {self.num_envs} must be a multiple of --num-batches "

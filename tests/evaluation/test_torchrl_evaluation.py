@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import functools
+from pathlib import Path
 from typing import Any
 
+import gymnasium as gym
+import numpy as np
 import pytest
 import torch
 from evaluating import one
 from policies import categorical
+from tensordict import TensorDictBase
 from tensordict.nn import TensorDictModule, TensorDictSequential
 from torch import Tensor, nn
 from torchrl.envs import Compose, EnvBase, InitTracker, TransformedEnv, VecNormV2
@@ -109,12 +113,58 @@ def test_statistics_of_a_transforms_own_are_warned_of() -> None:
         pass
 
 
-def test_films_are_of_gymnasium_environments() -> None:
+class Lucky(Clocks):
+    """A step pays what torch draws; with a log, each frame's row and step are written there."""
+
+    def __init__(self, *lengths: int, log: Path | None = None) -> None:
+        super().__init__(*lengths)
+        self.log = log
+
+    def _step(self, tensordict: TensorDictBase) -> TensorDictBase:
+        told = super()._step(tensordict)
+        return told.set("reward", torch.rand_like(told["reward"]))
+
+    def render(self, mode: str, env_index: int) -> np.ndarray:
+        assert mode == "rgb_array"
+        assert self.log is not None
+        with self.log.open("a") as log:
+            log.write(f"{env_index} {int(self.steps[env_index])}\n")
+        return np.zeros((16, 16, 3), np.uint8)
+
+
+def test_of_batches_the_best_episode_is_filmed(tmp_path: Path) -> None:
     pytest.importorskip("imageio_ffmpeg")
-    with pytest.raises(TypeError, match="films gymnasium environments"):
-        Evaluator(
-            cartpole, categorical(num_actions=2), video_path="a.mp4", create_render_env_fn=cartpole
-        )
+    film, log = tmp_path / "best.mp4", tmp_path / "log"
+    with Evaluator(
+        functools.partial(Lucky, 4, 5, 6),
+        always(0),
+        num_episodes=6,
+        seed=1,
+        video_path=film,
+        create_render_env_fn=functools.partial(Lucky, 4, 5, 6, log=log),
+    ) as evaluator:
+        evaluator.submit(0)
+        (evaluation,) = evaluator.wait()
+    assert evaluation.video == film
+    assert b"ftyp" in film.read_bytes()[:16]
+    winner = evaluation.returns.index(evaluation.max)
+    assert winner == 5, "of the second batch, and no first row"
+    _tried, *shown = log.read_text().splitlines()
+    assert shown == [f"2 {steps}" for steps in (0, 1, 2, 3, 4, 5, 0)]  # then the next begins
+
+
+def test_a_film_is_of_what_is_played(tmp_path: Path) -> None:
+    pytest.importorskip("imageio_ffmpeg")
+    film = {"video_path": tmp_path / "a.mp4"}
+    for make, why in (
+        (functools.partial(Clocks, 3, 5), "another number of them"),
+        (functools.partial(gym.make, "CartPole-v1", render_mode="rgb_array"), "another kind of"),
+    ):
+        with pytest.raises(TypeError, match=why):
+            Evaluator(functools.partial(Clocks, 3), always(0), create_render_env_fn=make, **film)
+    make = functools.partial(Clocks, 3)
+    with pytest.raises(WorkerError, match="the environment to film has no method render"):
+        Evaluator(make, always(0), create_render_env_fn=make, **film)
 
 
 def test_a_batch_of_two_dimensions_is_refused() -> None:

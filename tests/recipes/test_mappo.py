@@ -12,7 +12,6 @@ from recipe_ranks import run_recipe
 from recipe_runs import assert_equal_runs, rows, run
 from support.errors import RecipeError
 from support.options import parse_options
-from support.trained import TrainedRun
 
 pytest.importorskip("rich")
 pytest.importorskip("matplotlib")
@@ -50,13 +49,6 @@ def test_i7_a_run_of_two_learners_is_that_of_one(tmp_path: Path) -> None:
     assert [row["step"] for row in rows(resumed / "metrics.csv")] == ["80", "160", "240", "320"]
 
 
-def test_its_runs_are_not_played(tmp_path: Path) -> None:
-    module = importlib.import_module("mappo")
-    run_ = TrainedRun(tmp_path, {"recipe": "mappo"}, module, module.Options())
-    with pytest.raises(RecipeError, match="runs of mappo can't be played or replayed"):
-        run_.to_play()
-
-
 def test_what_the_recipe_adds_to_a_batch() -> None:
     from tensordict import TensorDict
 
@@ -73,7 +65,6 @@ def test_what_the_recipe_adds_to_a_batch() -> None:
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        ("--record-video", "batches of environments can't be filmed"),
         ("--num-envs 10", "--num-envs 10 must be a multiple of --num-batches 4"),
     ],
 )

@@ -10,13 +10,20 @@ import shutil
 import sys
 from collections.abc import Iterator
 from contextlib import redirect_stderr, redirect_stdout
+from functools import partial
 from pathlib import Path
 
+import gymnasium as gym
 import pytest
 import torch
 from recipe_runs import CARTPOLE, run
 from script_paths import RECIPES
-from support.errors import exit_with
+from small_recipes import SMALL, options_of
+from support.errors import RecipeError, exit_with
+from support.exporting import export
+from tensordict import TensorDict
+from tensordict.nn import TensorDictModule
+from torchrl.modules import set_recurrent_mode
 
 pytest.importorskip("rich")
 pytest.importorskip("matplotlib")
@@ -120,6 +127,49 @@ def test_an_exported_policy_acts_alike(trained: Path, tmp_path: Path) -> None:
     assert actions.shape == (7,)
 
 
+@pytest.mark.parametrize("recipe", SMALL)
+def test_each_recipes_policy_can_be_exported(recipe: str, tmp_path: Path) -> None:
+    make_env, policy = importlib.import_module(recipe).to_play(options_of(recipe))
+    count, states = export(policy, make_env, tmp_path / "policy.pt2")
+    assert count >= 64
+    assert bool(states) == (recipe == "ppo_recurrent")
+
+
+def test_an_exported_memory_goes_on_from_step_to_step(tmp_path: Path) -> None:
+    make_env, policy = importlib.import_module("ppo_recurrent").to_play(options_of("ppo_recurrent"))
+    _, shapes = export(policy, make_env, tmp_path / "policy.pt2")
+    act = torch.export.load(tmp_path / "policy.pt2").module()
+    states = {name: torch.zeros(3, *shape) for name, shape in shapes.items()}
+    seen = torch.randn(5, 3, 2)
+    ((name, before),) = states.items()
+    for observation in seen:
+        _, states = act(observation=observation, states=states)
+        assert states[name].shape == before.shape
+        assert not torch.equal(states[name], before)
+        before = states[name]
+    td = TensorDict({"is_init": torch.zeros(3, 5, 1, dtype=torch.bool)}, [3, 5])
+    td["observation"] = seen.transpose(0, 1)
+    with set_recurrent_mode(True):
+        after = policy(td)["next", name][:, -1]
+    torch.testing.assert_close(before, after)
+
+
+def test_what_can_not_be_exported_is_one_sentence(tmp_path: Path) -> None:
+    class Asks(torch.nn.Module):
+        def forward(self, observation: torch.Tensor) -> torch.Tensor:
+            return observation.argmax(-1) if observation.sum() > 0 else observation.argmin(-1)
+
+    make_env = partial(gym.make, "CartPole-v1")
+    policy = TensorDictModule(Asks(), ["observation"], ["action"])
+    with pytest.raises(RecipeError, match=r"torch\.export can't export this policy: ") as refusal:
+        export(policy, make_env, tmp_path / "policy.pt2")
+    assert "\n" not in str(refusal.value)
+    policy = TensorDictModule(torch.add, ["observation", "wind"], ["action"])
+    with pytest.raises(RecipeError, match="policies that read observation, wind can't be exported"):
+        export(policy, make_env, tmp_path / "policy.pt2")
+    assert not (tmp_path / "policy.pt2").exists()
+
+
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
@@ -164,6 +214,6 @@ def test_a_run_that_is_damaged_or_of_another_version(
 def test_every_recipe_offers_what_is_played() -> None:
     for script in RECIPES.glob("*.py"):
         text = script.read_text()
-        if "from support.run import Run\n" in text and script.stem != "mappo":  # it has batches
+        if "from support.run import Run\n" in text:
             names = {n.name for n in ast.parse(text).body if isinstance(n, ast.FunctionDef)}
             assert {"train", "to_play"} <= names, script

@@ -23,6 +23,7 @@ from typing import Any
 
 import gymnasium as gym
 from torch import Tensor, nn
+from torchrl.envs import EnvBase
 from torchrl.envs.utils import ExplorationType
 
 from torchrl_hts._evaluation.messages import (
@@ -84,8 +85,9 @@ class Evaluator:
             ``step_count``, as a collector's ``max_frames_per_traj`` does.
         video_path: an ``.mp4`` file for the best episode so far. It is written after an evaluation
             whose best return beats those of all earlier ones.
-        create_render_env_fn: makes the same environment with ``render_mode="rgb_array"``; needed
-            for a video, and only used for it. It must be a `gymnasium.Env`.
+        create_render_env_fn: makes the same environment with ``render_mode="rgb_array"``, or one
+            of TorchRL whose ``render()`` gives frames, in batches as in VMAS
+            ``render(mode="rgb_array", env_index=k)``; needed for a video, and only used for it.
         fps: frames per second of the video, of one frame per step; by default what the
             environment's metadata says. 15 is right for Atari with a frame skip of 4.
 
@@ -117,7 +119,7 @@ class Evaluator:
 
     def __init__(
         self,
-        create_env_fn: Callable[[], gym.Env[Any, Any]],
+        create_env_fn: Callable[[], gym.Env[Any, Any] | EnvBase],
         policy: nn.Module,
         *,
         num_episodes: int = 10,
@@ -125,7 +127,7 @@ class Evaluator:
         exploration_type: ExplorationType = ExplorationType.DETERMINISTIC,
         max_frames_per_episode: int = 0,
         video_path: Path | str | None = None,
-        create_render_env_fn: Callable[[], gym.Env[Any, Any]] | None = None,
+        create_render_env_fn: Callable[[], gym.Env[Any, Any] | EnvBase] | None = None,
         fps: float | None = None,
     ) -> None:
         num_episodes = check_integer("num_episodes", num_episodes)

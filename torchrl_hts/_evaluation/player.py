@@ -33,6 +33,7 @@ from torchrl_hts._evaluation.running_statistics import (
     statistics_warnings,
 )
 from torchrl_hts._evaluation.scenes import GymScene, TorchRLScene, transforms_with_statistics
+from torchrl_hts._evaluation.torchrl_stage import TorchRLStage
 from torchrl_hts._evaluation.video import check_renders, film
 from torchrl_hts._executor.generators import Generators
 from torchrl_hts._executor.gym_env import GymDescription
@@ -70,21 +71,19 @@ def run_player(control: Connection, fds: list[int]) -> None:
     os.nice(_NICENESS)
     torch.set_num_threads(1)
     seed_from_own_draws()
-    first = _make(job, 0, 0)
+    first = _make(job.factory, job, 0, 0)
     size = first.env.description.num_envs if isinstance(first.env, TorchRLEnvironment) else 1
     others = range(1, ceil(job.num_episodes / size))
-    made = [first, *(_make(job, index, index * size) for index in others)]
-    stage = None
+    made = [first, *(_make(job.factory, job, index, index * size) for index in others)]
+    filmed = None
     if job.render_factory is not None:
-        own = Generators(job.seed, job.num_episodes)
-        own.enter()
-        stage = _made_by(job.render_factory)
-    for env in (*(each.env for each in made), stage):
-        if why := _refusal(env, is_filmed=stage is not None):
+        filmed = _make(job.render_factory, job, 0, job.num_episodes)
+    for each in (*made, *([] if filmed is None else [filmed])):
+        if why := _refusal(each.env, first.env):
             send_object(control, PlayerRefused(why))
             return
+    stage = None if filmed is None else _stage(filmed)
     if stage is not None:
-        stage = OwnGenerators(stage, own)
         check_renders(stage, env_seed(job.seed, 0))
     description, is_back = _described(first.env)
     if not is_back:
@@ -124,11 +123,12 @@ class _Made:
     generators: Generators
 
 
-def _make(job: PlayerJob, index: int, number: int) -> _Made:
+def _make(factory: bytes, job: PlayerJob, index: int, number: int) -> _Made:
     """Make the environment of a scene, the first of whose episodes has a number."""
     generators = Generators(job.seed, number)
     generators.enter()
-    env = _made_by(job.factory)
+    with explaining_what_is_missing():
+        env = unpickled(factory)()
     if isinstance(env, EnvBase):
         env = TorchRLEnvironment(
             env, index, generators, max_frames_per_traj=job.max_frames_per_episode
@@ -136,16 +136,18 @@ def _make(job: PlayerJob, index: int, number: int) -> _Made:
     return _Made(env, generators)
 
 
-def _made_by(factory: bytes) -> Any:
-    with explaining_what_is_missing():
-        return unpickled(factory)()
+def _stage(filmed: _Made) -> OwnGenerators | TorchRLStage:
+    """Where an episode is played again to be filmed."""
+    if isinstance(filmed.env, TorchRLEnvironment):
+        return TorchRLStage(filmed.env)
+    return OwnGenerators(filmed.env, filmed.generators)
 
 
 def _made_anew(first: _Made, job: PlayerJob) -> _Made:
     """Another in the place of the first environment, which has been observed."""
     with contextlib.suppress(Exception):
         first.env.close()
-    return _make(job, 0, 0)
+    return _make(job.factory, job, 0, 0)
 
 
 def _described(env: Any) -> tuple[GymDescription | TorchRLDescription, bool]:
@@ -163,14 +165,9 @@ def _observed(env: Any) -> Observations | None:
     return observed(partial(gym_observations, env))
 
 
-def _refusal(env: object, *, is_filmed: bool) -> str:
-    """Why the evaluator can't play in what a factory made; "" if it can."""
+def _refusal(env: object, first: object) -> str:
+    """Why the evaluator can't play in what a factory made, and film the first; "" if it can."""
     kind = f"{type(env).__module__}.{type(env).__qualname__}"
-    if isinstance(env, EnvBase | TorchRLEnvironment) and is_filmed:
-        return (
-            "the Evaluator films gymnasium environments, and its factory made one of TorchRL: "
-            "leave video_path and create_render_env_fn out"
-        )
     if is_old_gym(env):
         return f"the Evaluator's factory made a {kind}; expected a gymnasium.Env. {REMEDY}"
     if isinstance(env, gym.vector.VectorEnv):
@@ -178,8 +175,17 @@ def _refusal(env: object, *, is_filmed: bool) -> str:
             f"the Evaluator's factory made a {kind}, which is a batch of environments; give it a "
             "factory of a single one, of which it makes as many as there are episodes"
         )
-    if env is None or isinstance(env, gym.Env | TorchRLEnvironment):
-        return ""
+    if isinstance(env, gym.Env | TorchRLEnvironment):
+        played, filmed = (
+            [each.env.batch_size] if isinstance(each, TorchRLEnvironment) else None
+            for each in (first, env)
+        )
+        if played == filmed:
+            return ""
+        return (
+            "create_render_env_fn made another kind of environment, or another number of them, "
+            "than create_env_fn: the film's must be the same but for its rendering"
+        )
     return (
         f"the Evaluator's factory made a {kind}; expected a gymnasium.Env or a torchrl.envs.EnvBase"
     )
@@ -206,28 +212,27 @@ class _Player:
         job: PlayerJob,
         given: PlayerPlan,
         made: list[_Made],
-        stage: gym.Env[Any, Any] | None,
+        stage: OwnGenerators | TorchRLStage | None,
         memory_fd: int,
     ) -> None:
-        self.job, self.stage = job, stage
-        self.exploration_type = given.exploration_type
-        memory = SharedMemory(memory_fd, given.layout)
+        self.job, self.given, self.stage = job, given, stage
+        self.memory = SharedMemory(memory_fd, given.layout)
         os.close(memory_fd)
-        slots = Slots(memory)
+        slots = Slots(self.memory)
         rows = {key: tensor[:, 0] for key, tensor in slots.fields[0].items()}
         self.inputs = {key: rows[key] for key in given.inputs}
         self.outputs = {key: rows[key] for key in given.outputs}
         self.policy: TensorDictModuleBase = unpickled(given.policy)
         bind_parameters(self.policy, slots.parameters[0], torch.device("cpu"))
         self.scenes: list[GymScene | TorchRLScene] = [
-            TorchRLScene(each.env)
+            TorchRLScene(each.env, keep_actions=stage is not None)
             if isinstance(each.env, TorchRLEnvironment)
             else GymScene(each.env, index, each.generators, keep_actions=stage is not None)
             for index, each in enumerate(made)
         ]
         self.generators = Generators(job.seed)  # of the policy
         for scene in self.scenes:
-            scene.bind(memory, given.options)
+            scene.bind(self.memory, given.options, self.outputs)
 
     def play(self, step: int, best: float) -> Evaluation:
         """Play an episode in each environment; films the best one if it beats ``best``."""
@@ -237,7 +242,7 @@ class _Player:
         for scene in self.scenes:
             scene.begin([env_seed(self.job.seed, episode) for episode in scene.rows])
         playing = self.scenes
-        exploration = set_exploration_type(self.exploration_type)
+        exploration = set_exploration_type(self.given.exploration_type)
         with torch.inference_mode(), exploration, eagerly():
             while playing:
                 for scene in playing:
@@ -256,8 +261,11 @@ class _Player:
         if path is None or self.stage is None or not max(returns) > best:
             return Evaluation(step, returns, lengths)
         winner = returns.index(max(returns))
-        scene = self.scenes[winner]
-        assert isinstance(scene, GymScene)  # others are not filmed
-        seed = env_seed(self.job.seed, winner)
-        film(self.stage, seed, scene.actions, scene.rewards, path, self.job.fps)
+        scene = next(scene for scene in self.scenes if winner in scene.rows)
+        row = scene.rows.index(winner)
+        if isinstance(self.stage, TorchRLStage):
+            assert isinstance(scene, TorchRLScene)
+            self.stage.follow(scene, row, self.memory, self.given.options, self.outputs)
+        actions, rewards = scene.actions[: lengths[winner]], scene.rewards[row]
+        film(self.stage, env_seed(self.job.seed, winner), actions, rewards, path, self.job.fps)
         return Evaluation(step, returns, lengths, path)

@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from typing import Any
 
 import gymnasium as gym
 import torch
+from torch import Tensor
 from torchrl.envs import EnvBase, TransformedEnv
 
 from torchrl_hts._executor.generators import Generators
 from torchrl_hts._executor.gym_env import GymEnvironment, RowOptions
 from torchrl_hts._executor.old_gym import checked_reset
 from torchrl_hts._executor.torchrl_env import TorchRLEnvironment
-from torchrl_hts._rounds.keys import as_path
+from torchrl_hts._rounds.keys import Key, as_path
 from torchrl_hts._rounds.shared_memory import SharedMemory
 from torchrl_hts._rounds.slots import tensor_over
 
@@ -41,8 +42,10 @@ class GymScene:
         self._episode = _Episode(env, keep_actions=keep_actions)
         self._env = GymEnvironment(self._episode, index, generators)
 
-    def bind(self, memory: SharedMemory, options: RowOptions) -> None:
-        """Find the row."""
+    def bind(
+        self, memory: SharedMemory, options: RowOptions, written: Mapping[Key, Tensor]
+    ) -> None:
+        """Find the row; ``written`` is what a policy writes, ``[episodes, *shape]``."""
         self._env.bind(memory, options)
         self.rows = self._env.rows
 
@@ -65,9 +68,9 @@ class GymScene:
         return self._episode.actions
 
     @property
-    def rewards(self) -> list[float]:
-        """Of the episode."""
-        return self._episode.rewards
+    def rewards(self) -> list[list[float]]:
+        """Of the one episode."""
+        return [self._episode.rewards]
 
     @property
     def returns(self) -> list[float]:
@@ -87,30 +90,41 @@ class TorchRLScene:
 
     Args:
         env: the environment.
+        keep_actions: whether the actions are kept for a replay.
 
     Attributes:
+        index: of the scene.
         rows: of a batch ``[episodes, 1]``, once it is bound.
+        seeds: of the episodes.
+        actions: of each step, what a policy wrote for all rows, by key; if they are kept.
+        rewards: of each row.
     """
 
-    def __init__(self, env: TorchRLEnvironment) -> None:
-        self._env = env
+    def __init__(self, env: TorchRLEnvironment, *, keep_actions: bool) -> None:
+        self._env, self.index = env, env.index
+        self._keep_actions = keep_actions
         self._reward_keys = [("next", *as_path(key)) for key in env.env.reward_keys]
 
-    def bind(self, memory: SharedMemory, options: RowOptions) -> None:
-        """Find the rows."""
+    def bind(
+        self, memory: SharedMemory, options: RowOptions, written: Mapping[Key, Tensor]
+    ) -> None:
+        """Find the rows; ``written`` is what a policy writes, ``[episodes, *shape]``."""
         self._env.bind(memory, options)
         self.rows = self._env.rows
         dtypes = {field.key: field.dtype for field in memory.layout.fields}
         own = slice(self.rows.start, self.rows.stop)
         arrays = memory.fields(0)
+        self._written = {key: values[own] for key, values in written.items()}
         self._rewards = [
             tensor_over(arrays[key][own], dtypes[key]).flatten(1) for key in self._reward_keys
         ]
 
     def begin(self, seeds: Sequence[int]) -> None:
         """Begin an episode in each environment."""
+        self.seeds = seeds
         self._env.reset(seeds, 0)
-        self._gained: list[list[float]] = [[] for _ in self.rows]
+        self.rewards: list[list[float]] = [[] for _ in self.rows]
+        self.actions: list[dict[Key, Tensor]] = []
         self._going = torch.ones(len(self.rows), dtype=torch.bool)
 
     def write_observation(self) -> None:
@@ -120,22 +134,31 @@ class TorchRLScene:
     def step(self) -> bool:
         """Step with what the policy wrote; returns whether all have ended an episode."""
         before = self._env.episodes.reshape(-1).clone()
+        if self._keep_actions:
+            self.actions.append({key: rows.clone() for key, rows in self._written.items()})
         self._env.step(0, 0)
         rewards = torch.cat([values.double() for values in self._rewards], -1).mean(-1)
         for at in self._going.nonzero().flatten().tolist():
-            self._gained[at].append(rewards[at].item())
+            self.rewards[at].append(rewards[at].item())
         self._going &= self._env.episodes.reshape(-1) == before
         return not self._going.any()
 
     @property
     def returns(self) -> list[float]:
         """Of the first episode of each."""
-        return [math.fsum(gained) for gained in self._gained]
+        return [math.fsum(rewards) for rewards in self.rewards]
 
     @property
     def lengths(self) -> list[int]:
         """Of the first episode of each."""
-        return [len(gained) for gained in self._gained]
+        return [len(rewards) for rewards in self.rewards]
+
+    def step_again(self, actions: Mapping[Key, Tensor], row: int) -> tuple[float, bool]:
+        """Step with actions that were kept; returns a row's reward, and whether it has ended."""
+        for key, values in actions.items():
+            self._written[key].copy_(values)
+        self.step()
+        return self.rewards[row][-1], not self._going[row]
 
 
 def transforms_with_statistics(env: EnvBase) -> list[str]:

@@ -12,9 +12,8 @@ import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol, SupportsFloat
 
-import gymnasium as gym
 import numpy as np
 import numpy.typing as npt
 
@@ -45,7 +44,23 @@ def find_ffmpeg() -> str:
     return path
 
 
-def check_renders(env: gym.Env[Any, Any], seed: int) -> None:
+class Stage(Protocol):
+    """What a film needs of an environment; as gymnasium's have it."""
+
+    @property
+    def metadata(self) -> dict[str, Any]: ...
+
+    @property
+    def render_mode(self) -> str | None: ...
+
+    def reset(self, *, seed: int | None = None) -> Any: ...
+
+    def step(self, action: Any, /) -> tuple[Any, SupportsFloat, bool, bool, dict[str, Any]]: ...
+
+    def render(self) -> Any: ...
+
+
+def check_renders(env: Stage, seed: int) -> None:
     """Try out whether an environment renders frames that can be filmed; resets it.
 
     Raises:
@@ -61,7 +76,7 @@ def check_renders(env: gym.Env[Any, Any], seed: int) -> None:
 
 
 def film(
-    env: gym.Env[Any, Any],
+    env: Stage,
     seed: int,
     actions: Sequence[Any],
     rewards: Sequence[float],
@@ -188,7 +203,7 @@ class _Encoder:
         self._errors.close()
 
 
-def _frame(env: gym.Env[Any, Any]) -> Frame:
+def _frame(env: Stage) -> Frame:
     frame: Any = env.render()
     if not isinstance(frame, np.ndarray) or frame.ndim != 3 or frame.shape[2] != 3:
         found = getattr(frame, "shape", None) or type(frame).__name__

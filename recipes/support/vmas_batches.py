@@ -1,0 +1,30 @@
+"""Batches of VMAS's environments, for training, for evaluations and for films."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+from torchrl.envs.libs.vmas import VmasEnv
+
+from support.vmas_options import VmasOptions
+
+__all__ = ["VIDEO_FPS", "batches_of"]
+
+VIDEO_FPS = 10.0  # as in real time: a step of VMAS is a tenth of a second
+
+
+def batches_of(options: VmasOptions) -> Callable[..., VmasEnv]:
+    """How the batches of a run are made; also with another ``num_envs``."""
+    return partial(
+        _make,
+        options.scenario,
+        num_envs=options.num_envs // options.num_batches,
+        max_steps=options.max_steps,
+        n_agents=options.num_agents,
+    )
+
+
+def _make(scenario: str, render_mode: str | None = None, **settings: int) -> VmasEnv:
+    """One batch; VMAS is told how to render when it does."""
+    return VmasEnv(scenario, **settings)
