@@ -35,7 +35,6 @@ from support.continuous import make_continuous
 from support.learners import loss_of, minibatches
 from torch import nn
 from torchrl.envs import Compose, DoubleToFloat, GymWrapper, TransformedEnv, VecNormV2
-from torchrl.objectives import ClipPPOLoss
 from torchrl.objectives.value import GAE
 
 from torchrl_hts import (
@@ -92,16 +91,7 @@ def train(env_id: str, way: str, seed: int, total_frames: int, file: Path) -> No
                     part[0] = nn.Identity()
     rewards = RunningRewardNorm(ENVS, gamma=GAMMA)
     advantage = GAE(gamma=GAMMA, lmbda=0.95, value_network=critic)
-    loss_module = ClipPPOLoss(
-        actor,
-        critic,
-        clip_epsilon=0.2,
-        clip_value=0.2,
-        entropy_coeff=0.0,
-        critic_coeff=0.25,
-        loss_critic_type="l2",
-        normalize_advantage=False,
-    )
+    loss_module = ppo_mujoco.make_loss(actor, critic, ppo_mujoco.Options())
     parameters = list(loss_module.parameters())
     optimizer = torch.optim.Adam(parameters, lr=3e-4, eps=1e-5)
     rounds = -(-total_frames // (ENVS * ALPHA))
