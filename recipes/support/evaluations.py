@@ -11,6 +11,7 @@ from typing import Any
 from torchrl.envs.utils import ExplorationType
 
 from support.checkpoints import save_atomically
+from support.films import try_out
 from support.metrics import Row, Table, evaluation_metrics
 from support.options import RunOptions
 from torchrl_hts import Evaluation, Evaluator, HTSCollector, ResourceError, WorkerError
@@ -59,6 +60,8 @@ class Evaluations:
         self._kept_rows = 0
         self._table: Table | None = None
         self._works = plays and options.eval_interval > 0
+        if self._works and options.record_video:  # refused here, in a sentence
+            try_out(make_env, "rgb_array")
         self._evaluator = self._make_evaluator() if self._works else None
         self._started = 1
 

@@ -77,6 +77,11 @@ def _try_out_torchrl(env: Any, render_mode: str) -> None:
     env.reset()
     try:
         env.render(mode=render_mode) if env.batch_size else env.render()
+    except ImportError as error:
+        raise RecipeError(
+            f"rendering this environment needs what is not installed ({error}); for VMAS it is "
+            "pyglet: pip install 'pyglet<2'"
+        ) from error
     except Exception as error:  # whatever stands between a driver and a picture
         said = str(error).strip().splitlines() or [type(error).__name__]
         raise RecipeError(f"this environment can't be rendered here: {said[0]}") from error

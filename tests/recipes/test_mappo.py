@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import shutil
+import sys
 from pathlib import Path
 
 import pytest
@@ -82,6 +83,15 @@ def test_scenarios() -> None:
     groups = module.VmasEnv("simple_adversary", num_envs=1)
     with pytest.raises(RecipeError, match=r"agents that are all alike; the groups .*adversar"):
         module.make_networks(groups, 16)
+
+
+def test_what_draws_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("vmas", reason=NEEDS_VMAS)
+    monkeypatch.setitem(sys.modules, "pyglet", None)
+    output = run(FLAGS, "--record-video", "--output-dir", str(tmp_path / "run"), code=1)
+    assert "error: rendering this environment needs what is not installed" in output
+    assert "pip install 'pyglet<2'" in output
+    assert "Traceback" not in output
 
 
 def test_vmas_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
