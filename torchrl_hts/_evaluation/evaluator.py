@@ -86,8 +86,8 @@ class Evaluator:
         video_path: an ``.mp4`` file for the best episode so far. It is written after an evaluation
             whose best return beats those of all earlier ones.
         create_render_env_fn: makes the same environment with ``render_mode="rgb_array"``, or one
-            of TorchRL whose ``render()`` gives frames, in batches as in VMAS
-            ``render(mode="rgb_array", env_index=k)``; needed for a video, and only used for it.
+            of TorchRL whose ``render()`` gives frames. A batch of them gives those of one by
+            ``render(mode="rgb_array", env_index=k)``, as VMAS does. Needed for a video alone.
         fps: frames per second of the video, of one frame per step; by default what the
             environment's metadata says. 15 is right for Atari with a frame skip of 4.
 
