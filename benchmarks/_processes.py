@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-__all__ = ["descendants", "memory_mib"]
+__all__ = ["descendants", "held_mib", "memory_mib"]
 
 
 def descendants(pid: int) -> list[int]:
@@ -24,11 +24,14 @@ def descendants(pid: int) -> list[int]:
 
 def memory_mib(pid: int) -> float:
     """What a process and all that descend from it take; pages that they share are counted once."""
-    kib = 0
-    for each in descendants(pid):
-        try:
-            lines = Path(f"/proc/{each}/smaps_rollup").read_text().splitlines()
-        except OSError:  # it has ended
-            continue
-        kib += sum(int(line.split()[1]) for line in lines if line.startswith("Pss:"))
-    return kib / 1024
+    return sum(held_mib(each).get("Pss", 0.0) for each in descendants(pid))
+
+
+def held_mib(pid: int) -> dict[str, float]:
+    """What one process holds, by the names of /proc's smaps_rollup; empty if it has ended."""
+    try:
+        _, *lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
+    except OSError:
+        return {}
+    words = [line.split() for line in lines]
+    return {name.rstrip(":"): int(kib) / 1024 for name, kib, *_ in words}

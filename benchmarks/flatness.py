@@ -28,13 +28,13 @@ from statistics import median
 from typing import NamedTuple
 
 import _recipes  # noqa: F401  so that the package of this checkout is found
-from _processes import descendants
+from _processes import descendants, held_mib
 from matplotlib.figure import Figure
 
 from torchrl_hts.bench.command_line import count, make_directory
 
 COLUMNS = ("elapsed_s", "pid", "memory_mib", "descriptors")
-_OWN = ("Pss_Anon:", "Pss_Shmem:")  # of smaps_rollup
+_OWN = ("Pss_Anon", "Pss_Shmem")  # of smaps_rollup
 REPORT_STEPS = 50_000  # between two rows of the costless run's metrics
 
 
@@ -70,12 +70,14 @@ def run_costless(steps: int, metrics: Path) -> None:
 def sample(pid: int, elapsed_s: float) -> Sample | None:
     """What a process uses now; None if it has ended."""
     try:
-        lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
-        kib = sum(int(line.split()[1]) for line in lines if line.startswith(_OWN))
         descriptors = len(list(Path(f"/proc/{pid}/fd").iterdir()))
     except OSError:
         return None
-    return Sample(round(elapsed_s, 1), pid, round(kib / 1024, 2), descriptors)
+    held = held_mib(pid)
+    if not held:
+        return None
+    own_mib = sum(held[kind] for kind in _OWN)
+    return Sample(round(elapsed_s, 1), pid, round(own_mib, 2), descriptors)
 
 
 def watch(pid: int, seconds: float, interval_s: float, file: Path) -> list[Sample]:

@@ -14,11 +14,10 @@ import argparse
 import os
 import threading
 from collections import defaultdict
-from pathlib import Path
 
 import torch
 from _machine import commit, machine
-from _processes import descendants
+from _processes import descendants, held_mib, memory_mib
 from _workloads import TRAININGS, find_workload, make_policy
 
 from torchrl_hts import HTSCollector
@@ -26,21 +25,6 @@ from torchrl_hts.bench.command_line import count
 
 _KINDS = ("Pss", "Pss_Shmem", "Pss_Anon", "Pss_File")
 _LOOK_EVERY_S = 0.1
-
-
-def held_mib(pid: int) -> dict[str, float]:
-    """What a process holds, by kind; empty if it has ended."""
-    try:
-        lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
-    except OSError:
-        return {}
-    words = [line.split() for line in lines[1:]]
-    return {name[:-1]: int(kib) / 1024 for name, kib, _ in words if name[:-1] in _KINDS}
-
-
-def all_mib() -> float:
-    """What this process and all that it has started hold."""
-    return sum(held_mib(pid).get("Pss", 0.0) for pid in descendants(os.getpid()))
 
 
 class Watch(threading.Thread):
@@ -53,7 +37,7 @@ class Watch(threading.Thread):
 
     def run(self) -> None:
         while not self._end.wait(_LOOK_EVERY_S):
-            self.most_mib = max(self.most_mib, all_mib())
+            self.most_mib = max(self.most_mib, memory_mib(os.getpid()))
 
     def end(self) -> float:
         """The largest sum there was."""
@@ -79,6 +63,7 @@ def print_processes(collector: HTSCollector) -> None:
 
 
 def main() -> None:
+    """Read the command line, collect, and print."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -95,7 +80,7 @@ def main() -> None:
     here = machine()
     print(f"{here['cpu']}, {here['cores']} cores, commit {commit()}")
     policy = make_policy(workload, training)
-    before = all_mib()
+    before = memory_mib(os.getpid())
     watch = Watch()
     watch.start()
     collector = HTSCollector(

@@ -312,7 +312,8 @@ class _Process:
         if self.torch_owner is not None:
             self.torch_owner._torch = self.torch.default_generator.get_state()
             vmas = vmas_states()
-            self.torch_owner._vmas = None if vmas is None else list(vmas)
+            if vmas is not None:
+                self.torch_owner._vmas = list(vmas)
 
     def as_tensor(self, state: Any) -> Any:
         """A state of torch's generator that may be bytes."""

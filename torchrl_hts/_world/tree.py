@@ -1,8 +1,8 @@
 """In which order ranks add: a binary tree, neighbours first. No torch, and nobody waits here.
 
-The values of 2^k ranks are added as ``((0 + 1) + (2 + 3)) + ...``, whoever computes it. The sums a
-+ b and b + a have the same bits, so both ranks of a pair arrive at the same sum. A rank that adds
-its own values in the same order first (`tree_sum`) extends the tree downwards. So the sum of V
+The values of 2^k ranks are added as ``((0 + 1) + (2 + 3)) + ...``, whoever computes it. Sums of
+two have the same bits in either order, so both ranks of a pair arrive at the same sum. A rank that
+adds its own values in the same order first (`tree_sum`) extends the tree downwards. So the sum of V
 values has the same bits for every number of ranks that divides V.
 
 Two ways to walk the same tree: *doubling* swaps the whole vector at each level, and takes the
