@@ -35,7 +35,7 @@ from torchrl.objectives import A2CLoss
 from torchrl.objectives.value import GAE
 
 from torchrl_hts import DelayedGradient
-from torchrl_hts.envs import make_atari, make_atari_batch, make_football
+from torchrl_hts.envs import make_atari, make_atari_batch, make_football, make_football_batch
 
 CORES = len(os.sched_getaffinity(0))
 
@@ -147,7 +147,9 @@ ENGINES = ("gfootball", "envpool")  # of football
 
 def _football(scenario: str, engine: Any) -> Workload:
     make_env = partial(make_football, scenario, engine=engine, rewards="scoring,checkpoints")
-    return _alike(f"{scenario} on {engine}, 72x96 uint8, a stack of 4", make_env)
+    make_batch = partial(make_football_batch, scenario) if engine == "envpool" else None
+    description = f"{scenario} on {engine}, 72x96 uint8, a stack of 4"
+    return _alike(description, make_env, make_batch=make_batch)
 
 
 def find_workload(name: str) -> Workload:

@@ -19,7 +19,7 @@ from torch import nn
 from torchrl.modules import ProbabilisticActor
 
 from torchrl_hts import HTSCollector
-from torchrl_hts.envs import make_football
+from torchrl_hts.envs import make_football, make_football_batch
 from torchrl_hts.envs.football import FootballEnv
 
 SCENARIO = "academy_3_vs_1_with_keeper"
@@ -120,6 +120,25 @@ def test_a_new_seed_takes_a_process_that_ends_with_the_next() -> None:
         os.kill(pids[1], 0)
 
 
+def test_a_batch_is_one_pool_whose_games_can_begin_by_themselves() -> None:
+    need("envpool")
+    games = make_football_batch(SCENARIO, 3)
+    seeds = [4, 5, 4]
+    _, infos = games.reset(seed=seeds)
+    assert all(shares_its_pool(env) for env in games.envs)
+    engine_seeds = infos["engine_seed"].tolist()
+    assert len(set(engine_seeds)) == 2
+    games.reset(options={"reset_mask": np.array([True, False, False])})
+    *_, infos = games.step(np.array([0, 0, 0]))
+    assert infos["episode_number"].tolist() == [3, 2, 2]
+    assert infos["engine_seed"][1:].tolist() == engine_seeds[1:]
+    games.close()
+    untold = make_football_batch(SCENARIO, 2)
+    untold.reset()
+    assert all(shares_its_pool(env) for env in untold.envs)
+    untold.close()
+
+
 # In the collector.
 
 
@@ -136,7 +155,16 @@ class Planes(nn.Module):
         return self.linear(coarse.flatten(-3) / 255)
 
 
-def collector(num_envs: int, num_executors: int, **options: Any) -> HTSCollector:
+ONE = partial(make_football, SCENARIO, engine="envpool")
+
+
+def batch_of(num_envs: int) -> Any:
+    return partial(make_football_batch, SCENARIO, num_envs)
+
+
+def collector(
+    num_envs: int, num_executors: int, *, envs: list[Any] | None = None, **options: Any
+) -> HTSCollector:
     need("envpool")
     policy = ProbabilisticActor(
         TensorDictModule(Planes(), ["observation"], ["logits"]),
@@ -144,7 +172,7 @@ def collector(num_envs: int, num_executors: int, **options: Any) -> HTSCollector
         distribution_class=torch.distributions.Categorical,
     )
     return HTSCollector(
-        [partial(make_football, SCENARIO, engine="envpool")] * num_envs,
+        envs or [ONE] * num_envs,
         policy,
         frames_per_batch=num_envs * 40,
         total_frames=-1,
@@ -158,8 +186,8 @@ def collector(num_envs: int, num_executors: int, **options: Any) -> HTSCollector
 def test_i7_a_pool_of_four_is_four_pools_of_one() -> None:
     """Also after seeds are given again, although no game of a pool can begin anew."""
 
-    def batches(num_executors: int) -> TensorDictBase:
-        with collector(4, num_executors) as games:
+    def batches(num_executors: int, envs: list[Any] | None = None) -> TensorDictBase:
+        with collector(4, num_executors, envs=envs) as games:
             iterator = iter(games)
             gathered = [next(iterator).clone() for _ in range(3)]
             games.set_seed(3)
@@ -170,6 +198,8 @@ def test_i7_a_pool_of_four_is_four_pools_of_one() -> None:
     one, four = batches(1), batches(4)
     assert (one == four).all()
     assert one["next", "done"].any()
+    for envs in ([batch_of(4)], [batch_of(2), ONE, batch_of(1)]):
+        assert (batches(len(envs), envs) == one).all()
 
 
 def test_games_whose_executor_is_killed_begin_anew() -> None:

@@ -10,6 +10,7 @@ from torchrl_hts.envs.atari import (
     make_atari_batch,
 )
 from torchrl_hts.envs.football import FootballEnv, check_football, make_football
+from torchrl_hts.envs.football_batch import make_football_batch
 from torchrl_hts.envs.remote import make_remote
 
 __all__ = [
@@ -21,5 +22,6 @@ __all__ = [
     "make_atari",
     "make_atari_batch",
     "make_football",
+    "make_football_batch",
     "make_remote",
 ]
