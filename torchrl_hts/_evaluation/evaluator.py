@@ -19,7 +19,7 @@ from copy import deepcopy
 from dataclasses import dataclass, replace
 from math import ceil
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import gymnasium as gym
 from torch import Tensor, nn
@@ -50,6 +50,8 @@ from torchrl_hts.errors.checks import check_integer
 
 __all__ = ["Evaluation", "Evaluator"]
 
+Playable: TypeAlias = gym.Env[Any, Any] | gym.vector.VectorEnv[Any, Any, Any] | EnvBase
+
 _LOG = logging.getLogger(__name__)
 
 
@@ -69,9 +71,10 @@ class Evaluator:
     for use by several threads at a time.
 
     Args:
-        create_env_fn: makes a `gymnasium.Env`, or a TorchRL `EnvBase` with any transforms, alone or
-            with ``batch_size=[k]``, equal to those of training, though its rewards need not be
-            scaled or clipped. Where several agents have rewards, their mean counts.
+        create_env_fn: makes a `gymnasium.Env`, a batch of them (`gymnasium.vector.VectorEnv`), or
+            a TorchRL `EnvBase` with any transforms, alone or with ``batch_size=[k]``. It is equal
+            to those of training, though its rewards need not be scaled or clipped. Where several
+            agents have rewards, their mean counts.
         policy: the one that is trained. Its newest values are copied at each `submit`; it is run
             in evaluation mode (``policy.eval()``), in a copy.
 
@@ -87,7 +90,8 @@ class Evaluator:
             whose best return beats those of all earlier ones.
         create_render_env_fn: makes the same environment with ``render_mode="rgb_array"``, or one
             of TorchRL whose ``render()`` gives frames. A batch of them gives those of one by
-            ``render(mode="rgb_array", env_index=k)``, as VMAS does. Needed for a video alone.
+            ``render(mode="rgb_array", env_index=k)``, as VMAS does. For a gymnasium ``VectorEnv``
+            it makes one environment like those of the batch. Needed for a video alone.
         fps: frames per second of the video, of one frame per step; by default what the
             environment's metadata says. 15 is right for Atari with a frame skip of 4.
 
@@ -119,7 +123,7 @@ class Evaluator:
 
     def __init__(
         self,
-        create_env_fn: Callable[[], gym.Env[Any, Any] | EnvBase],
+        create_env_fn: Callable[[], Playable],
         policy: nn.Module,
         *,
         num_episodes: int = 10,
@@ -127,7 +131,7 @@ class Evaluator:
         exploration_type: ExplorationType = ExplorationType.DETERMINISTIC,
         max_frames_per_episode: int = 0,
         video_path: Path | str | None = None,
-        create_render_env_fn: Callable[[], gym.Env[Any, Any] | EnvBase] | None = None,
+        create_render_env_fn: Callable[[], Playable] | None = None,
         fps: float | None = None,
     ) -> None:
         num_episodes = check_integer("num_episodes", num_episodes)

@@ -32,7 +32,13 @@ from torchrl_hts._evaluation.running_statistics import (
     normalisation_warnings,
     statistics_warnings,
 )
-from torchrl_hts._evaluation.scenes import GymScene, TorchRLScene, transforms_with_statistics
+from torchrl_hts._evaluation.scenes import (
+    GymScene,
+    Scene,
+    TorchRLScene,
+    VectorScene,
+    transforms_with_statistics,
+)
 from torchrl_hts._evaluation.torchrl_stage import TorchRLStage
 from torchrl_hts._evaluation.video import check_renders, film
 from torchrl_hts._executor.generators import Generators
@@ -47,6 +53,7 @@ from torchrl_hts._executor.trial_observations import (
     observed,
     observed_and_restored,
 )
+from torchrl_hts._executor.vector_env import VectorEnvironment
 from torchrl_hts._policy.compiled import eagerly
 from torchrl_hts._policy.state import run_policy
 from torchrl_hts._processes.messages import receive_object, send_object, unpickled
@@ -56,6 +63,7 @@ from torchrl_hts._rounds.slots import Slots, bind_parameters
 
 __all__ = ["env_seed", "run_player"]
 
+_UNITS = (TorchRLEnvironment, VectorEnvironment)  # what may be a batch
 _NICENESS = 10  # training goes first where cores are short
 _SPAWN_KEY = 0x6576616C  # sets the seeds of evaluations apart from those of training
 
@@ -72,28 +80,22 @@ def run_player(control: Connection, fds: list[int]) -> None:
     torch.set_num_threads(1)
     seed_from_own_draws()
     first = _make(job.factory, job, 0, 0)
-    size = first.env.description.num_envs if isinstance(first.env, TorchRLEnvironment) else 1
+    size = first.env.description.num_envs if isinstance(first.env, _UNITS) else 1
     others = range(1, ceil(job.num_episodes / size))
     made = [first, *(_make(job.factory, job, index, index * size) for index in others)]
     filmed = None
     if job.render_factory is not None:
         filmed = _make(job.render_factory, job, 0, job.num_episodes)
-    for each in (*made, *([] if filmed is None else [filmed])):
-        if why := _refusal(each.env, first.env):
-            send_object(control, PlayerRefused(why))
-            return
+    if why := _refusal_of_any(made, filmed):
+        send_object(control, PlayerRefused(why))
+        return
     stage = None if filmed is None else _stage(filmed)
     if stage is not None:
         check_renders(stage, env_seed(job.seed, 0))
     description, is_back = _described(first.env)
     if not is_back:
         made[0] = first = _made_anew(first, job)
-    warnings = (
-        statistics_warnings(transforms_with_statistics(first.env.env))
-        if isinstance(first.env, TorchRLEnvironment)
-        else normalisation_warnings(first.env)
-    )
-    send_object(control, PlayerDescribed(description, warnings))
+    send_object(control, PlayerDescribed(description, _warnings(first.env)))
     given: PlayerPlan | Observe = receive_object(control)
     if isinstance(given, Observe):
         observations = _observed(first.env)
@@ -133,7 +135,18 @@ def _make(factory: bytes, job: PlayerJob, index: int, number: int) -> _Made:
         env = TorchRLEnvironment(
             env, index, generators, max_frames_per_traj=job.max_frames_per_episode
         )
+    elif isinstance(env, gym.vector.VectorEnv):
+        env = VectorEnvironment(env, index, generators)
     return _Made(env, generators)
+
+
+def _scene(made: _Made, index: int, *, keep_actions: bool) -> Scene:
+    """Where episodes are played."""
+    if isinstance(made.env, TorchRLEnvironment):
+        return TorchRLScene(made.env, keep_actions=keep_actions)
+    if isinstance(made.env, VectorEnvironment):
+        return VectorScene(made.env, keep_actions=keep_actions)
+    return GymScene(made.env, index, made.generators, keep_actions=keep_actions)
 
 
 def _stage(filmed: _Made) -> OwnGenerators | TorchRLStage:
@@ -152,7 +165,7 @@ def _made_anew(first: _Made, job: PlayerJob) -> _Made:
 
 def _described(env: Any) -> tuple[GymDescription | TorchRLDescription, bool]:
     """What an environment says of itself, and whether it is afterwards as it was."""
-    if isinstance(env, TorchRLEnvironment):
+    if isinstance(env, _UNITS):
         return env.description, True
     observations, is_back = observed_and_restored(env)
     return GymDescription(env.observation_space, env.action_space, observations), is_back
@@ -160,34 +173,75 @@ def _described(env: Any) -> tuple[GymDescription | TorchRLDescription, bool]:
 
 def _observed(env: Any) -> Observations | None:
     """What an environment shows; it is of no use any more then."""
-    if isinstance(env, TorchRLEnvironment):
+    if isinstance(env, _UNITS):
         return observed(env.observations)
     return observed(partial(gym_observations, env))
 
 
-def _refusal(env: object, first: object) -> str:
-    """Why the evaluator can't play in what a factory made, and film the first; "" if it can."""
+def _warnings(env: Any) -> list[str]:
+    """What evaluations in such an environment would get wrong, a sentence each."""
+    if isinstance(env, TorchRLEnvironment):
+        return statistics_warnings(transforms_with_statistics(env.env))
+    if not isinstance(env, VectorEnvironment):
+        return normalisation_warnings(env)
+    found = normalisation_warnings(env.env)
+    if not env.takes_seeds:
+        found.append(
+            f"{type(env.env).__name__} takes its seed where it is made, so an evaluation plays "
+            "other episodes than the one before it, and the Evaluator's seed has no effect"
+        )
+    return found
+
+
+def _refusal_of_any(made: list[_Made], filmed: _Made | None) -> str:
+    """Why the evaluator can't play in what factories made, or film it; "" if it can."""
+    refusals = [_refusal(each.env, alone=len(made) == 1) for each in made]
+    if filmed is not None:
+        refusals.append(_refusal(filmed.env, alone=True))
+        refusals.append(_refusal_to_film(filmed.env, made[0].env))
+    return next(filter(None, refusals), "")
+
+
+def _refusal(env: Any, *, alone: bool) -> str:
+    """Why the evaluator can't play in what a factory made; "" if it can.
+
+    Args:
+        env: what it made.
+        alone: whether nothing else that the same factory made is played.
+    """
     kind = f"{type(env).__module__}.{type(env).__qualname__}"
     if is_old_gym(env):
         return f"the Evaluator's factory made a {kind}; expected a gymnasium.Env. {REMEDY}"
-    if isinstance(env, gym.vector.VectorEnv):
+    if isinstance(env, VectorEnvironment) and not env.takes_seeds and not alone:
         return (
-            f"the Evaluator's factory made a {kind}, which is a batch of environments; give it a "
-            "factory of a single one, of which it makes as many as there are episodes"
+            f"{type(env.env).__name__} takes its seed where it is made, so that several batches of "
+            "one factory would play the same episodes: let it make a batch of num_episodes "
+            "environments at least"
         )
-    if isinstance(env, gym.Env | TorchRLEnvironment):
-        played, filmed = (
-            [each.env.batch_size] if isinstance(each, TorchRLEnvironment) else None
-            for each in (first, env)
-        )
-        if played == filmed:
-            return ""
-        return (
-            "create_render_env_fn made another kind of environment, or another number of them, "
-            "than create_env_fn: the film's must be the same but for its rendering"
-        )
+    if isinstance(env, gym.Env | TorchRLEnvironment | VectorEnvironment):
+        return ""
     return (
-        f"the Evaluator's factory made a {kind}; expected a gymnasium.Env or a torchrl.envs.EnvBase"
+        f"the Evaluator's factory made a {kind}; expected a gymnasium.Env, a "
+        "gymnasium.vector.VectorEnv or a torchrl.envs.EnvBase"
+    )
+
+
+def _refusal_to_film(env: Any, first: Any) -> str:
+    """Why an episode played in the first environment can't be filmed in another; "" if it can."""
+    if isinstance(env, VectorEnvironment):
+        return (
+            "create_render_env_fn made a gymnasium.vector.VectorEnv, which can't be filmed: let it "
+            "make one environment like those of the batch, with render_mode='rgb_array'"
+        )
+    played, filmed = (
+        [each.env.batch_size] if isinstance(each, TorchRLEnvironment) else None
+        for each in (first, env)
+    )
+    if played == filmed:
+        return ""
+    return (
+        "create_render_env_fn made another kind of environment, or another number of them, "
+        "than create_env_fn: the film's must be the same but for its rendering"
     )
 
 
@@ -224,12 +278,8 @@ class _Player:
         self.outputs = {key: rows[key] for key in given.outputs}
         self.policy: TensorDictModuleBase = unpickled(given.policy)
         bind_parameters(self.policy, slots.parameters[0], torch.device("cpu"))
-        self.scenes: list[GymScene | TorchRLScene] = [
-            TorchRLScene(each.env, keep_actions=stage is not None)
-            if isinstance(each.env, TorchRLEnvironment)
-            else GymScene(each.env, index, each.generators, keep_actions=stage is not None)
-            for index, each in enumerate(made)
-        ]
+        keep = stage is not None
+        self.scenes = [_scene(each, index, keep_actions=keep) for index, each in enumerate(made)]
         self.generators = Generators(job.seed)  # of the policy
         for scene in self.scenes:
             scene.bind(self.memory, given.options, self.outputs)
@@ -266,6 +316,6 @@ class _Player:
         if isinstance(self.stage, TorchRLStage):
             assert isinstance(scene, TorchRLScene)
             self.stage.follow(scene, row, self.memory, self.given.options, self.outputs)
-        actions, rewards = scene.actions[: lengths[winner]], scene.rewards[row]
+        actions, rewards = scene.actions(row)[: lengths[winner]], scene.rewards[row]
         film(self.stage, env_seed(self.job.seed, winner), actions, rewards, path, self.job.fps)
         return Evaluation(step, returns, lengths, path)

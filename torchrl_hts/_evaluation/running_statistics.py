@@ -13,6 +13,9 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 
+Wrapped = gym.Env[Any, Any] | gym.vector.VectorEnv[Any, Any, Any]
+Wrapper = gym.Wrapper[Any, Any, Any, Any] | gym.vector.VectorWrapper
+
 __all__ = ["normalisation_warnings", "statistics_warnings"]
 
 _OBSERVATIONS = (
@@ -27,6 +30,7 @@ _REWARDS = (
     "in the learner, with torchrl_hts.RunningRewardNorm"
 )
 
+_REWARD_WRAPPERS = (gym.RewardWrapper, gym.vector.VectorRewardWrapper)
 _REWARD = re.compile(r"_*re[tw]")  # return_rms, ret_rms, reward_statistics
 # Usual names: gymnasium's, torch's, and those of Welford's method.
 _MEANS = {"mean", "mu", "running_mean"}
@@ -34,8 +38,8 @@ _VARIANCES = {"M2", "S", "m2", "running_std", "running_var", "s", "sigma", "std"
 _COUNTS = {"count", "k", "n", "num", "num_batches_tracked", "num_samples", "steps", "t"}
 
 
-def normalisation_warnings(env: gym.Env[Any, Any]) -> list[str]:
-    """What evaluations in such an environment would get wrong, a sentence each.
+def normalisation_warnings(env: Wrapped) -> list[str]:
+    """What evaluations in such an environment, or batch, would get wrong, a sentence each.
 
     Args:
         env: with its wrappers. Gymnasium's normalising ones are known, those that were derived
@@ -62,19 +66,22 @@ def statistics_warnings(observations: Sequence[str], rewards: Sequence[str] = ()
     return [text.format(names=", ".join(names)) for text, names in found if names]
 
 
-def _wrappers(env: gym.Env[Any, Any]) -> Iterator[gym.Wrapper[Any, Any, Any, Any]]:
-    while isinstance(env, gym.Wrapper):
+def _wrappers(env: Wrapped) -> Iterator[Wrapper]:
+    """Of an environment, or of a batch and the first environment of a plain one."""
+    while isinstance(env, gym.Wrapper | gym.vector.VectorWrapper):
         yield env
         env = env.env
+    if isinstance(env, gym.vector.SyncVectorEnv):
+        yield from _wrappers(env.envs[0])
 
 
-def _statistics(wrapper: gym.Wrapper[Any, Any, Any, Any]) -> tuple[list[Any], list[Any]]:
+def _statistics(wrapper: Wrapper) -> tuple[list[Any], list[Any]]:
     """What a wrapper counts of rewards and of observations."""
     of_rewards: list[Any] = []
     of_observations: list[Any] = []
     for name, value in {"self": wrapper, **vars(wrapper)}.items():
         if value is not wrapper.env and _counts_moments(value):
-            is_of_rewards = isinstance(wrapper, gym.RewardWrapper) or _REWARD.match(name)
+            is_of_rewards = isinstance(wrapper, _REWARD_WRAPPERS) or _REWARD.match(name)
             (of_rewards if is_of_rewards else of_observations).append(value)
     return of_rewards, of_observations
 
@@ -86,7 +93,7 @@ def _counts_moments(value: Any) -> bool:
     return bool(names & _MEANS and names & _VARIANCES and names & _COUNTS)
 
 
-def _is_frozen(wrapper: gym.Wrapper[Any, Any, Any, Any]) -> bool:
+def _is_frozen(wrapper: Wrapper) -> bool:
     return any(
         getattr(wrapper, name, None) is False for name in ("update_running_mean", "training")
     )

@@ -8,7 +8,9 @@ from copy import deepcopy
 from typing import Any
 
 import gymnasium as gym
+import numpy as np
 import torch
+from gymnasium.vector.utils import batch_space, iterate
 from torch import Tensor
 from torchrl.envs import EnvBase, TransformedEnv
 
@@ -16,11 +18,12 @@ from torchrl_hts._executor.generators import Generators
 from torchrl_hts._executor.gym_env import GymEnvironment, RowOptions
 from torchrl_hts._executor.old_gym import checked_reset
 from torchrl_hts._executor.torchrl_env import TorchRLEnvironment
+from torchrl_hts._executor.vector_env import VectorEnvironment
 from torchrl_hts._rounds.keys import Key, as_path
 from torchrl_hts._rounds.shared_memory import SharedMemory
 from torchrl_hts._rounds.slots import tensor_over
 
-__all__ = ["GymScene", "TorchRLScene", "transforms_with_statistics"]
+__all__ = ["GymScene", "Scene", "TorchRLScene", "VectorScene", "transforms_with_statistics"]
 
 
 class GymScene:
@@ -62,8 +65,7 @@ class GymScene:
         """Step with what the policy wrote; returns whether the episode has ended."""
         return self._env.step(0, 0)
 
-    @property
-    def actions(self) -> list[Any]:
+    def actions(self, row: int) -> list[Any]:
         """Of the episode, in the format of the environment."""
         return self._episode.actions
 
@@ -83,6 +85,67 @@ class GymScene:
         return [len(self._episode.rewards)]
 
 
+class VectorScene:
+    """A batch of gymnasium environments.
+
+    Args:
+        env: the batch.
+        keep_actions: whether the actions are kept for a replay.
+
+    Attributes:
+        rows: of a batch ``[episodes, 1]``, once it is bound.
+        rewards: of the first episode of each row.
+    """
+
+    def __init__(self, env: VectorEnvironment, *, keep_actions: bool) -> None:
+        self._env = env
+        self._keep_actions = keep_actions
+
+    def bind(
+        self, memory: SharedMemory, options: RowOptions, written: Mapping[Key, Tensor]
+    ) -> None:
+        """Find the rows; ``written`` is what a policy writes, ``[episodes, *shape]``."""
+        self._env.bind(memory, options)
+        self.rows = self._env.rows
+
+    def begin(self, seeds: Sequence[int]) -> None:
+        """Begin an episode in each environment."""
+        self._env.reset(seeds, 0)
+        self.rewards: list[list[float]] = [[] for _ in self.rows]
+        self._actions: list[Any] = []
+        self._going = np.ones(len(self.rows), bool)
+
+    def write_observation(self) -> None:
+        """Write what the policy reads."""
+        self._env.write_observation(0, 0)
+
+    def step(self) -> bool:
+        """Step with what the policy wrote; returns whether all have ended an episode."""
+        before = self._env.episodes.copy()
+        self._env.step(0, 0)
+        if self._keep_actions:
+            self._actions.append(deepcopy(self._env.action))
+        for at in np.flatnonzero(self._going).tolist():
+            self.rewards[at].append(float(self._env.rewards[at]))
+        self._going &= self._env.episodes == before
+        return not self._going.any()
+
+    def actions(self, row: int) -> list[Any]:
+        """Of a row, in the format of one environment."""
+        space = batch_space(self._env.description.action_space, len(self.rows))
+        return [list(iterate(space, actions))[row] for actions in self._actions]
+
+    @property
+    def returns(self) -> list[float]:
+        """Of the first episode of each."""
+        return [math.fsum(rewards) for rewards in self.rewards]
+
+    @property
+    def lengths(self) -> list[int]:
+        """Of the first episode of each."""
+        return [len(rewards) for rewards in self.rewards]
+
+
 class TorchRLScene:
     """A TorchRL environment, or a batch of them, with any transforms and agents.
 
@@ -96,7 +159,6 @@ class TorchRLScene:
         index: of the scene.
         rows: of a batch ``[episodes, 1]``, once it is bound.
         seeds: of the episodes.
-        actions: of each step, what a policy wrote for all rows, by key; if they are kept.
         rewards: of each row.
     """
 
@@ -124,7 +186,7 @@ class TorchRLScene:
         self.seeds = seeds
         self._env.reset(seeds, 0)
         self.rewards: list[list[float]] = [[] for _ in self.rows]
-        self.actions: list[dict[Key, Tensor]] = []
+        self._actions: list[dict[Key, Tensor]] = []
         self._going = torch.ones(len(self.rows), dtype=torch.bool)
 
     def write_observation(self) -> None:
@@ -135,7 +197,7 @@ class TorchRLScene:
         """Step with what the policy wrote; returns whether all have ended an episode."""
         before = self._env.episodes.reshape(-1).clone()
         if self._keep_actions:
-            self.actions.append({key: rows.clone() for key, rows in self._written.items()})
+            self._actions.append({key: rows.clone() for key, rows in self._written.items()})
         self._env.step(0, 0)
         rewards = torch.cat([values.double() for values in self._rewards], -1).mean(-1)
         for at in self._going.nonzero().flatten().tolist():
@@ -153,12 +215,19 @@ class TorchRLScene:
         """Of the first episode of each."""
         return [len(rewards) for rewards in self.rewards]
 
+    def actions(self, row: int) -> list[dict[Key, Tensor]]:
+        """Of each step, what a policy wrote for all rows, by key; for `step_again`."""
+        return self._actions
+
     def step_again(self, actions: Mapping[Key, Tensor], row: int) -> tuple[float, bool]:
         """Step with actions that were kept; returns a row's reward, and whether it has ended."""
         for key, values in actions.items():
             self._written[key].copy_(values)
         self.step()
         return self.rewards[row][-1], not self._going[row]
+
+
+Scene = GymScene | VectorScene | TorchRLScene
 
 
 def transforms_with_statistics(env: EnvBase) -> list[str]:

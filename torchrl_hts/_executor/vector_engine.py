@@ -41,6 +41,7 @@ class VectorEngine:
         num_envs: k.
         observation_space, action_space: of one environment.
         begins_itself: whether what has ended is at its next episode when a step returns.
+        takes_seeds: whether its reset takes any; else it takes one where it is made.
         can_begin_some: whether some can be begun anew, and the others left alone.
         description: what the main process needs to know of it.
 
@@ -56,6 +57,7 @@ class VectorEngine:
         self.action_space = env.single_action_space
         _check_space("observation", env, self.observation_space, env.observation_space)
         _check_space("action", env, self.action_space, env.action_space)
+        self.takes_seeds = not _is_envpool(env)
         self.begins_itself = _autoreset_mode(env) == AutoresetMode.SAME_STEP
         self.can_begin_some = self.num_envs == 1 or _takes_a_mask(env.unwrapped)
         if not (self.begins_itself or self.can_begin_some):
@@ -81,10 +83,10 @@ class VectorEngine:
         return checked_reset(self.env.reset(seed=self._seed_as(seeds)))
 
     def _first_reset(self, seeds: Sequence[int]) -> Any:
-        if _is_envpool(self.env):
+        if not self.takes_seeds:
             warnings.warn(
-                f"{_name(self.env)} takes its seed where it is made, and the collector's doesn't "
-                "reach it: give envpool.make a seed of its own for each batch",
+                f"{_name(self.env)} takes its seed where it is made, and none that is given "
+                "later reaches it: give envpool.make a seed of its own for each batch",
                 stacklevel=2,
             )
             self._seed_as = _as_none

@@ -45,6 +45,11 @@ class VectorEnvironment:
         generators: that it draws from besides its own ones, entered already; by default new ones.
             All of its environments share them.
 
+    Attributes:
+        action, rewards: of the last step, as the engine takes and gives them.
+        takes_seeds: see `VectorEngine`.
+        episodes: number of the present one of each environment, int64 ``[k]``; steps change it.
+
     Raises:
         TypeError, ValueError: see `VectorEngine`.
     """
@@ -66,6 +71,9 @@ class VectorEnvironment:
             with contextlib.suppress(Exception):  # which is met again, and told, when it is saved
                 self._names[-1] = names_of(single)
         self.description = self._engine.description
+        self.takes_seeds = self._engine.takes_seeds
+        self.action: Any = None
+        self.rewards: Array = np.zeros(self._engine.num_envs)
 
     def bind(self, memory: SharedMemory, options: RowOptions) -> None:
         """Find the rows of these environments; call once the layout is known."""
@@ -123,7 +131,7 @@ class VectorEnvironment:
         self._generators.enter()
         count = self._engine.num_envs
         self._current = self._reader.read(self._engine.reset(seeds), count)
-        self._episode = np.full(count, steps, np.int64)
+        self.episodes = np.full(count, steps, np.int64)
         self._length = np.zeros(count, np.int64)
         self._state = [
             np.full(root[0].shape[1:], start, root[0].dtype) for root, _, start in self._carried
@@ -147,7 +155,7 @@ class VectorEnvironment:
                 "runs are to be resumed in the middle of their episodes"
             )
         self._generators.enter()
-        own = (self._current, self._length, self._state, self._episode)
+        own = (self._current, self._length, self._state, self.episodes)
         first, *others = zip(self._singles, self._names, strict=True)
         extra = (*own, self._generators.state())
         parts = [save_environment(first[0], extra, names=first[1])]
@@ -164,7 +172,7 @@ class VectorEnvironment:
             restore_environment(single, part, names=names)
             for single, part, names in zip(self._singles, parts, self._names, strict=True)
         ]
-        self._current, self._length, self._state, self._episode, generators = own[0]
+        self._current, self._length, self._state, self.episodes, generators = own[0]
         self._generators.restore(generators)
         self._name_trajectories()
 
@@ -201,10 +209,11 @@ class VectorEnvironment:
         """Step with the actions at ``t`` and write the transitions; returns how many ended."""
         self._generators.enter_step()
         engine = self._engine
-        observations, rewards, terminated, truncated, infos = engine.step(self._action(slot, t))
+        self.action = self._action(slot, t)
+        observations, self.rewards, terminated, truncated, infos = engine.step(self.action)
         values = self._reader.read(observations, engine.num_envs)
-        check_rewards(rewards)
-        self._reward[slot][t] = rewards
+        check_rewards(self.rewards)
+        self._reward[slot][t] = self.rewards
         self._length += 1
         done = ended = terminated | truncated
         if self._max_frames:
@@ -245,14 +254,14 @@ class VectorEnvironment:
                 merged.append(now.copy())
                 merged[-1][to_begin] = new[mine]
             self._current = merged
-        self._episode[done] += 1
+        self.episodes[done] += 1
         self._length[done] = 0
         for state, (_, _, start) in zip(self._state, self._carried, strict=True):
             state[done] = start
         self._name_trajectories()
 
     def _name_trajectories(self) -> None:
-        self._trajectories = self._numbers + self._all_envs * self._episode
+        self._trajectories = self._numbers + self._all_envs * self.episodes
 
     def _write_last(self, infos: Any, ended: Mask, slot: int, t: int) -> None:
         """In place of first observations, the last ones of the episodes before."""
