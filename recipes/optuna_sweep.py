@@ -101,8 +101,9 @@ def main(options: argparse.Namespace) -> int:
 
         sweep = read_sweep(options.sweep)
     except ModuleNotFoundError as error:
+        name = str(error.name).partition(".")[0]
         raise RecipeError(
-            f"this needs the package {error.name}: pip install 'torchrl_hts[optuna]'"
+            f"this needs the package {name}: pip install 'torchrl_hts[optuna]'"
         ) from error
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.default_int_handler)

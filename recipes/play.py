@@ -21,7 +21,8 @@ from statistics import fmean, pstdev
 from typing import TYPE_CHECKING, Any
 
 from support.errors import RecipeError, exit_with
-from support.options import integer
+from support.options import frames_per_second, integer
+from support.output_dir import check_files
 from support.start import announce, parse_or_exit
 
 if TYPE_CHECKING:
@@ -54,7 +55,7 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
         "--render", choices=("human",), help="show a window, and play one episode after the other"
     )
     parser.add_argument("--video", type=Path, help="film the best episode: an .mp4 or .gif file")
-    parser.add_argument("--fps", type=float, help="frames per second of the film")
+    parser.add_argument("--fps", type=frames_per_second, help="frames per second of the film")
     parser.add_argument(
         "--export", type=Path, help="write the policy's likeliest actions as a .pt2 (torch.export)"
     )
@@ -77,6 +78,7 @@ def check(options: argparse.Namespace) -> None:
     ):
         if file is not None and file.suffix not in endings:
             raise RecipeError(f"{flag} must end in {' or '.join(endings)}, and is {file}")
+    check_files(video=options.video, export=options.export)
     screens = ("DISPLAY", "WAYLAND_DISPLAY", "SDL_VIDEODRIVER")
     if options.render and sys.platform == "linux" and not any(map(os.environ.get, screens)):
         raise RecipeError("there is no screen here (no DISPLAY): film an episode with --video FILE")

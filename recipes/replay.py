@@ -18,6 +18,8 @@ for environments whose states can't be saved, the run is had once more from its 
 takes as long as it took. An episode that had begun before the checkpoint is filmed from there on;
 --from-start films it whole.
 
+Environments that step as one, such as VMAS's, are played again together.
+
 With --until-error the run goes on until an environment raises. The state that it had just before
 is saved for `torchrl_hts.EnvironmentReplay`, with the action that it fails at.
 """
@@ -32,7 +34,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from support.errors import RecipeError, exit_with
-from support.options import integer
+from support.options import frames_per_second, integer
+from support.output_dir import check_files
 from support.start import announce, parse_or_exit
 
 if TYPE_CHECKING:
@@ -52,7 +55,7 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     wanted.add_argument("--until-error", action="store_true", help="until an environment fails")
     parser.add_argument("--env", type=integer, default=0, help="the environment's number (0)")
     parser.add_argument("--video", type=Path, help="film the episode: an .mp4 or .gif file")
-    parser.add_argument("--fps", type=float, help="frames per second of the film")
+    parser.add_argument("--fps", type=frames_per_second, help="frames per second of the film")
     parser.add_argument(
         "--from-start", action="store_true", help="go on from no checkpoint, but from the beginning"
     )
@@ -67,6 +70,7 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
             raise RecipeError(f"{flag} must be at least 0, and is {value}")
     if options.video and options.video.suffix not in (".mp4", ".gif"):
         raise RecipeError(f"--video must end in .mp4 or .gif, and is {options.video}")
+    check_files(video=options.video, save=options.save)
     if options.video and options.until_error:
         raise RecipeError("--until-error makes no film: leave --video out, or give a --round")
     return options
@@ -76,12 +80,11 @@ def main(options: argparse.Namespace) -> int:
     """Has it once more; returns the exit code, 1 if it is not the run."""
     from support.digests import Digests
     from support.failures import until_error
-    from support.replays import find_start, refuse_batches
+    from support.replays import find_start
     from support.states import why_other_bits
     from support.trained import open_run
 
     run = open_run(options.run_dir, options.recipe)
-    refuse_batches(run)
     start = find_start(run, options.round, from_start=options.from_start)
     place = "from its beginning" if start.checkpoint is None else f"from {start.checkpoint.name}"
     print(f"{run.title}, {place}" + (f": {start.why}" if start.why else ""), flush=True)
@@ -97,7 +100,8 @@ def main(options: argparse.Namespace) -> int:
     for difference in digests.differences[:3]:
         print(f"this is not the run as it was: {difference}")
     if digests.differences:
-        print(f"why: {why_other_bits(run.config)}")
+        resumed = "; or the run was resumed, and has begun new episodes there"
+        print(f"why: {why_other_bits(run.config)}{resumed if start.loses else ''}")
         return 1
     print(digests.verdict())
     return code
@@ -111,27 +115,26 @@ def one_episode(
     from support.films import try_out
     from support.replays import train_again
     from support.shown_choices import Film
-
-    from torchrl_hts import EnvironmentReplay
+    from support.stages import stage_of
 
     with contextlib.ExitStack() as closing:
         film = None
         if options.video:  # refused now, not after the training
             film = closing.enter_context(Film(options.video, options.fps or run.video_fps))
             try_out(run.training_env(), "rgb_array")
-        replay = EnvironmentReplay(
-            run.training_env(render=film is not None), options.env, seed=run.options.seed
-        )
-        closing.callback(replay.close)
-        watch = EpisodeWatch(start, options.round, options.env, run.to_play()[1], digests)
+        make_env = run.training_env(render=film is not None)
+        stage = stage_of(make_env, options.env, run.options.seed)
+        closing.callback(stage.close)
+        policy = run.to_play()[1]
+        watch = EpisodeWatch(start, options.round, options.env, stage, policy, digests)
         code = train_again(run, start, directory, watch)
         if code:
             return code
         if watch.trajectory is None:
             raise RecipeError(f"--round {options.round}: the run's training ends before it")
-        start.put(replay, options.env)
+        start.put(stage)
         titles = [run.title, f"round {options.round:,}, environment {options.env}"]
-        played = play_again(replay, watch, film, titles)
+        played = play_again(stage, watch, film, titles)
     print(
         f"environment {options.env}, round {options.round:,}: an episode of "
         f"{played.length:,} steps, return {played.gained:g}"

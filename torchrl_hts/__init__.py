@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from torchrl_hts._world.world import World
     from torchrl_hts.collector import HTSCollector
     from torchrl_hts.collector.environment_replay import EnvironmentReplay
+    from torchrl_hts.collector.torchrl_replay import TorchRLReplay
     from torchrl_hts.delayed_gradient import DelayedGradient
     from torchrl_hts.delayed_gradient.running_norm import RunningNorm
     from torchrl_hts.delayed_gradient.running_reward_norm import RunningRewardNorm
@@ -55,6 +56,7 @@ _MODULE_OF = {
     "RunningRewardNorm": "delayed_gradient.running_reward_norm",
     "Statistics": "_reports.statistics",
     "Timeline": "_reports.timeline",
+    "TorchRLReplay": "collector.torchrl_replay",
     "UndelayedUpdateWarning": "delayed_gradient.undelayed",
     "WorkerError": "errors",
     "WorkerStatistics": "_reports.statistics",
@@ -82,6 +84,7 @@ __all__ = [
     "RunningRewardNorm",
     "Statistics",
     "Timeline",
+    "TorchRLReplay",
     "UndelayedUpdateWarning",
     "WorkerError",
     "WorkerStatistics",
@@ -100,6 +103,7 @@ _WITH_TORCHRL = {
     "_reports.episodes",
     "collector",
     "collector.environment_replay",
+    "collector.torchrl_replay",
     "delayed_gradient",
     "delayed_gradient.running_norm",
     "delayed_gradient.running_reward_norm",

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from support.errors import RecipeError, quoted
+from support.old_runs import checkpoints_in
 
 __all__ = ["Checkpoints", "read_saved", "save_atomically", "write_atomically"]
 
@@ -34,7 +35,7 @@ class Checkpoints:
 
     def paths(self) -> list[Path]:
         """All there are, the newest last."""
-        return sorted(self.directory.glob("step-*.pt"))
+        return checkpoints_in(self.directory)
 
     def newest(self) -> Path | None:
         """The newest there is."""

@@ -11,7 +11,8 @@ from torch import Tensor, nn
 
 __all__ = ["Choices", "choices"]
 
-Choices = dict[str, Tensor]  # "probability", or "mean" and "deviation"; each [T, A]
+# "probability"; or "mean" and "deviation"; or, of what has neither, the "middle". Each [T, A].
+Choices = dict[str, Tensor]
 
 
 def choices(policy: nn.Module, values: Mapping[str, Tensor], observed: TensorDictBase) -> Choices:
@@ -23,8 +24,7 @@ def choices(policy: nn.Module, values: Mapping[str, Tensor], observed: TensorDic
         observed: ``[T]``, what it read, as a batch has it.
 
     Returns:
-        Nothing of a policy that has no distribution, or one that has neither probabilities nor
-        moments.
+        Nothing of a policy that has no distribution, or one that has none of these.
     """
     policy.load_state_dict(dict(values), strict=False)
     parts = [m for m in policy.modules() if isinstance(m, ProbabilisticTensorDictModule)]
@@ -36,6 +36,7 @@ def choices(policy: nn.Module, values: Mapping[str, Tensor], observed: TensorDic
             ("probability", "probs"),
             ("mean", "mean"),
             ("deviation", "stddev"),
+            ("middle", "deterministic_sample"),
         ):
             value = None
             try:
@@ -44,7 +45,7 @@ def choices(policy: nn.Module, values: Mapping[str, Tensor], observed: TensorDic
                 continue
             if isinstance(value, Tensor):
                 found[name] = value.detach().reshape(len(observed), -1)
-            if name == "probability" and found:
+            if {"probability", "mean"} & found.keys() and name != "mean":
                 break
 
     handles = [part.register_forward_pre_hook(look) for part in parts]

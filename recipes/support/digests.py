@@ -90,8 +90,9 @@ def _rows(directory: Path) -> dict[int, dict[str, str]]:
     file = directory / "metrics.csv"
     if not file.exists():
         return {}
-    lines = [line for line in file.read_text().splitlines(keepends=True) if line.endswith("\n")]
     try:
+        text = file.read_text()
+        lines = [line for line in text.splitlines(keepends=True) if line.endswith("\n")]
         return {
             int(float(row["step"])): {
                 name: value for name, value in row.items() if not name.startswith(_BY_THE_CLOCK)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import numpy as np
 from tensordict import TensorDictBase
 from torch import nn
 
@@ -13,12 +12,12 @@ from support.digests import Digests
 from support.errors import RecipeError
 from support.replays import Behaviour, Enough, Start, round_of
 from support.shown_choices import Film
-from torchrl_hts import EnvironmentReplay, HTSCollector
+from support.stages import Stage
+from torchrl_hts import HTSCollector
 
-__all__ = ["OF_A_STEP", "EpisodeWatch", "Played", "play_again"]
+__all__ = ["EpisodeWatch", "Played", "play_again"]
 
 _TRAJECTORY = ("collector", "traj_ids")
-OF_A_STEP = ("action", ("next", "reward"), ("next", "done"), _TRAJECTORY)
 
 
 class EpisodeWatch:
@@ -28,19 +27,29 @@ class EpisodeWatch:
         start: what the run goes on from.
         round_: in which the episode is played, at the round's first step.
         env: number of the environment.
+        stage: where it will be played again.
         policy: like that of the run.
         digests: that are compared on the way.
 
     Attributes:
-        rounds: the environment's steps, round by round, from the start's environments on.
+        rounds: the steps of all that step as one with it ``[k, T]``, round by round, from the
+            start's environments on.
         chosen_from: what the policy chose from in each of these rounds.
         trajectory: id of the episode; None until its round has come.
     """
 
     def __init__(
-        self, start: Start, round_: int, env: int, policy: nn.Module, digests: Digests
+        self,
+        start: Start,
+        round_: int,
+        env: int,
+        stage: Stage,
+        policy: nn.Module,
+        digests: Digests,
     ) -> None:
-        self._start, self._round, self._env = start, round_, env
+        self._start, self._round, self.env = start, round_, env
+        self._envs, self._keys = slice(stage.envs.start, stage.envs.stop), stage.keys
+        self.own = env - stage.envs.start  # its row of `rounds`
         self._policy, self._digests = policy, digests
         self._behaviour = Behaviour(start)
         self._is_over = False
@@ -57,7 +66,7 @@ class EpisodeWatch:
         """
         for name, plural, value, end in (
             ("round", "rounds", self._round, len(collector)),
-            ("env", "environments", self._env, collector.num_envs),
+            ("env", "environments", self.env, collector.num_envs),
         ):
             if value >= end:
                 raise RecipeError(f"--{name} {value}: the run has {plural} 0 to {end - 1}")
@@ -69,8 +78,8 @@ class EpisodeWatch:
             return
         if round_ < self._start.first:
             return
-        row = batch[self._env].detach().cpu()
-        self.rounds.append(row.select(*OF_A_STEP).clone())
+        self.rounds.append(batch[self._envs].select(*self._keys).detach().cpu().clone())
+        row = batch[self.env].detach().cpu()
         self.chosen_from.append(choices(self._policy, values, row))
         trajectories = row[_TRAJECTORY].reshape(-1)
         if round_ == self._round:
@@ -85,7 +94,7 @@ class EpisodeWatch:
     @property
     def may_have_begun_before(self) -> bool:
         """Whether the episode was under way, or began, where the checkpoint has the environment."""
-        first = int(self.rounds[0][0][_TRAJECTORY])
+        first = int(self.rounds[0][self.own, 0][_TRAJECTORY])
         return self._start.checkpoint is not None and first == self.trajectory
 
     def _end_at(self, step: int) -> None:
@@ -111,13 +120,11 @@ class Played:
     began_before: bool
 
 
-def play_again(
-    replay: EnvironmentReplay, watch: EpisodeWatch, film: Film | None, titles: list[str]
-) -> Played:
+def play_again(stage: Stage, watch: EpisodeWatch, film: Film | None, titles: list[str]) -> Played:
     """Play what an environment has played, and film the episode that was watched for.
 
     Args:
-        replay: of the environment, at the start of the watch's first round.
+        stage: of the environment, at the start of the watch's first round.
         watch: that has seen the episode.
         film: takes its frames; None for none.
         titles: lines beside each frame.
@@ -128,28 +135,22 @@ def play_again(
     length, gained, rewards = 0, 0.0, ""
     begun_before = watch.may_have_begun_before
     since = "since the checkpoint" if begun_before else "of the episode"
-    for row, chosen_from in zip(watch.rounds, watch.chosen_from, strict=True):
-        for t, step in enumerate(row):
+    for rows, chosen_from in zip(watch.rounds, watch.chosen_from, strict=True):
+        for t, steps in enumerate(rows.unbind(1)):
+            step = steps[watch.own]
             watched = int(step[_TRAJECTORY]) == watch.trajectory
-            expected, done = step["next", "reward"].item(), bool(step["next", "done"])
             if watched and film is not None:
                 chosen = {name: values[t] for name, values in chosen_from.items()}
                 lines = [*titles, f"step {length:,} {since}", rewards]
-                film.add(replay.env, lines, chosen, step["action"])
-            reward, ended = replay.step(step["action"])
-            if np.float32(reward) != expected or ended != done:
-                raise RecipeError(
-                    f"the environment doesn't play again as it did: a step gave a reward of "
-                    f"{reward} and {'an' if ended else 'no'} end, and in the run {expected} and "
-                    f"{'an' if done else 'no'} end; something outside of it decides what happens"
-                )
+                film.add(stage, watch.env, lines, chosen, step[stage.action_key])
+            stage.step(steps)
             if watched:
-                length, gained = length + 1, gained + expected
-                rewards = f"reward {expected:g}, {gained:g} so far"
-                if done:
-                    if film is not None:
-                        film.add(replay.env, [*titles, "end of the episode", rewards], {}, None)
+                length, gained = length + 1, gained + step["next", "reward"].item()
+                rewards = f"reward {step['next', 'reward'].item():g}, {gained:g} so far"
+                if step["next", "done"]:
+                    if film is not None and stage.shows_ends:
+                        lines = [*titles, "end of the episode", rewards]
+                        film.add(stage, watch.env, lines, {}, None)
                     return Played(length, gained, True, begun_before)
-            if done:
-                replay.begin_episode()
+            stage.next_episode()
     return Played(length, gained, False, begun_before)

@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import shlex
 import sys
-from collections.abc import Callable
+import traceback
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NoReturn
 
-__all__ = ["InterruptedTwice", "RecipeError", "exit_with", "quoted", "what_users_can_mend"]
+__all__ = [
+    "InterruptedTwice",
+    "RecipeError",
+    "exit_with",
+    "explaining",
+    "quoted",
+    "what_users_can_mend",
+]
 
 _NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
@@ -42,19 +51,53 @@ def exit_with(main: Callable[[], int]) -> NoReturn:
         print(f"error: {error}", file=sys.stderr)
         code = 1
     except OSError as error:
-        if error.errno not in _NO_SPACE:
-            raise
-        name = "a file" if error.filename is None else error.filename
-        print(
-            f"error: {name} can't be written: {error.strerror}. Checkpoints are whole: make room, "
-            "then go on with --resume",
-            file=sys.stderr,
-        )
-        code = 1
+        code = _told(error)
     except KeyboardInterrupt as interrupt:
         print(f"error: {str(interrupt) or 'interrupted before the run was saved'}", file=sys.stderr)
         code = 130
     sys.exit(code)
+
+
+def _told(error: OSError) -> int:
+    """Say of a file that it is in the way; returns the exit code."""
+    if error.errno in _NO_SPACE:
+        name = "a file" if error.filename is None else error.filename
+        said = f"{name} can't be written: {error.strerror}. Checkpoints are whole: make room, then "
+        said += "go on with --resume"
+    elif error.filename is not None and error.strerror:
+        said = f"{error.filename} can't be read or written: {error.strerror}"
+    else:
+        raise error
+    print(f"error: {said}", file=sys.stderr)
+    return 1
+
+
+@contextlib.contextmanager
+def explaining(task: str) -> Iterator[None]:
+    """Say of what an environment raises while it is made, in one sentence, what to do or where.
+
+    Args:
+        task: what it is called.
+
+    Raises:
+        RecipeError: in the place of an error that says neither.
+    """
+    import gymnasium as gym
+
+    try:
+        yield
+    except gym.error.UnregisteredEnv as error:
+        raise RecipeError(
+            f"{error} One that a module registers is named MODULE:ID, such as ale_py:ALE/Pong-v5"
+        ) from error
+    except what_users_can_mend():
+        raise
+    except Exception as error:
+        place = traceback.extract_tb(error.__traceback__)[-1]
+        raise RecipeError(
+            f"{task} can't be made: {type(error).__name__}: {error} ({place.filename}, line "
+            f"{place.lineno})"
+        ) from error
 
 
 def what_users_can_mend() -> tuple[type[Exception], ...]:

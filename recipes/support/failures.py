@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import pdb
 import traceback
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import torch
 from tensordict import TensorDictBase
 
 from support.digests import Digests
-from support.episodes import OF_A_STEP
 from support.errors import RecipeError
 from support.replays import Start, round_of, train_again
+from support.stages import Key, stage_of
 from support.trained import TrainedRun
-from torchrl_hts import CannotSaveError, EnvironmentReplay, HTSCollector, WorkerError
+from torchrl_hts import CannotSaveError, HTSCollector, WorkerError
 
 __all__ = ["until_error"]
 
@@ -23,13 +23,18 @@ __all__ = ["until_error"]
 class FailureWatch:
     """Keeps what all environments do until one of them fails.
 
+    Args:
+        start: what the run goes on from.
+        keys: of a batch, that steps are played again by.
+        digests: that are compared on the way.
+
     Attributes:
         collector: the run's, once it has begun.
         next_round: the one after the last batch.
     """
 
-    def __init__(self, start: Start, digests: Digests) -> None:
-        self._start, self._digests = start, digests
+    def __init__(self, start: Start, keys: Sequence[Key], digests: Digests) -> None:
+        self._start, self._keys, self._digests = start, keys, digests
         self._rounds: list[TensorDictBase] = []
         self.collector: HTSCollector | None = None
         self.next_round = 0
@@ -40,16 +45,17 @@ class FailureWatch:
         self.next_round = round_ + 1
         self._digests.check_parameters(round_ * collector.frames_per_batch, collector.policy)
         if round_ >= self._start.first:
-            self._rounds.append(batch.select(*OF_A_STEP).cpu().clone())
+            self._rounds.append(batch.select(*self._keys).cpu().clone())
 
-    def steps(self, env: int) -> Iterator[TensorDictBase]:
-        """The steps of an environment from the start's on; in the last it has failed."""
+    def steps(self, envs: range) -> Iterator[TensorDictBase]:
+        """The steps ``[k]`` of environments from the start's on; in the last one has failed."""
         for batch in self._rounds:
-            yield from batch[env]
+            yield from batch[envs.start : envs.stop].unbind(1)
         if self.collector is not None:
-            ahead = self.collector.steps_ahead(env)
+            ahead = torch.stack([self.collector.steps_ahead(env) for env in envs])
             known = max(0, self._start.first - self.next_round) * self.collector.sync_interval
-            yield from ahead.select(*OF_A_STEP)[known:]
+            kept = [key for key in self._keys if key in ahead.keys(True, True)]
+            yield from ahead[:, known:].select(*kept).unbind(1)
 
 
 def until_error(
@@ -74,7 +80,9 @@ def until_error(
     Raises:
         RecipeError: if no environment is to blame.
     """
-    watch = FailureWatch(start, digests)
+    stage = stage_of(run.training_env(), 0, run.options.seed)
+    stage.close()
+    watch = FailureWatch(start, stage.keys, digests)
     try:
         code = train_again(run, start, directory, watch)
     except WorkerError as error:
@@ -99,26 +107,25 @@ def _fail_again(
         raise RecipeError(
             "no single environment is known to be to blame: there is no state to save"
         )
-    (env,) = error.env_indices
-    replay = EnvironmentReplay(run.training_env(), env, seed=run.options.seed)
-    *steps, last = watch.steps(env)
-    start.put(replay, env)
+    seed, env = run.options.seed, error.env_indices[0]
+    stage = stage_of(run.training_env(), env, seed)
+    *steps, last = watch.steps(stage.envs)
+    start.put(stage)
     for step in steps:
-        replay.step(step["action"])
-        if step["next", "done"]:
-            replay.begin_episode()
-    saved = {"env": env, "seed": run.options.seed, "round": error.round, "step": error.step}
-    saved |= {"action": last["action"], "error": str(error)}
+        stage.step(step)
+        stage.next_episode()
+    saved = {"env": env, "seed": seed, "round": error.round, "step": error.step}
+    action = last[stage.action_key]
+    saved |= {"action": action[0] if len(stage.envs) == 1 else action, "error": str(error)}
+    where = f"environment {env}, round {error.round}, step {error.step}"
     try:
-        torch.save({**saved, "environment": replay.save()}, file)
+        torch.save({**saved, "environment": stage.save()}, file)
     except CannotSaveError as refusal:
-        print(f"its state can't be saved: {refusal}")
+        print(f"{where}: its state can't be saved: {refusal}")
     else:
-        print(f"environment {env}, round {error.round}, step {error.step}: its state is in {file}")
+        print(f"{where}: its state is in {file}")
     try:
-        _, ended = replay.step(last["action"])
-        if ended:
-            replay.begin_episode()
+        stage.fail(last)
     except Exception as again:
         print(f"from there it fails here too: {traceback.format_exception_only(again)[-1].strip()}")
         if debug:

@@ -10,7 +10,18 @@ from pathlib import Path
 
 from support.errors import RecipeError, quoted
 
-__all__ = ["busy", "refuse_busy", "refuse_old_run"]
+__all__ = ["busy", "checkpoints_in", "newest_step", "refuse_busy", "refuse_old_run"]
+
+
+def checkpoints_in(directory: Path) -> list[Path]:
+    """The checkpoints in a directory, the newest last; files of other names are none."""
+    return sorted(path for path in directory.glob("step-*.pt") if path.stem[5:].isdigit())
+
+
+def newest_step(directory: Path) -> int | None:
+    """After how many steps a run has left its newest checkpoint; None if it has none."""
+    found = checkpoints_in(directory / "checkpoints")
+    return int(found[-1].stem[5:]) if found else None
 
 
 def refuse_busy(directory: Path) -> None:

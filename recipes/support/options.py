@@ -22,6 +22,7 @@ __all__ = [
     "Options",
     "RunOptions",
     "differences",
+    "frames_per_second",
     "from_json",
     "integer",
     "option",
@@ -193,7 +194,7 @@ def parse_options(
         ) from None
     except OSError as error:
         raise RecipeError(f"{file} can't be read: {error.strerror}") from error
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, RecipeError) as error:
         recipe = config.get("recipe") if isinstance(config, dict) else None
         advice = (
             "put the file back as it was, or begin anew with another --output-dir"
@@ -226,6 +227,18 @@ def integer(text: str) -> int:
         if float(text).is_integer():
             return int(float(text))
     raise argparse.ArgumentTypeError(f"invalid int value: {text!r}")
+
+
+def frames_per_second(text: str) -> float:
+    """How fast a film is, on the command line.
+
+    Raises:
+        argparse.ArgumentTypeError: if it is no number above 0.
+    """
+    with contextlib.suppress(ValueError):
+        if 0 < float(text) < math.inf:
+            return float(text)
+    raise argparse.ArgumentTypeError(f"{text!r} is no number above 0")
 
 
 def differences(saved: dict[str, Any], options: RunOptions) -> list[str]:

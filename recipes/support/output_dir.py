@@ -14,7 +14,7 @@ from support.launch import is_own, own_run
 from support.old_runs import busy, refuse_old_run
 from support.options import RunOptions
 
-__all__ = ["claim_output_dir", "find_output_dir", "refuse_unwritable"]
+__all__ = ["check_files", "claim_output_dir", "find_output_dir", "refuse_unwritable"]
 
 _REMEDY = "give another --output-dir"
 
@@ -53,6 +53,19 @@ def refuse_unwritable(directory: Path, remedy: str = _REMEDY) -> None:
         raise _not_writable(directory, errno.ENOTDIR, remedy)
     if not os.access(place, os.W_OK | os.X_OK):
         raise _not_writable(directory, errno.EACCES, remedy)
+
+
+def check_files(**files: Path | None) -> None:
+    """Refuse files that can't be written, by the names of the options that name them.
+
+    Raises:
+        RecipeError: names the option.
+    """
+    for name, file in files.items():
+        if file is not None:
+            refuse_unwritable(file.parent, f"give another --{name}")
+            if file.is_dir():
+                raise RecipeError(f"--{name} {file} is a directory: name a file in it")
 
 
 def claim_output_dir(directory: Path, *, holds_own_run: bool) -> TextIO:

@@ -8,7 +8,6 @@ from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
-import gymnasium as gym
 from tensordict import TensorDictBase
 from torch import Tensor, nn
 
@@ -16,15 +15,15 @@ from support.checkpoints import Checkpoints
 from support.errors import RecipeError
 from support.options import RunOptions
 from support.saves import ON_BATCH
+from support.stages import Stage
 from support.trained import TrainedRun
-from torchrl_hts import EnvironmentReplay, HTSCollector
+from torchrl_hts import HTSCollector
 
 __all__ = [
     "Behaviour",
     "Enough",
     "Start",
     "find_start",
-    "refuse_batches",
     "round_of",
     "train_again",
 ]
@@ -47,6 +46,8 @@ class Start:
         why: how it comes that there is no newer one, for people; "" where it is as it should be.
         environments: the states, by the environments' numbers.
         behaviour: the parameters that the next rounds act with.
+        loses: whether checkpoints lose the environments, so that a resumed run has begun new
+            episodes.
     """
 
     checkpoint: Path | None = None
@@ -55,24 +56,11 @@ class Start:
     why: str = ""
     environments: Sequence[Tensor] = ()
     behaviour: Mapping[int, Mapping[str, Tensor]] = field(default_factory=dict)
+    loses: bool = False
 
-    def put(self, replay: EnvironmentReplay, env: int) -> None:
-        """Put an environment to where round `first` begins for it."""
-        if self.checkpoint is None:
-            replay.reset()
-        else:
-            replay.restore(self.environments[env])
-
-
-def refuse_batches(run: TrainedRun) -> None:
-    """Raise RecipeError if the environments of a run are none that can be replayed."""
-    env = run.training_env()()
-    env.close()
-    if not isinstance(env, gym.Env):
-        raise RecipeError(
-            f"runs of {run.config['recipe']} can't be replayed, since their environments are "
-            "TorchRL's, of which several step as one: film what it has learned with play.py"
-        )
+    def put(self, stage: Stage) -> None:
+        """Put environments to where round `first` begins for them."""
+        stage.begin(None if self.checkpoint is None else self.environments[stage.envs.start])
 
 
 def find_start(run: TrainedRun, before: int | None = None, *, from_start: bool = False) -> Start:
@@ -117,7 +105,8 @@ def _start_from(checkpoints: Checkpoints, path: Path, state: Mapping[str, Any]) 
     parts = checkpoints.collectors_of(path, state, 0, 1)
     lost = [part["why_environments_are_lost"] for part in parts]
     if any(lost):
-        return Start(why=f"checkpoints can't hold the environments ({next(filter(None, lost))})")
+        why = f"checkpoints can't hold the environments ({next(filter(None, lost))})"
+        return Start(why=why, loses=True)
     return Start(
         path,
         int(state["step"]),
@@ -154,6 +143,8 @@ def train_again(run: TrainedRun, start: Start, directory: Path, watch: Watch) ->
         return run.recipe.train(_options(run.options, directory))
     except Enough:
         return 0
+    except RecipeError as error:  # of the copy: what is to be mended is the run's own
+        raise RecipeError(str(error).replace(str(directory), str(run.directory))) from error
     finally:
         ON_BATCH.clear()
 

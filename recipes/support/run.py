@@ -25,7 +25,7 @@ from support.output_dir import claim_output_dir, find_output_dir
 from support.records import Records
 from support.saves import ON_BATCH, WHEN_SAVED, batches_of
 from support.signals import StopSignals
-from support.states import FORMAT, Stateful, check_state, random_states, set_random_states, versions
+from support.states import FORMAT, Stateful, random_states, take_on, versions
 from torchrl_hts import EpisodeReturns, HTSCollector, World, WorldError
 
 __all__ = ["Run"]
@@ -170,7 +170,7 @@ class Run:
                 closing.callback(self._close_records, failed=exception[0] is not None)
             closing.callback(self._evaluations.close)
             closing.callback(self._display.__exit__, *exception)
-            if not isinstance(exception[1], RecipeError | None):
+            if not isinstance(exception[1], RecipeError | None) and not ON_BATCH:
                 closing.callback(lambda: self.say(self._checkpoints.how_to_go_on()))
 
     def _close_records(self, *, failed: bool) -> None:
@@ -376,23 +376,19 @@ class Run:
             self._id = config.get("id", self._id)
             return 0
         state = self._checkpoints.load(newest)
-        check_state(
+        take_on(
             state,
-            f"the checkpoint in {self._checkpoints.directory}",
+            newest,
             recipe=self._recipe,
             options=self.options,
-            parts=dict.fromkeys((*self._parts, "evaluations")),
+            parts=self._parts,
+            collectors=partial(
+                self._checkpoints.collectors_of, newest, state, world.rank, world.size
+            ),
             learners=world.size,
         )
-        for name, part in self._parts.items():
-            saved = state["parts"][name]
-            if name == "collector":
-                saved = self._checkpoints.collectors_of(newest, state, world.rank, world.size)
-            part.load_state_dict(saved)
-        set_random_states(state["random_states"])
-        self._id = state["id"]
+        self._id, self._first_step = state["id"], state["step"]
         self._elapsed_before_s = state["elapsed_s"]
-        self._first_step = state["step"]
         self.say(
             f"resumed from {newest}: {state['step']:,} of {self._total_frames:,} steps are done"
         )

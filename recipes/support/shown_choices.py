@@ -11,7 +11,8 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from support.films import ffmpeg, frame_of, to_gif
+from support.films import ffmpeg, to_gif
+from support.stages import Stage
 
 __all__ = ["Film"]
 
@@ -40,7 +41,8 @@ class Film:
 
     def add(
         self,
-        env: Any,
+        stage: Stage,
+        env: int,
         lines: list[str],
         chosen_from: dict[str, Tensor],
         action: Tensor | None,
@@ -48,16 +50,16 @@ class Film:
         """Add a frame.
 
         Args:
-            env: that renders it.
+            stage: that renders it.
+            env: number of the environment.
             lines: of text beside it.
             chosen_from: `support.choices.Choices` of this step ``[A]``; empty for none.
             action: that was chosen; None for none.
         """
-        frame = frame_of(env)
-        meanings = getattr(env.unwrapped, "get_action_meanings", lambda: None)()
-        picture = _with_panel(frame, lines, _bars(chosen_from, action, meanings))
+        bars = _bars(chosen_from, action, stage.meanings)
+        picture = _with_panel(stage.frame(env), lines, bars)
         if self._writer is None:
-            fps = self._fps or float(env.metadata.get("render_fps") or 30)
+            fps = self._fps or float(stage.fps or 30)
             self._writer = self._ffmpeg.write_frames(
                 str(self._film), picture.size, fps=fps, macro_block_size=2
             )
@@ -97,6 +99,9 @@ def _bars(
             (f"{p:4.0%} {meanings[at] if meanings else f'action {at}'}", p, at == chosen)
             for at, p in enumerate(probabilities)
         ]
+    if "middle" in chosen_from and action is not None:
+        parts = zip(action.reshape(-1).tolist(), chosen_from["middle"].tolist(), strict=True)
+        return [(f"{value:+.2f}, drawn around {middle:+.2f}", 0.0, True) for value, middle in parts]
     if "mean" in chosen_from and action is not None:
         means = chosen_from["mean"].tolist()
         deviations = chosen_from.get("deviation", chosen_from["mean"] * 0).tolist()

@@ -15,14 +15,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NoReturn, TypeVar
 
-from support.errors import RecipeError, what_users_can_mend
+from support.errors import RecipeError, explaining, what_users_can_mend
 from support.launch import is_first, is_first_here
-from support.old_runs import refuse_busy
-from support.options import Options, parse_options
+from support.old_runs import newest_step, refuse_busy
+from support.options import Options, RunOptions, parse_options
 from support.output_dir import refuse_unwritable
 from support.wandb_variables import check_wandb_variables
 
-__all__ = ["announce", "begin", "parse_or_exit"]
+__all__ = ["announce", "begin", "check_task_or_exit", "parse_or_exit"]
 
 Given = TypeVar("Given")
 
@@ -53,11 +53,17 @@ def begin(options_class: type[Options], description: str | None) -> Options:
     opened = contextlib.ExitStack()
     atexit.register(opened.close)
     opened.enter_context(keep_servers())
+    check_task_or_exit(options)
+    return options
+
+
+def check_task_or_exit(options: RunOptions) -> None:
+    """Find out whether there is what options name; ends the process with a message if not."""
     try:
-        options.check_task()
+        with explaining(options.task):
+            options.check_task()
     except what_users_can_mend() as error:
         _exit_with(error)
-    return options
 
 
 def _checked(options: Options) -> Options:
@@ -110,7 +116,7 @@ class _Announcing(logging.Handler):
 
 def _progress(directory: Path) -> str:
     """How far a run has come, by the name of its newest checkpoint."""
-    newest = max((file.stem for file in directory.glob("checkpoints/step-*.pt")), default=None)
-    if newest is None:
+    step = newest_step(directory)
+    if step is None:
         return ", which has no checkpoint yet"
-    return f", from its checkpoint at {int(newest.removeprefix('step-')):,} steps"
+    return f", from its checkpoint at {step:,} steps"

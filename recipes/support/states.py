@@ -7,24 +7,27 @@ import importlib.metadata
 import platform
 import random
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
 import torch
+from torch import Tensor, nn
 
 from support.errors import RecipeError
 from support.options import RunOptions, differences
+from torchrl_hts import HTSError
 
 __all__ = [
     "FORMAT",
     "Stateful",
-    "check_state",
+    "check_fits",
     "machine",
     "other_versions",
     "random_states",
     "set_random_states",
+    "take_on",
     "versions",
     "why_other_bits",
 ]
@@ -44,25 +47,53 @@ class Stateful(Protocol):
     def load_state_dict(self, state_dict: Any, /) -> Any: ...
 
 
-def check_state(
+def take_on(
     state: Mapping[str, Any],
-    where: str,
+    file: Path,
     *,
     recipe: str,
     options: RunOptions,
-    parts: Collection[str],
+    parts: Mapping[str, Stateful],
+    collectors: Callable[[], Any],
     learners: int,
 ) -> None:
-    """Refuse a checkpoint that a run could not go on from.
+    """Go on with a checkpoint.
 
     Args:
         state: of the checkpoint.
-        where: it lies, for messages.
-        recipe, options, parts, learners: of this run.
+        file: that it was in.
+        recipe, options, learners: of this run.
+        parts: of this run, by name.
+        collectors: gives the states of those that had these environments.
 
     Raises:
-        RecipeError: the message says what doesn't fit.
+        RecipeError: if a run could not go on from it; the message says what doesn't fit.
     """
+    try:
+        _check(state, f"the checkpoint in {file.parent}", recipe, options, parts, learners)
+        for name, part in parts.items():
+            part.load_state_dict(collectors() if name == "collector" else state["parts"][name])
+        set_random_states(state["random_states"])
+        for name in ("id", "step", "rows", "elapsed_s"):
+            state[name]
+    except HTSError:  # which says what is wrong
+        raise
+    except (KeyError, TypeError, AttributeError, IndexError, RuntimeError) as error:
+        said = [*str(error).strip().splitlines(), ""][0]
+        raise RecipeError(
+            f"{file} is damaged, or of another version ({type(error).__name__}: {said}): resume "
+            "with the version that made it, or move it away to go on from the one before"
+        ) from error
+
+
+def _check(
+    state: Mapping[str, Any],
+    where: str,
+    recipe: str,
+    options: RunOptions,
+    parts: Mapping[str, Stateful],
+    learners: int,
+) -> None:
     if state.get("format") != FORMAT or state.get("recipe") != recipe:
         raise RecipeError(
             f"{where} is of recipe {state.get('recipe')!r}, format {state.get('format')}; this "
@@ -71,10 +102,12 @@ def check_state(
     changed = differences(state["options"], options)
     if changed:
         raise RecipeError(f"{where} is of another configuration: {'; '.join(changed)}")
-    if state["parts"].keys() != set(parts):
+    if {*state["parts"], "evaluations"} != {*parts, "evaluations"}:
         raise RecipeError(
             f"{where} holds {', '.join(state['parts'])}; this run has {', '.join(parts)}"
         )
+    collector: Any = parts["collector"]
+    check_fits(collector.policy, state["parts"]["collector"]["policy_state_dict"], where)
     saved_by = state.get("learners", 1)
     if saved_by != learners and options.shards is None and not options.ignore_versions:
         raise RecipeError(
@@ -88,6 +121,29 @@ def check_state(
             f"{where} was made with other versions: {'; '.join(other)}. Install those, or pass "
             "--ignore-versions to go on without being equal bit for bit"
         )
+
+
+def check_fits(policy: nn.Module, saved: Mapping[str, Any], where: Path | str) -> None:
+    """Refuse values of another policy.
+
+    Args:
+        policy: that is to take them.
+        saved: values by name.
+        where: they lie, for messages.
+
+    Raises:
+        RecipeError: names a value that is missing, or of another shape.
+    """
+    for name, tensor in policy.state_dict().items():
+        found = saved.get(name)
+        if isinstance(tensor, Tensor) and (
+            not isinstance(found, Tensor) or found.shape != tensor.shape
+        ):
+            there = "missing" if found is None else f"of shape {list(getattr(found, 'shape', []))}"
+            raise RecipeError(
+                f"{where} doesn't fit the policy here: {name} is {there} there and of shape "
+                f"{list(tensor.shape)} here; the environment's spaces or the recipe have changed"
+            )
 
 
 def versions() -> dict[str, str]:

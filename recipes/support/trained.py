@@ -21,8 +21,10 @@ from typing import Any
 from torch import Tensor, nn
 
 from support.checkpoints import read_saved
-from support.errors import RecipeError
+from support.errors import RecipeError, explaining
+from support.old_runs import newest_step
 from support.options import RunOptions, from_json
+from support.states import check_fits
 
 __all__ = ["TrainedRun", "Values", "fit", "open_run", "read_values"]
 
@@ -62,8 +64,9 @@ class TrainedRun:
             RecipeError, ValueError, ModuleNotFoundError, gymnasium.error.Error: if there is no such
                 task here.
         """
-        self.options.check_task()
-        return self.recipe.to_play(self.options)
+        with explaining(self.options.task):
+            self.options.check_task()
+            return self.recipe.to_play(self.options)
 
     def training_env(self, *, render: bool = False) -> Callable[[], Any]:
         """How environments of the training are made; with frames to look at, if they are."""
@@ -165,8 +168,7 @@ def read_values(directory: Path, which: str = "best") -> Values:
             f"there is no policy in {directory} yet: runs leave policy.pt with their first "
             "checkpoint, and best.pt with their first evaluation"
         )
-    step = max((path.stem[5:] for path in directory.glob("checkpoints/step-*.pt")), default=None)
-    return Values(newest, _read(newest), None if step is None else int(step))
+    return Values(newest, _read(newest), newest_step(directory))
 
 
 def _read(file: Path) -> dict[str, Any]:
@@ -181,9 +183,9 @@ def _read(file: Path) -> dict[str, Any]:
 
 
 def _damaged(file: Path) -> RecipeError:
-    other = "newest" if file.name == "best.pt" else "best"
     return RecipeError(
-        f"{file} is damaged, or of another version: try --policy {other}, or put the file back"
+        f"{file} is damaged, or of another version: put the file back as it was, or move it away "
+        "to go without it"
     )
 
 
@@ -193,13 +195,6 @@ def fit(policy: nn.Module, values: Values) -> None:
     Raises:
         RecipeError: if they are not those of such a policy.
     """
-    own = {name: v for name, v in policy.state_dict().items() if isinstance(v, Tensor)}
-    for name, tensor in own.items():
-        saved = values.tensors.get(name)
-        if not isinstance(saved, Tensor) or saved.shape != tensor.shape:
-            found = "missing" if saved is None else f"of shape {list(getattr(saved, 'shape', []))}"
-            raise RecipeError(
-                f"{values.file} doesn't fit the policy here: {name} is {found} there and of shape "
-                f"{list(tensor.shape)} here; the environment's spaces or the recipe have changed"
-            )
+    check_fits(policy, values.tensors, values.file)
+    own = [name for name, value in policy.state_dict().items() if isinstance(value, Tensor)]
     policy.load_state_dict({name: values.tensors[name] for name in own}, strict=False)

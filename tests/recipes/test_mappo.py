@@ -5,14 +5,19 @@ from __future__ import annotations
 import importlib
 import shutil
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from recipe_ranks import run_recipe
 from recipe_runs import assert_equal_runs, rows, run
+from replaying import replay
 from support.errors import RecipeError
 from support.options import parse_options
+
+from torchrl_hts._learner.learner import environment_seed
 
 pytest.importorskip("rich")
 pytest.importorskip("matplotlib")
@@ -48,6 +53,71 @@ def test_i7_a_run_of_two_learners_is_that_of_one(tmp_path: Path) -> None:
         said = run("mappo.py", "--resume", str(resumed))
     assert "160 of 320 steps are done" in said
     assert [row["step"] for row in rows(resumed / "metrics.csv")] == ["80", "160", "240", "320"]
+
+
+SMALL = "mappo.py --num-envs 6 --num-batches 2 --num-agents 2 --max-steps 6 --sync-interval 10"
+SMALL += " --minibatch-size 60 --epochs 1 --hidden-units 16 --eval-interval 0 --log-interval 60"
+
+
+@pytest.mark.timeout(600)
+def test_an_episode_is_played_once_more_with_its_whole_batch(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("vmas", reason=NEEDS_VMAS)
+    directory, film = tmp_path / "run", tmp_path / "film.gif"
+    flags = f"{SMALL} --total-frames 180 --checkpoint-interval 60"
+    run(flags, "--output-dir", str(directory))
+    output = replay(directory, "--round", 1, "--env", 4)
+    assert "mappo on navigation, from its beginning: checkpoints can't hold the env" in output
+    assert "environment 4, round 1: an episode of 6 steps, return" in output
+    assert "seen from the checkpoint on" not in output
+    assert "--resume" not in output, "a replay's own directory is nobody's business"
+    assert "the same as in the run, bit for bit: rows of metrics.csv (" in output
+    monkeypatch.setitem(sys.modules, "pyglet", None)
+    output = replay(directory, "--round", 1, "--video", film, code=1)
+    assert "error: rendering this environment needs what is not installed" in output
+    assert not film.exists()
+
+
+class Falls:
+    """Makes batches of which the one with the fourth environment falls in its 25th step."""
+
+    def __init__(self, make_batch: Callable[..., Any]) -> None:
+        self.make_batch = make_batch
+
+    def __call__(self, **settings: Any) -> Any:
+        batch = self.make_batch(**settings)
+        step, seed = batch._env.step, batch._env.seed
+        left = [0]
+
+        def seeded(number: int) -> Any:
+            left[0] = 25 if number == environment_seed(0, 3, 0) else 0
+            return seed(number)
+
+        def stepped(actions: Any) -> Any:
+            left[0] -= 1
+            if left[0] == 0:
+                raise ValueError("a drone fell")
+            return step(actions)
+
+        batch._env.step, batch._env.seed = stepped, seeded
+        return batch
+
+
+@pytest.mark.timeout(600)
+def test_a_batch_that_has_failed_fails_once_more(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("vmas", reason=NEEDS_VMAS)
+    module = importlib.import_module("mappo")
+    made = module.batches_of
+    monkeypatch.setattr(module, "batches_of", lambda options: Falls(made(options)))
+    monkeypatch.chdir(tmp_path)
+    said = run(f"{SMALL} --total-frames 600", "--output-dir", "run", code=1)
+    assert "a drone fell" in said
+    output = replay("run", "--until-error")
+    assert "environment 3, round 2, step 4: its state can't be saved: a TorchRL env" in output
+    assert "from there it fails here too: ValueError: a drone fell" in output
 
 
 def test_what_the_recipe_adds_to_a_batch() -> None:

@@ -177,10 +177,23 @@ def test_what_can_not_be_exported_is_one_sentence(tmp_path: Path) -> None:
         (["--export", "policy.onnx"], "--export must end in .pt2, and is policy.onnx"),
         (["--episodes", "0"], "--episodes must be at least 1, and is 0"),
         (["--recipe", "mine"], "--recipe mine is no script"),
+        (["--video", "setup.cfg/a.gif"], "setup.cfg can't be written to: Not a directory; give"),
+        (["--export", "nowhere.pt2"], "--export nowhere.pt2 is a directory: name a file in it"),
     ],
 )
-def test_wrong_options(trained: Path, flags: list[str], message: str) -> None:
+def test_wrong_options(
+    trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, flags: list[str], message: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("setup.cfg").touch()
+    Path("nowhere.pt2").mkdir()
     assert f"error: {message}" in play(trained, *flags, code=1)
+
+
+@pytest.mark.parametrize("fps", ["0", "-3", "nan", "fast"])
+def test_a_film_has_a_speed(trained: Path, fps: str) -> None:
+    output = play(trained, "--video", "a.gif", "--fps", fps, code=2)
+    assert f"argument --fps: '{fps}' is no number above 0" in output
 
 
 def damages() -> Iterator[tuple[str, str]]:
@@ -192,8 +205,14 @@ def damages() -> Iterator[tuple[str, str]]:
     yield "config['options']['wings'] = 2", "doesn't fit this ppo_cartpole"
     yield "config['options']['env_id'] = 'CartPoll-v1'", "Environment `CartPoll` doesn't exist"
     yield "config['options']['env_id'] = 'Acrobot-v1'", "is of shape [64, 4] there and of shape [64"
+    yield (
+        "config['options']['env_id'] = 'walks:Falls-v0'",
+        "walks:Falls-v0 can't be made: OverflowE",
+    )
+    yield "config['options']['env_id'] = 'walks:Run-v0'", "that a module registers is named MODULE:"
     yield "config['options']['env_id'] = 'Pendulum-v1'", "plays environments with Discrete actions"
     yield "(run / 'best.pt').write_bytes(b'PK')", "best.pt is damaged, or of another version"
+    yield "(run / 'best.pt').unlink(); (run / 'policy.pt').write_text('')", "policy.pt is damaged"
     yield "[(run / name).unlink() for name in ('best.pt', 'policy.pt')]", "there is no policy in"
 
 

@@ -115,6 +115,11 @@ def test_a_directory_where_a_run_is_at_work_is_told_before_torch_is_imported(
     ("recipe", "flags", "message"),
     [
         ("ppo_cartpole.py", ["--env-id", "CartPoll-v1"], "error: Environment `CartPoll` doesn't"),
+        (
+            "ppo_cartpole.py",
+            ["--env-id", "json:Walk-v0"],
+            "registers is named MODULE:ID",
+        ),
         ("a2c_atari.py", ["--env-id", "Pong"], "prefix the name of the game with 'ALE/'"),
         ("ppo_atari.py", ["--env-id", "ALE/Pongg-v5"], "Did you mean: `Pong`"),
         ("ppo_football.py", ["--scenario", "chess"], "error: scenario is 'chess'; expected one"),

@@ -4,24 +4,20 @@ from __future__ import annotations
 
 import csv
 import functools
-import importlib
-import io
 import json
 import os
 import re
 import shutil
-from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 from typing import Any
 
 import gymnasium as gym
 import pytest
-import script_paths  # noqa: F401  so that the recipes are found
 import support.episodes
 import torch
 import walks  # noqa: F401  which registers its environments
 from recipe_runs import CARTPOLE, run
-from support.errors import exit_with
+from replaying import replay
 
 from torchrl_hts import EnvironmentReplay
 
@@ -34,20 +30,6 @@ pytestmark = pytest.mark.usefixtures("nothing_left")
 FLAGS = (
     f"{CARTPOLE} --env-id walks:Walk-v0 --total-frames 1536 --log-interval 128 --eval-interval 512"
 )
-
-
-def replay(*flags: object, code: int = 0) -> str:
-    """Replay in this process; returns what was printed."""
-    module = importlib.import_module("replay")
-    threads = torch.get_num_threads()
-    printed = io.StringIO()
-    try:
-        with redirect_stdout(printed), redirect_stderr(printed), pytest.raises(SystemExit) as end:
-            exit_with(lambda: module.main(module.parse([*map(str, flags)])))
-    finally:
-        torch.set_num_threads(threads)
-    assert end.value.code == code, printed.getvalue()
-    return printed.getvalue()
 
 
 def files(directory: Path) -> dict[Path, tuple[bytes, int]]:
@@ -184,6 +166,10 @@ def test_a_run_without_a_failure(trained: Path) -> None:
         (["--round", "-1"], "--round must be at least 0, and is -1"),
         (["--round", "1", "--video", "x.avi"], "--video must end in .mp4 or .gif, and is x.avi"),
         (["--until-error", "--video", "x.gif"], "--until-error makes no film"),
+        (
+            ["--until-error", "--save", "/proc/1/stat/x"],
+            "/proc/1/stat can't be written to: Not a d",
+        ),
     ],
 )
 def test_wrong_options(trained: Path, flags: list[str], message: str) -> None:
@@ -195,6 +181,25 @@ def test_a_checkpoint_that_is_damaged(changed: Path) -> None:
     newest.write_bytes(newest.read_bytes()[:-10])
     output = replay(changed, "--round", 23, code=1)
     assert f"the checkpoint {newest} is damaged" in output
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        (
+            "best.pt",
+            b"PK",
+            "best.pt is damaged, or of another version: put the file back as it was",
+        ),
+        ("metrics.csv", b"\xff\n", "metrics.csv is damaged ('utf-8' codec can't decode byte"),
+        ("metrics.csv", b"step\n1\n", "metrics.csv has 1 rows, and the checkpoint is of"),
+    ],
+)
+def test_files_that_are_damaged(changed: Path, name: str, content: bytes, message: str) -> None:
+    (changed / name).write_bytes(content)
+    output = replay(changed, "--round", 18, code=1)
+    assert f"error: {changed}/{message}" in output, "and not a copy of it"
+    assert "Traceback" not in output
 
 
 def test_a_policy_with_a_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -61,5 +61,11 @@ class Raises(Walk):
         super().__init__(render_mode, raises=True)
 
 
+def falls(**_: Any) -> gym.Env[Any, Any]:
+    """None is ever made."""
+    raise OverflowError("there is no ground")
+
+
 gym.register("Walk-v0", Walk)
+gym.register("Falls-v0", falls)
 gym.register("Raises-v0", Raises)

@@ -187,15 +187,26 @@ class TorchRLEnvironment:
         """
         seeds = [seeds] if isinstance(seeds, int) else seeds
         self._episode = torch.full(self._batch_size, steps)
-        self._generators.seed(*seeds)
-        self._generators.enter()
-        torch.manual_seed(seeds[0])  # on all devices
-        self._seed(seeds)
-        self._current = self.env.reset()
+        self._current = self.begin(seeds)
         check_specified(self._current, self._known)
         self._has_stepped = False
         for carried, _, value in self._carried:
             self._current.set(carried.key, value.clone())
+
+    def begin(self, seeds: Sequence[int]) -> TensorDictBase:
+        """Begin new episodes, by a seed of each environment; returns what there is to see."""
+        self._generators.seed(*seeds)
+        self._generators.enter()
+        torch.manual_seed(seeds[0])  # on all devices
+        self._seed(seeds)
+        return self.env.reset()
+
+    def advance(self, current: TensorDictBase) -> tuple[TensorDictBase, TensorDictBase]:
+        """Step with the actions in what there is to see; returns the step, and what comes next."""
+        # TorchRL environments and transforms (``NoopResetEnv``, say) draw from torch's generator.
+        self._generators.enter_step()
+        done_step, following = self.env.step_and_maybe_reset(current)
+        return done_step, following
 
     def _seed(self, seeds: Sequence[int]) -> None:
         """Seed each environment, or all by the first seed where they can't be told apart."""
@@ -241,9 +252,7 @@ class TorchRLEnvironment:
         current = self._current
         for key, rows in self._from_policy:
             current.set(key, rows[slot][t].clone())
-        # TorchRL environments and transforms (``NoopResetEnv``, say) draw from torch's generator.
-        self._generators.enter_step()
-        done_step, self._current = self.env.step_and_maybe_reset(current)
+        done_step, self._current = self.advance(current)
         if not self._has_stepped:  # what a first step gives shows what all give
             check_specified(done_step.get("next"), self._known, ("next",))
             self._has_stepped = True

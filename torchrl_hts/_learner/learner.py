@@ -213,7 +213,8 @@ class LearnerSide:
 
     def steps_ahead(self, env: int) -> TensorDictBase:
         """The steps of an environment that no batch has had; see `HTSCollector.steps_ahead`."""
-        last, step = self._schedule.position(env)
+        unit = next(number for number, envs in enumerate(self._envs) if env in envs)
+        last, step = self._schedule.position(unit)
         rows = []
         for round_ in range(self.round, last + self._schedule.is_open(last)):
             row = self._slots.batches[self._schedule.slot(round_)][env]

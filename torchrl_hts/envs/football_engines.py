@@ -97,7 +97,9 @@ class GFootballEngine:
     def __init__(self, scenario: str, num_players: int) -> None:
         # The second because gfootball prints, and goes on, where its engine was not built.
         for name in ("cv2", "gfootball_engine", "gfootball.env.wrappers"):
-            _import(name, "run 'make football', or see docs/results/football.md")
+            _import(
+                name, "run 'make football', or take the engine 'envpool' (docs/results/football.md)"
+            )
         from gfootball.env.config import Config
 
         self._values = {

@@ -1,0 +1,65 @@
+"""A TorchRL environment of a collector, or a batch of them, once more outside of it."""
+
+from __future__ import annotations
+
+import functools
+
+import gymnasium as gym
+import pytest
+import torch
+from tensordict import TensorDictBase
+from torchrl.envs import Compose, GymEnv, NoopResetEnv, SerialEnv, StepCounter, TransformedEnv
+from torchrl_environments import Clocks
+
+from torchrl_hts import HTSCollector, TorchRLReplay
+
+pytestmark = pytest.mark.usefixtures("nothing_left")
+
+
+def single() -> TransformedEnv:
+    """Its resets draw from torch's generator."""
+    transforms = Compose(NoopResetEnv(noops=4, random=True), StepCounter(12))
+    return TransformedEnv(GymEnv("CartPole-v1"), transforms)
+
+
+MAKERS = {
+    "a single one": single,
+    "processes of TorchRL's": functools.partial(SerialEnv, 3, single),
+    "a batch": functools.partial(Clocks, 5, 7, 9),
+}
+
+
+@pytest.mark.parametrize("made", MAKERS)
+def test_i7_the_same_actions_lead_to_the_same(made: str) -> None:
+    """Over the ends of episodes, and in every environment of a batch."""
+    make_env = MAKERS[made]
+    with HTSCollector(
+        [make_env] * 2, frames_per_batch=6 * 20, total_frames=6 * 40, seed=5
+    ) as collector:
+        batches: list[TensorDictBase] = list(collector)
+    last = collector.num_envs - 1
+    replay = TorchRLReplay(make_env, last, seed=5)
+    assert [*replay.envs] == ([3, 4, 5] if made == "a batch" else [last])
+    replay.reset()
+    for batch in batches:
+        rows = batch[replay.envs.start : replay.envs.stop]
+        for step in rows.unbind(1):
+            after = replay.step(step)
+            for key in ("observation", "reward", "done"):
+                assert torch.equal(after[key], step["next", key]), key
+    assert sum(int(batch["next", "done"].sum()) for batch in batches) > 6
+    replay.close()
+
+
+def test_another_seed_is_another_replay() -> None:
+    first = []
+    for seed in (5, 6):
+        replay = TorchRLReplay(single, 0, seed=seed)
+        replay.reset()
+        first.append(replay._current["observation"])
+    assert not torch.equal(*first)
+
+
+def test_what_is_no_environment_of_torchrl_is_refused() -> None:
+    with pytest.raises(TypeError, match="plays a TorchRL environment, or a batch of them; its fac"):
+        TorchRLReplay(functools.partial(gym.make, "CartPole-v1"), 0, seed=0)

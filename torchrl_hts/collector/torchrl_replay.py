@@ -1,0 +1,112 @@
+"""A TorchRL environment of a collector once more, outside of it, or a batch of them.
+
+Axes: k environments of a batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from tensordict import TensorDictBase
+from torchrl.envs import EnvBase
+
+from torchrl_hts._executor.generators import Generators
+from torchrl_hts._executor.torchrl_env import TorchRLEnvironment
+from torchrl_hts._learner.learner import environment_seed
+from torchrl_hts._planning.batched_envs import factories_of
+from torchrl_hts._rounds.entries import leaves
+from torchrl_hts.errors.checks import check_integer
+
+__all__ = ["TorchRLReplay"]
+
+
+class TorchRLReplay:
+    """A TorchRL environment of a collector once more, in this process, by its batches' actions.
+
+    What `EnvironmentReplay` is for gymnasium environments. A batch of environments steps as one, so
+    that all of it is had once more, by the actions of all. Their states can't be saved: a replay
+    begins where the collector has begun. Of a ``SerialEnv`` or ``ParallelEnv`` the one environment
+    plays alone, as it does in the collector.
+
+    Args:
+        create_env_fn: makes the environment, or the batch, that the collector has.
+        env: its number among the environments of all learners, or that of one in the batch.
+        seed: of the collector.
+
+    Attributes:
+        env: the environment.
+        envs: the numbers of its environments; one, where it is no batch.
+
+    Raises:
+        TypeError: if the factory makes no TorchRL environment.
+
+    Example:
+        >>> import functools, torch
+        >>> from torchrl.envs import GymEnv
+        >>> from torchrl_hts import HTSCollector
+        >>> make_env = functools.partial(GymEnv, "CartPole-v1")
+        >>> with HTSCollector([make_env] * 2, frames_per_batch=8, total_frames=8, seed=3) as data:
+        ...     (batch,) = data
+        >>> replay = TorchRLReplay(make_env, 1, seed=3)
+        >>> replay.reset()
+        >>> for step in batch[replay.envs.start : replay.envs.stop].unbind(1):
+        ...     after = replay.step(step)
+        >>> torch.equal(after["observation"], step["next", "observation"])
+        True
+    """
+
+    def __init__(self, create_env_fn: Callable[[], EnvBase], env: int, *, seed: int) -> None:
+        number = check_integer("env", env, least=0)
+        self._seed = check_integer("seed", seed, least=0, most=None)
+        factories = factories_of(create_env_fn, {})
+        if factories is not None:
+            create_env_fn = factories[number % len(factories)]
+        self._made = self._make(create_env_fn, number)
+        count = self._made.env.batch_size.numel()
+        if count > 1:  # what it draws while it is made depends on the number of its batch
+            self._made.close()
+            self._made = self._make(create_env_fn, number // count)
+        self.env: EnvBase = self._made.env
+        self.envs = range(number // count * count, (number // count + 1) * count)
+        self._given = {key for key, _ in leaves(self._made.description.transition)}
+        self._given -= set(self._made.description.action_keys)
+
+    def _make(self, create_env_fn: Callable[[], EnvBase], unit: int) -> TorchRLEnvironment:
+        generators = Generators(self._seed, unit)
+        generators.enter()
+        made: Any = create_env_fn()
+        if not isinstance(made, EnvBase):
+            raise TypeError(
+                "TorchRLReplay plays a TorchRL environment, or a batch of them; its factory made a "
+                f"{type(made).__module__}.{type(made).__qualname__}"
+            )
+        return TorchRLEnvironment(made, unit, generators)
+
+    def reset(self) -> None:
+        """Begin as the collector's does in round 0."""
+        seeds = [environment_seed(self._seed, number, 0) for number in self.envs]
+        self._current = self._made.begin(seeds)
+
+    def step(self, transition: TensorDictBase) -> TensorDictBase:
+        """One step; where an episode ends the next one begins.
+
+        Args:
+            transition: ``batch[envs, t]``, of shape ``[k]``, with what the policy wrote; of a
+                single environment ``[1]``.
+
+        Returns:
+            What the step has given: of all environments, the entry ``"next"`` of such a transition.
+        """
+        batched = bool(self.env.batch_size)
+        for key, value in leaves(transition.exclude("next", "collector")):
+            if key not in self._given:
+                own = value if batched else value[0]
+                self._current.set(key, own.to(self.env.device or own.device, copy=True))
+        done_step, self._current = self._made.advance(self._current)
+        after: TensorDictBase = done_step.get("next")
+        return after if batched else after.unsqueeze(0)
+
+    def close(self) -> None:
+        """Close the environment."""
+        self._made.close()
