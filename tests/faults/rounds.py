@@ -22,7 +22,7 @@ from told import ToldEnv
 from told_policy import learn, told_policy
 
 from torchrl_hts import HTSCollector
-from torchrl_hts._policy.invariance import row_bits
+from torchrl_hts._policy.row_bits import row_bits
 
 N, T, ROUNDS, LAG, SEED = 3, 4, 6, 1, 3
 VICTIM = 1  # the environment that fails, in an executor of its own

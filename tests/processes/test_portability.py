@@ -91,3 +91,31 @@ def test_large_blocks_are_kept_where_the_system_can() -> None:
 def test_sizes_that_malloc_cannot_take_are_refused(max_bytes: Any) -> None:
     with pytest.raises(ValueError, match=f"an int from 1 to 2147483647, got {max_bytes}"):
         keep_large_blocks(max_bytes)
+
+
+GIVEN_BACK = """
+import numpy as np
+from torchrl_hts._processes.linux import give_back_memory, keep_blocks_of_workers
+
+def held():
+    with open("/proc/self/status") as file:
+        return next(int(line.split()[1]) for line in file if line.startswith("RssAnon")) // 1024
+
+keep_blocks_of_workers()
+many = [np.ones(1 << 17) for _ in range(200)]  # of 1 MiB
+last = np.ones(1 << 17)
+del many
+before = held()
+give_back_memory()
+print(before - held())
+"""
+
+
+@pytest.mark.skipif(
+    not ON_LINUX or platform.libc_ver()[0] != "glibc", reason="other systems keep no memory"
+)
+def test_what_a_worker_needs_only_once_is_given_back() -> None:
+    """Even where what it still needs lies at the end."""
+    command = [sys.executable, "-c", GIVEN_BACK]
+    printed = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+    assert int(printed) > 150

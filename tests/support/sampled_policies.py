@@ -34,7 +34,7 @@ from torchrl.modules import distributions as rl_dist
 
 from torchrl_hts._policy.counter_policy import CounterPolicy
 from torchrl_hts._policy.draws import CounterNoise
-from torchrl_hts._policy.invariance import row_bits
+from torchrl_hts._policy.row_bits import row_bits
 
 RANDOM = ExplorationType.RANDOM
 M = 8  # rows of a batch

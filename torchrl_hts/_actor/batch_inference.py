@@ -134,6 +134,11 @@ class BatchInference:
         self.policies.block(sizes.blocked)
         self.sizes = sizes
 
+    def forget_trial(self) -> None:
+        """Keep no longer what the policy was tried with; the sizes in use stay."""
+        del self.trial, self.examples
+        self.policies.forget_trial()
+
     def start(self, seed: int) -> None:
         """Get ready for a run."""
         self.counter_noise = CounterNoise(

@@ -134,7 +134,7 @@ def _measure_with(
         if not takes_nan and any(value.isnan().any() for value in outputs):
             raise ValueError("NaN")
         outputs += [value for value in inner if value.shape[:1] == (size,)]
-        return [v.cpu().clone(memory_format=torch.contiguous_format) for v in outputs]
+        return outputs
 
     with policy.watched(inner.append):
         floats = sum(

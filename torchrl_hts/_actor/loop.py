@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from multiprocessing.connection import Connection
 
 import torch
@@ -16,6 +17,7 @@ from torchrl_hts._actor.calibration import calibrate
 from torchrl_hts._actor.messages import ActorJob, Calibrated, PolicyRefused, StartActor, UseSizes
 from torchrl_hts._policy.compiled import eagerly
 from torchrl_hts._policy.counter_policy import inference
+from torchrl_hts._processes.linux import give_back_memory
 from torchrl_hts._processes.messages import receive_object, send_object
 from torchrl_hts._processes.raised import Raised
 from torchrl_hts._rounds.event_rings import Activity, Record, recorder
@@ -65,6 +67,10 @@ def run_actor(control: Connection, fds: list[int]) -> None:
             return
         agreed: UseSizes = receive_object(control)
         actor.use(agreed.sizes)
+        # Of many environments, what trying them took is as much as what the coming rounds take.
+        actor.forget_trial()
+        job = replace(job, policy=b"", examples=b"")
+        give_back_memory()
         reader = InboxReader(inbox, actor.schedule, a_core_each=job.a_core_each)
         source = Gatherer(reader, job.owner, memory.counters, job.cores)
         counters = memory.counters[job.worker].data

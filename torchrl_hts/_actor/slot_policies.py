@@ -98,6 +98,10 @@ class SlotPolicies:
                 transpose_layers(module, transposed)
             self._prepare(modules)
 
+    def forget_trial(self) -> None:
+        """Keep no longer what the policy is tried with: layers are arranged for good."""
+        del self._trial
+
     def block(self, blocked: bool) -> None:
         """Have numpy multiply rows in blocks from now on, or not; torch's layers don't change."""
         self.blocked = blocked

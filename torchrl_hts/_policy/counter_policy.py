@@ -26,13 +26,13 @@ from torch._C._functorch import is_functorch_wrapped_tensor
 from torchrl.envs.utils import ExplorationType, set_exploration_type
 
 from torchrl_hts._policy.draws import CounterNoise, Words, WordStream, bind, uniforms_of
-from torchrl_hts._policy.invariance import row_bits
 from torchrl_hts._policy.module_checks import (
     check_modules,
     refused_dropout,
     unchanged_buffers,
 )
 from torchrl_hts._policy.numpy_steps import Array, ArrayStep, array_steps
+from torchrl_hts._policy.row_bits import row_bits
 from torchrl_hts._policy.steps import Step, exact_step, flatten, quick_step
 from torchrl_hts._world.generators import forked_generators, seed_generators
 from torchrl_hts.errors import PolicyError

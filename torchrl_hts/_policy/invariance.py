@@ -19,9 +19,9 @@ from itertools import groupby, pairwise
 
 import numpy as np
 import numpy.typing as npt
-import torch
 from torch import Tensor
 
+from torchrl_hts._policy.row_bits import Bits, row_marks
 from torchrl_hts.errors import PolicyError
 
 __all__ = [
@@ -29,7 +29,6 @@ __all__ = [
     "calibrate",
     "candidate_sizes",
     "choose_sizes",
-    "row_bits",
     "with_larger",
 ]
 
@@ -38,7 +37,6 @@ _LARGE = 256  # from so many rows on, 8 sizes are tried up to twice as many
 _ROWS_TRIED = 512  # at each size, at least, if there are so many; and two batches
 
 Rows = npt.NDArray[np.int64]
-Bits = npt.NDArray[np.uint8]
 
 
 @dataclass(frozen=True)
@@ -159,25 +157,6 @@ def candidate_sizes(full_size: int) -> tuple[int, ...]:
     return (*(size for size in steps if size < full_size), full_size)
 
 
-def row_bits(tensors: Sequence[Tensor]) -> Bits:
-    """The bytes of some tensors ``[m, ...]``, side by side: uint8 ``[m, bytes of a row]``.
-
-    Bytes compare where values don't: NaN equals itself, and 0.0 differs from -0.0.
-
-    Example:
-        >>> row_bits([torch.tensor([1, -1], dtype=torch.int8), torch.tensor([[True], [False]])])
-        array([[  1,   1],
-               [255,   0]], dtype=uint8)
-    """
-    columns = []
-    for tensor in tensors:
-        flat = tensor.detach().cpu().reshape(len(tensor), tensor[:1].numel())
-        # Not contiguous(): that keeps the stride 0 of a single expanded row.
-        flat = flat.clone(memory_format=torch.contiguous_format)
-        columns.append(flat.view(torch.uint8).numpy())
-    return np.concatenate(columns, axis=1)
-
-
 def calibrate(
     run: Callable[[Rows], list[Tensor]],
     full_size: int,
@@ -223,7 +202,7 @@ def calibrate(
     rng = np.random.default_rng(seed)
     home = np.arange(full_size, dtype=np.int64)
 
-    def bits(rows: Rows) -> Bits:
+    def marks(rows: Rows) -> Bits:
         outputs = run(rows)
         for output in outputs:
             if output.ndim == 0 or len(output) != len(rows):
@@ -231,12 +210,12 @@ def calibrate(
                     f"expected outputs with a row for each of the {len(rows)} input rows, got one "
                     f"of shape {list(output.shape)}"
                 )
-        return row_bits(outputs)
+        return row_marks(outputs)
 
-    reference = np.concatenate([bits(home + draw * full_size) for draw in range(draws)])
+    reference = np.concatenate([marks(home + draw * full_size) for draw in range(draws)])
 
     def agrees(rows: Rows) -> bool:
-        return np.array_equal(bits(rows), reference[rows])
+        return np.array_equal(marks(rows), reference[rows])
 
     def agrees_anywhere(m: int) -> bool:
         """Probe rows in batches of m, at positions and with mates drawn at random."""
@@ -325,11 +304,11 @@ def with_larger(
     full = sizes.full_size
     starts = range(0, num_rows - full + 1, full)
     home = np.arange(full, dtype=np.int64)
-    reference = np.concatenate([row_bits(run(home + start)) for start in starts])
+    reference = np.concatenate([row_marks(run(home + start)) for start in starts])
 
     def agrees(m: int) -> bool:
         batches = (rng.integers(len(reference), size=m) for _ in range(draws))
-        return all(np.array_equal(row_bits(run(rows)), reference[rows]) for rows in batches)
+        return all(np.array_equal(row_marks(run(rows)), reference[rows]) for rows in batches)
 
     larger = [m for m in candidate_sizes(num_envs) if m > full and agrees(m)]
     agreeing = (*sizes.sizes, *larger)

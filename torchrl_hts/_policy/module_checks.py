@@ -11,7 +11,7 @@ from torch import nn
 from torch.overrides import TorchFunctionMode
 from torchrl.modules import ConsistentDropout
 
-from torchrl_hts._policy.invariance import row_bits
+from torchrl_hts._policy.row_bits import row_bits
 from torchrl_hts.errors import PolicyError
 
 __all__ = ["check_modules", "mixing_modules", "refused_dropout", "unchanged_buffers"]

@@ -22,7 +22,7 @@ from tensordict import TensorDict, TensorDictBase
 from tensordict.nn import TensorDictModuleBase
 from torch import Tensor
 
-from torchrl_hts._policy.invariance import row_bits
+from torchrl_hts._policy.row_bits import row_bits
 from torchrl_hts._policy.steps import flatten
 from torchrl_hts._rounds.entries import is_private, leaves
 from torchrl_hts._rounds.keys import Key, as_path, named

@@ -21,7 +21,12 @@ from multiprocessing.connection import Connection
 from types import FrameType
 from typing import Any, NoReturn
 
-from torchrl_hts._processes.linux import die_with_parent, keep_large_blocks, wake_on_time, watch_end
+from torchrl_hts._processes.linux import (
+    die_with_parent,
+    keep_blocks_of_workers,
+    wake_on_time,
+    watch_end,
+)
 from torchrl_hts._processes.messages import (
     read_fds,
     read_message,
@@ -34,15 +39,12 @@ from torchrl_hts._processes.stderr import WorkerOutput
 
 __all__ = ["serve"]
 
-# Those of a forward pass (a third off 16 rows of the Nature CNN), not data that environments load.
-_KEPT_BYTES = 1 << 28
-
 
 def serve(fd: int, main_pid: int) -> None:
     """Main loop of a server: requests come in, workers go out, exits are reported."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGCHLD, _do_nothing)
-    keep_large_blocks(_KEPT_BYTES)  # inherited by all workers
+    keep_blocks_of_workers()
     started_with = frozenset(os.environ)
     requests = socket.socket(fileno=fd)
     requests.set_inheritable(False)
