@@ -222,7 +222,9 @@ def test_torchrl_environments(
 @pytest.mark.parametrize(("own_s", "said"), [(1e-3, "would pay"), (1e-4, "would hardly pay")])
 def test_whether_batches_would_pay_is_said(own_s: float, said: str) -> None:
     """They share the executor's own part: half of what a step costs, or a tenth."""
-    assert said in batches_text(replace(COMPUTES, executor_cpu_s=own_s))
+    assert f" batches {said}" in batches_text(replace(COMPUTES, executor_cpu_s=own_s))
+    of_eight = replace(COMPUTES, executor_cpu_s=own_s, batch=8)
+    assert f"larger batches {said}" in batches_text(of_eight)
 
 
 def test_a_batch_makes_the_steps_of_all_its_environments() -> None:

@@ -118,7 +118,7 @@ def warnings_text(others: float | None, cores: float, tried: Tried | None) -> li
 
 
 def batches_text(costs: Costs) -> str:
-    """Whether environments pay that step as one: they share what an executor itself takes."""
+    """Whether batches pay, or larger ones: environments share what an executor itself takes."""
     rows = costs.passes.rows[-1]
     own_s = costs.executor_cpu_s / costs.batch
     step_s = costs.mean_step_s * costs.step_cpu_share + costs.learner_step_s
@@ -127,9 +127,11 @@ def batches_text(costs: Costs) -> str:
         f"Batches of environments: of the {time_text(step_s)} that a core has to do for a step, "
         f"{time_text(own_s)} are the executor's\nown part, "
     )
+    pays = own_s > _PAYS * step_s
     if costs.batch > 1:
-        return f"{text}which {costs.batch} environments share."
-    if own_s > _PAYS * step_s:
+        larger = f"larger batches would {'' if pays else 'hardly '}pay"
+        return f"{text}which {costs.batch} environments share: {larger}."
+    if pays:
         return f"{text}which a batch shares: batches would pay. Let create_env_fn make a VectorEnv."
     return f"{text}which a batch that steps as one would share: batches would hardly pay."
 
