@@ -46,6 +46,7 @@ from typing import Any
 from _contenders import DEFAULT_CONTENDERS, NAMES, SAMPLE_FACTORY, make_runner
 from _machine import commit, machine
 from _measuring import measure_parts, measure_runner, run_alone, run_together
+from _readme import print_readme, rows_that_run
 from _recipes import HERE
 from _report import (
     PARTS,
@@ -138,7 +139,6 @@ def parse() -> argparse.Namespace:
         "--contenders",
         nargs="+",
         choices=NAMES,
-        default=DEFAULT_CONTENDERS,
         metavar="NAME",
         help=f"of {', '.join(NAMES)}; by default {' '.join(DEFAULT_CONTENDERS)}",
     )
@@ -162,17 +162,34 @@ def parse() -> argparse.Namespace:
     parser.add_argument(
         "--keep-large-blocks", action="store_true", help="call keep_large_blocks in each learner"
     )
+    parser.add_argument(
+        "--readme",
+        action="store_true",
+        help="measure what the README's table shows, with what is installed, and print the table; "
+        "blocks are kept, and OpenMP's threads wait passively",
+    )
     parser.add_argument("--output-dir", type=Path, default=Path("runs/throughput"))
     parser.add_argument("--alone", nargs=4, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.workloads is None and (options.trainings or options.num_envs):
         parser.error("--trainings and --num-envs are of --workloads: name some")
-    for contender, (package, how) in PACKAGES.items():
-        if contender in options.contenders and find_spec(package) is None:
-            parser.error(f"--contenders {contender} needs the package {package}: {how}")
+    if options.readme:
+        if options.workloads or options.contenders is not None:
+            parser.error("--readme says which --workloads and --contenders are measured: name none")
+        options.keep_large_blocks = True
+        os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+    options.contenders = options.contenders or DEFAULT_CONTENDERS
+    for contender in lacking() & {*options.contenders}:
+        package, how = PACKAGES[contender]
+        parser.error(f"--contenders {contender} needs the package {package}: {how}")
     if SAMPLE_FACTORY in options.contenders and options.learner_threads not in (None, 1):
         parser.error(f"--learner-threads must be 1 with {SAMPLE_FACTORY}: it learns with one")
     return options
+
+
+def lacking() -> set[str]:
+    """The contenders whose package isn't installed."""
+    return {name for name, (package, _) in PACKAGES.items() if find_spec(package) is None}
 
 
 class Measurements:
@@ -274,8 +291,24 @@ def say(*words: object) -> None:
     print(f"[{', '.join(map(str, words))}]", file=sys.stderr, flush=True)
 
 
+def asked_for(options: argparse.Namespace) -> tuple[dict[Cell, list[str]], bool]:
+    """The contenders of each cell that is asked for, and whether the start-up is too."""
+    if options.readme:
+        return {row.cell: ["hts", *row.others] for row in rows_that_run(lacking())}, False
+    cells, with_startup = DEFAULT_CELLS, True
+    if options.workloads is not None:
+        chosen = [name for name in options.workloads if name != STARTUP]
+        trainings, num_envs = options.trainings or ["collect"], options.num_envs or [16]
+        cells = [Cell(*each) for each in product(chosen, trainings, num_envs)]
+        with_startup = STARTUP in options.workloads
+    return dict.fromkeys(cells, options.contenders), with_startup
+
+
 def measure(
-    options: argparse.Namespace, cells: list[Cell], with_startup: bool, measurements: Measurements
+    options: argparse.Namespace,
+    contenders: dict[Cell, list[str]],
+    with_startup: bool,
+    measurements: Measurements,
 ) -> None:
     """Measure what is missing, each in a process of its own."""
     limit_s = 300 + 4 * options.seconds
@@ -286,10 +319,10 @@ def measure(
     script += ["--device", options.device, "--policy-device", options.policy_device]
     script += ["--keep-large-blocks"] * options.keep_large_blocks
     script += ["--alone"]
-    for repetition, cell in product(range(options.repetitions), cells):
+    for repetition, (cell, named) in product(range(options.repetitions), contenders.items()):
         arguments = [cell.workload, cell.training, str(cell.num_envs)]
         parts = [] if find_workload(cell.workload).waits else [*PARTS]
-        for each in [*parts, *options.contenders]:
+        for each in [*parts, *named]:
             key = {**cell._asdict(), "contender": each, "repetition": repetition}
             if measurements.has(key):
                 continue
@@ -313,12 +346,7 @@ def main() -> None:
         alone(options)
         return
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # with all it started
-    cells, with_startup = DEFAULT_CELLS, True
-    if options.workloads is not None:
-        chosen = [name for name in options.workloads if name != STARTUP]
-        trainings, num_envs = options.trainings or ["collect"], options.num_envs or [16]
-        cells = [Cell(*each) for each in product(chosen, trainings, num_envs)]
-        with_startup = STARTUP in options.workloads
+    contenders, with_startup = asked_for(options)
     make_directory(options.output_dir)
     keep_others_out(options.output_dir)
     conditions: dict[str, Any] = {
@@ -336,15 +364,17 @@ def main() -> None:
         print(f"{name}: {value}")
     interrupted = False
     try:
-        measure(options, cells, with_startup, measurements)
+        measure(options, contenders, with_startup, measurements)
     except KeyboardInterrupt:
         interrupted = True
     measured = cells_of(measurements.records)
-    for cell in cells:
+    for cell in contenders:
         if cell in measured:
             print_table(measurements.records, cell)
     if measurements.startup:
         print_startup(measurements.startup)
+    if options.readme:
+        print_readme(measurements.records, lacking())
     print(f"\nload average at the end: {os.getloadavg()}")
     if measured:
         draw_bars(measurements.records, options.output_dir / "throughput.svg")
@@ -352,11 +382,11 @@ def main() -> None:
         draw_variation(measurements.records, options.output_dir / "variation.svg")
     if interrupted:
         raise SystemExit("interrupted: the same command goes on with what is missing")
-    asked_for = {*PARTS, *options.contenders}
     results = [
         record
         for record in measurements.records
-        if cell_of(record) in cells and record["contender"] in asked_for
+        if record["contender"] in [*PARTS, *contenders.get(cell_of(record), [])]
+        and cell_of(record) in contenders
     ]
     if with_startup:
         results += measurements.startup

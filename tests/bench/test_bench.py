@@ -181,7 +181,7 @@ def test_batches_that_step_as_one(capsys: pytest.CaptureFixture[str]) -> None:
     assert re.search(
         r"HTSCollector\(\[make_batch\] \* ([12]), policy,\n *frames_per_batch=\1 \* 3 ", told
     )
-    assert "which 3 environments share." in told
+    assert "which 3 environments share: larger batches would " in told
     assert re.search(r"policy +3 rows .*, 6 rows ", told)
     assert "the batch of 3 environments at random" in printed.err
 

@@ -22,6 +22,7 @@ from scripts import run_script
 pytest.importorskip("ale_py")
 pytest.importorskip("matplotlib")
 import _curves
+import _readme
 import learning
 import throughput
 from _environments import VARIATIONS, SleepEnv
@@ -30,6 +31,9 @@ from _workloads import CORES
 from matplotlib.figure import Figure
 from support.pixel_options import PPOOptions
 from support.pixels import Agent
+
+README = Path(__file__).parents[2] / "README.md"
+ROW_WORDS = {f"| {row.words}" for row in _readme.ROWS}
 
 pytestmark = pytest.mark.usefixtures("warm_servers")
 
@@ -145,6 +149,40 @@ def test_numbers_of_environments_are_of_workloads(
     flags = ["--num-envs", "64", "--workloads", "cartpole", "--contenders", "hts"]
     monkeypatch.setattr(sys, "argv", ["throughput.py", *flags])
     assert throughput.parse().num_envs == [64]
+
+
+def test_the_readmes_table_is_measured_by_one_command(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Of what is installed; the rows are those that the README shows."""
+    speeds = {"hts": 300.0, "multi-async": 100.0, "multi-sync": 50.0, "loop-ale": 200.0}
+
+    def run(arguments: list[str], limit_s: float) -> dict[str, float]:
+        assert "--keep-large-blocks" in arguments
+        (contender,) = {*arguments} & {*speeds}
+        return {"steps_per_second": speeds[contender]}
+
+    monkeypatch.setattr(throughput, "run_alone", run)
+    monkeypatch.setattr(throughput, "run_together", lambda *_: [{"error": "left out"}])
+    monkeypatch.setattr(throughput, "lacking", lambda: {"sb3", "sample-factory", "loop-envpool"})
+    monkeypatch.setattr(_readme, "find_spec", lambda _: None)
+    monkeypatch.setattr(throughput, "keep_others_out", lambda _: None)  # until this process ends
+    monkeypatch.setattr(signal, "signal", lambda *_: None)
+    monkeypatch.setenv("OMP_WAIT_POLICY", "active")
+    flags = ["--readme", "--repetitions", "1", "--output-dir", str(tmp_path)]
+    monkeypatch.setattr(sys, "argv", ["throughput.py", *flags])
+    with pytest.raises(SystemExit, match="8 of 19 measurements failed"):  # those left out
+        throughput.main()
+    printed = capsys.readouterr().out
+    assert "vector_instructions: " in printed
+    assert "numpy_blas_kernels: " in printed
+    table = [line.split(" | ") for line in printed.splitlines() if line.startswith("| ")][2:]
+    shown = [line.split(" | ") for line in README.read_text().splitlines() if " | " in line]
+    assert [row[0] for row in table] == [row[0] for row in shown if row[0] in ROW_WORDS]
+    assert table[0][1:] == ["300", "3.00", "1.50 (loop-ale) |"]
+    assert table[2][1] == "not measured"
+    assert table[4][1:] == ["300", "3.00", "3.00 |"]
+    assert "not among everything: loop-envpool, sample-factory, sb3" in printed
 
 
 def test_ctrl_c_shows_what_has_been_measured(
