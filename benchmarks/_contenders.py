@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
+from importlib.util import find_spec
 from typing import Any, Protocol
 
 import torch
@@ -36,15 +37,24 @@ from torchrl_hts import HTSCollector
 __all__ = [
     "DEFAULT_CONTENDERS",
     "NAMES",
+    "PACKAGES",
     "SAMPLE_FACTORY",
     "Runner",
     "add_barrier",
+    "lacking",
     "make_runner",
     "serial",
     "wrap",
 ]
 
 SAMPLE_FACTORY = "sample-factory"  # which can't be made a `Runner`: it calls, and isn't called
+# What contenders need beyond the requirements of the others, and where it comes from.
+MAKE_CONTENDERS = "`make contenders`, and then .venv-contenders/bin/python"
+PACKAGES = {
+    "sb3": ("stable_baselines3", MAKE_CONTENDERS),
+    "loop-envpool": ("envpool", MAKE_CONTENDERS),
+    SAMPLE_FACTORY: ("sample_factory", MAKE_CONTENDERS),
+}
 STOCK = "-stock"  # suffix of a contender whose A2C update is TorchRL's own
 
 
@@ -301,3 +311,8 @@ CONTENDERS = {
 DEFAULT_CONTENDERS = ["hts", "serial", "parallel", "multi-sync", "multi-async", "async-batched"]
 NAMES = [*CONTENDERS, "sb3", SAMPLE_FACTORY]
 NAMES += [name + STOCK for name in CONTENDERS if name != "async-batched"]
+
+
+def lacking() -> set[str]:
+    """The contenders whose package isn't installed."""
+    return {name for name, (package, _) in PACKAGES.items() if find_spec(package) is None}

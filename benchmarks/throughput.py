@@ -38,12 +38,18 @@ import os
 import signal
 import statistics
 import sys
-from importlib.util import find_spec
 from itertools import product
 from pathlib import Path
 from typing import Any
 
-from _contenders import DEFAULT_CONTENDERS, NAMES, SAMPLE_FACTORY, make_runner
+from _contenders import (
+    DEFAULT_CONTENDERS,
+    NAMES,
+    PACKAGES,
+    SAMPLE_FACTORY,
+    lacking,
+    make_runner,
+)
 from _machine import commit, machine
 from _measuring import measure_parts, measure_runner, run_alone, run_together
 from _readme import print_readme, rows_that_run
@@ -65,13 +71,6 @@ from _workloads import CORES, TRAININGS, WORKLOADS, find_workload
 from torchrl_hts import keep_large_blocks
 from torchrl_hts.bench.command_line import count, make_directory, positive
 
-# What contenders need beyond the requirements of the others, and where it comes from.
-MAKE_CONTENDERS = "`make contenders`, and then .venv-contenders/bin/python"
-PACKAGES = {
-    "sb3": ("stable_baselines3", MAKE_CONTENDERS),
-    "loop-envpool": ("envpool", MAKE_CONTENDERS),
-    SAMPLE_FACTORY: ("sample_factory", MAKE_CONTENDERS),
-}
 STARTUP = "startup"
 STARTUP_EXECUTORS = 16
 DEFAULT_CELLS = [
@@ -111,6 +110,23 @@ def workload(name: str) -> str:
     except ValueError as error:
         raise argparse.ArgumentTypeError(error) from None
     return name
+
+
+def check(options: argparse.Namespace, parser: argparse.ArgumentParser) -> None:
+    """Tell of options that don't fit each other, and set what others imply."""
+    if options.workloads is None and (options.trainings or options.num_envs):
+        parser.error("--trainings and --num-envs are of --workloads: name some")
+    if options.readme:
+        if options.workloads or options.contenders is not None:
+            parser.error("--readme says which --workloads and --contenders are measured: name none")
+        options.keep_large_blocks = True
+        os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+    options.contenders = options.contenders or DEFAULT_CONTENDERS
+    for contender in lacking() & {*options.contenders}:
+        package, how = PACKAGES[contender]
+        parser.error(f"--contenders {contender} needs the package {package}: {how}")
+    if SAMPLE_FACTORY in options.contenders and options.learner_threads not in (None, 1):
+        parser.error(f"--learner-threads must be 1 with {SAMPLE_FACTORY}: it learns with one")
 
 
 def parse() -> argparse.Namespace:
@@ -171,25 +187,8 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--output-dir", type=Path, default=Path("runs/throughput"))
     parser.add_argument("--alone", nargs=4, help=argparse.SUPPRESS)
     options = parser.parse_args()
-    if options.workloads is None and (options.trainings or options.num_envs):
-        parser.error("--trainings and --num-envs are of --workloads: name some")
-    if options.readme:
-        if options.workloads or options.contenders is not None:
-            parser.error("--readme says which --workloads and --contenders are measured: name none")
-        options.keep_large_blocks = True
-        os.environ.setdefault("OMP_WAIT_POLICY", "passive")
-    options.contenders = options.contenders or DEFAULT_CONTENDERS
-    for contender in lacking() & {*options.contenders}:
-        package, how = PACKAGES[contender]
-        parser.error(f"--contenders {contender} needs the package {package}: {how}")
-    if SAMPLE_FACTORY in options.contenders and options.learner_threads not in (None, 1):
-        parser.error(f"--learner-threads must be 1 with {SAMPLE_FACTORY}: it learns with one")
+    check(options, parser)
     return options
-
-
-def lacking() -> set[str]:
-    """The contenders whose package isn't installed."""
-    return {name for name, (package, _) in PACKAGES.items() if find_spec(package) is None}
 
 
 class Measurements:
