@@ -24,29 +24,19 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import _recipes  # noqa: F401  so that the recipes are found
 import gymnasium as gym
 import numpy as np
-import ppo_mujoco
 import torch
+from _ppo_learners import control_learner
 from gymnasium import wrappers
 from matplotlib.figure import Figure
 from support.continuous import make_continuous
-from support.learners import loss_of, minibatches
-from torch import nn
 from torchrl.envs import Compose, DoubleToFloat, GymWrapper, TransformedEnv, VecNormV2
-from torchrl.objectives.value import GAE
 
-from torchrl_hts import (
-    DelayedGradient,
-    EpisodeReturns,
-    HTSCollector,
-    RunningRewardNorm,
-    World,
-)
+from torchrl_hts import EpisodeReturns, HTSCollector, World
 from torchrl_hts.bench.command_line import count, make_directory
 
-ENVS, ALPHA, EPOCHS, MINIBATCH, GAMMA = 8, 256, 10, 64, 0.99
+ENVS, ALPHA, GAMMA = 8, 256, 0.99
 BOUND = 10.0  # of what the wrappers normalise
 RETURN = ("episode", "r")  # in the info of an episode's last step
 COLUMNS = ["steps", "return_mean"]
@@ -82,58 +72,31 @@ def train(env_id: str, way: str, seed: int, total_frames: int, file: Path) -> No
     """One run."""
     torch.manual_seed(seed)
     torch.set_num_threads(1)
-    in_policy = way == "policy"
-    observations, actor, critic = ppo_mujoco.make_networks(make_continuous(env_id), 64)
-    if not in_policy:  # nothing is between the observation and the first layer
-        for network in (actor, critic):
-            for part in network.modules():
-                if isinstance(part, nn.Sequential) and part[0] is observations:
-                    part[0] = nn.Identity()
-    rewards = RunningRewardNorm(ENVS, gamma=GAMMA)
-    advantage = GAE(gamma=GAMMA, lmbda=0.95, value_network=critic)
-    loss_module = ppo_mujoco.make_loss(actor, critic, ppo_mujoco.Options())
-    parameters = list(loss_module.parameters())
-    optimizer = torch.optim.Adam(parameters, lr=3e-4, eps=1e-5)
     rounds = -(-total_frames // (ENVS * ALPHA))
-    schedule = torch.optim.lr_scheduler.LinearLR(optimizer, 1.0, 0.0, total_iters=rounds)
-    delayed = DelayedGradient(actor, lag=1)
     info_keys = [RETURN] if way == "gymnasium" else []
     returns = EpisodeReturns(info_keys=info_keys)
     curve = []
-    with (
-        World(threads=1) as world,
-        HTSCollector(
+    with World(threads=1) as world:
+        learner = control_learner(
+            env_id, world, normalises=way == "policy", lag=1, rounds=rounds, seed=seed
+        )
+        with HTSCollector(
             [partial(WAYS[way], env_id)] * ENVS,
-            actor,
+            learner.policy,
             frames_per_batch=ENVS * ALPHA,
             total_frames=rounds * ENVS * ALPHA,
             lag=1,
             seed=seed,
             info_keys=info_keys,
-        ) as collector,
-    ):
-        for number, batch in enumerate(collector, 1):
-            returns.update(batch)
-            if in_policy:
-                rewards.normalize_(batch, world)
-            with delayed(batch):
-                (part,) = world.parts(batch)
-                with torch.no_grad():
-                    advantage(part)
-                for epoch in range(EPOCHS):
-                    for minibatch in minibatches(world, [part], MINIBATCH, seed=seed, epoch=epoch):
-                        for rows in world.gradients(loss_module, minibatch):
-                            loss_of(loss_module(rows)).backward()
-                        nn.utils.clip_grad_norm_(parameters, 0.5)
-                        optimizer.step()
-                        optimizer.zero_grad()
-            schedule.step()
-            if in_policy:
-                observations.update(batch, world)
-            collector.update_policy_weights_()
-            mean = returns.info_means[RETURN] if info_keys else returns.mean
-            curve.append([number * ENVS * ALPHA, mean])
-            print(f"{file.stem}: {curve[-1][0]:,} steps, {mean:,.1f}", file=sys.stderr, flush=True)
+        ) as collector:
+            for number, batch in enumerate(collector, 1):
+                returns.update(batch)
+                learner.learn(batch)
+                collector.update_policy_weights_()
+                mean = returns.info_means[RETURN] if info_keys else returns.mean
+                curve.append([number * ENVS * ALPHA, mean])
+                said = f"{file.stem}: {curve[-1][0]:,} steps, {mean:,.1f}"
+                print(said, file=sys.stderr, flush=True)
     with file.open("w", newline="") as stream:
         csv.writer(stream).writerows([COLUMNS, *curve])
 

@@ -20,6 +20,8 @@ pytestmark = pytest.mark.usefixtures("nothing_left")
 
 SHORT = f"{CARTPOLE} --total-frames 1600 --log-interval 400 --eval-interval 800"
 
+SHORTER = f"{CARTPOLE} --total-frames 128 --eval-interval 0"  # of which no metric is looked at
+
 Points = set[tuple[str, int, float]]  # name, step, value
 
 
@@ -34,14 +36,21 @@ def points(directory: Path) -> Points:
     return {point for point in found if not math.isnan(point[2])}
 
 
-def test_metrics_csv_holds_all_that_is_measured(tmp_path: Path) -> None:
-    run(SHORT, "--output-dir", str(tmp_path))
-    assert {name for name, _, _ in points(tmp_path)} == NAMES
-    steps = {step for name, step, _ in points(tmp_path) if name == "loss/critic"}
+@pytest.fixture(scope="module")
+def logged(warm_servers: None, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run with TorchRL's logger of CSV files."""
+    directory = tmp_path_factory.mktemp("logged") / "run"
+    run(SHORT, "--logger", "csv", "--output-dir", str(directory))
+    return directory
+
+
+def test_metrics_csv_holds_all_that_is_measured(logged: Path) -> None:
+    assert {name for name, _, _ in points(logged)} == NAMES
+    steps = {step for name, step, _ in points(logged) if name == "loss/critic"}
     assert steps == {448, 832, 1216, 1600}
     shares = {
         name: value
-        for name, step, value in points(tmp_path)
+        for name, step, value in points(logged)
         if name.startswith("time/") and step == 1600
     }
     for parts in (
@@ -53,16 +62,15 @@ def test_metrics_csv_holds_all_that_is_measured(tmp_path: Path) -> None:
         assert all(0 <= shares[f"time/{part}"] <= 1 for part in parts)
 
 
-def test_csv(tmp_path: Path) -> None:
-    run(SHORT, "--logger", "csv", "--output-dir", str(tmp_path))
+def test_csv(logged: Path) -> None:
     found = set()
-    scalars = tmp_path / "csv" / "scalars"
+    scalars = logged / "csv" / "scalars"
     for path in scalars.rglob("*.csv"):
         name = str(path.relative_to(scalars).with_suffix(""))
         for line in path.read_text().splitlines():
             step, value = line.split(",")
             found.add((name, int(step), float(value)))
-    assert found == points(tmp_path)
+    assert found == points(logged)
 
 
 def test_tensorboard(tmp_path: Path) -> None:
@@ -207,7 +215,7 @@ def test_options_win_over_wandbs_variables(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.setenv("WANDB_MODE", "disabled")
     monkeypatch.setenv("WANDB_DISABLED", "true")
     flags = "--logger wandb --wandb-mode offline --wandb-project q --wandb-group h --wandb-name m"
-    run(SHORT, *flags.split(), "--output-dir", str(tmp_path))
+    run(SHORTER, *flags.split(), "--output-dir", str(tmp_path))
     assert identity(offline_file(tmp_path)) == ("e", "m", "q", "h", "abc")
 
 
@@ -215,7 +223,7 @@ def test_options_win_over_wandbs_variables(tmp_path: Path, monkeypatch: pytest.M
 @pytest.mark.parametrize("variable", ["WANDB_MODE=disabled", "WANDB_DISABLED=true"])
 def test_wandb_is_disabled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, variable: str) -> None:
     monkeypatch.setenv(*variable.split("="))
-    output = run(SHORT, "--logger", "wandb", "--output-dir", str(tmp_path / "run"))
+    output = run(SHORTER, "--logger", "wandb", "--output-dir", str(tmp_path / "run"))
     assert "Weights & Biases is disabled" in output
     assert not list(tmp_path.rglob("*.wandb"))
 
@@ -223,7 +231,7 @@ def test_wandb_is_disabled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, vari
 @pytest.mark.usefixtures("wandb_variables")
 def test_a_mode_that_wandb_does_not_know(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WANDB_MODE", "airplane")
-    output = run(SHORT, "--logger", "wandb", "--output-dir", str(tmp_path / "run"), code=1)
+    output = run(SHORTER, "--logger", "wandb", "--output-dir", str(tmp_path / "run"), code=1)
     assert "error: Weights & Biases knows no WANDB_MODE 'airplane': set it to online" in output
 
 
@@ -231,7 +239,7 @@ def test_wandb_without_a_key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     pytest.importorskip("wandb")
     monkeypatch.delenv("WANDB_API_KEY", raising=False)
     monkeypatch.setenv("HOME", str(tmp_path))  # no .netrc
-    output = run(SHORT, "--logger", "wandb", "--output-dir", str(tmp_path / "run"), code=1)
+    output = run(SHORTER, "--logger", "wandb", "--output-dir", str(tmp_path / "run"), code=1)
     assert "error: Weights & Biases has no API key: run 'wandb login'" in output
 
 
@@ -241,6 +249,6 @@ def test_a_logger_whose_package_is_missing(
 ) -> None:
     for name in (package, f"torch.utils.{package}"):
         monkeypatch.setitem(sys.modules, name, None)  # as if it were not installed
-    output = run(SHORT, "--logger", package, "--output-dir", str(tmp_path / "run"), code=1)
+    output = run(SHORTER, "--logger", package, "--output-dir", str(tmp_path / "run"), code=1)
     assert f"needs the package {package}" in output
     assert f"pip install 'torchrl_hts[{package}]'" in output

@@ -18,6 +18,7 @@ import torch
 import walks  # noqa: F401  which registers its environments
 from recipe_runs import CARTPOLE, run
 from replaying import replay
+from small_recipes import flags_of, is_saved, options_of
 
 from torchrl_hts import EnvironmentReplay
 
@@ -214,3 +215,23 @@ def test_a_policy_with_a_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     assert "the same as in the run, bit for bit: rows of metrics.csv (" in output
     assert differences
     assert max(differences) < 1e-4
+
+
+@pytest.mark.timeout(900)  # games are begun twice, on a machine that may be busy
+@pytest.mark.parametrize("recipe", ["ppo_mujoco", "a2c_atari", "ppo_football"])
+def test_the_tasks_that_the_documentation_shows(recipe: str, tmp_path: Path) -> None:
+    """docs/how_to/play_and_replay.md: Hopper, Pong, and football, whose states EnvPool lacks."""
+    small = flags_of(recipe)
+    if recipe == "ppo_mujoco":
+        pytest.importorskip("mujoco")
+        small = small.replace("Pendulum-v1", "Hopper-v5")
+    round_ = 4 * options_of(recipe).sync_interval
+    directory = tmp_path / "run"
+    flags = f"{recipe}.py {small} --total-frames {6 * round_} --log-interval {round_}"
+    flags += f" --checkpoint-interval {2 * round_} --eval-interval 0"
+    run(flags, "--output-dir", str(directory))
+    output = replay(directory, "--round", 4, "--env", 3)
+    start = f"from step-{2 * round_:012d}.pt" if is_saved(recipe) else "from its beginning"
+    assert start in output
+    assert "environment 3, round 4: an episode of" in output
+    assert "the same as in the run, bit for bit: rows of metrics.csv (" in output
