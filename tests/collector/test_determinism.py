@@ -59,6 +59,34 @@ def test_i7_batches_and_parameters_are_equal_bit_for_bit(
     assert not set(other) & set(reference), "another seed must differ in everything"
 
 
+@pytest.mark.parametrize("task", ["cartpole", "continuous", "lstm"])
+def test_i7_batches_of_environments_train_as_single_ones(task: str) -> None:
+    """Of any size, with any workers and pauses in all of them."""
+    expected = train(TASKS[task], num_actors=1, num_executors=1, delays=False, rounds=3)
+    grid = [(8, 1, 1, False), (4, 2, 1, True), (4, 1, 2, False), (2, 2, 3, True)]
+    for together, actors, executors, delays in grid if task == "cartpole" else grid[1::2]:
+        found = train(
+            TASKS[task],
+            together=together,
+            num_actors=actors,
+            num_executors=executors,
+            delays=delays,
+            rounds=3,
+        )
+        assert found == expected, (together, actors, executors, delays)
+
+
+def test_i7_batches_that_draw_from_global_generators_repeat_themselves() -> None:
+    """They share them, so it matters which are batch-mates, and nothing else."""
+    runs = [
+        train(
+            TASKS["draws"], together=4, num_actors=a, num_executors=e, delays=d, rounds=3
+        )
+        for a, e, d in [(1, 1, False), (2, 2, True)]
+    ]  # fmt: skip
+    assert runs[0] == runs[1]
+
+
 @pytest.mark.parametrize("lag", [0, 2])
 def test_i7_for_other_lags(lag: int) -> None:
     runs = [

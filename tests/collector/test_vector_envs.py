@@ -29,16 +29,11 @@ MODES = list(AutoresetMode)
 K, ALPHA = 6, 4
 
 
-def several(
-    makers: list[Callable[[], Any]], mode: AutoresetMode = AutoresetMode.NEXT_STEP
-) -> SyncVectorEnv:
-    return SyncVectorEnv(makers, autoreset_mode=mode)
-
-
 def batch_of(
     k: int, make: Callable[[], Any] = ONE, mode: AutoresetMode = AutoresetMode.NEXT_STEP
 ) -> Callable[[], Any]:
-    return partial(several, [make] * k, mode)
+    """No function of this module, so that executors need not import it, and torch with it."""
+    return partial(SyncVectorEnv, [make] * k, autoreset_mode=mode)
 
 
 def collect(envs: list[Any], rounds: int = 4, **kwargs: Any) -> TensorDictBase:
@@ -123,7 +118,7 @@ class TestCounts:
 
 class TestFaults:
     def test_an_environment_that_raises(self) -> None:
-        bad = partial(several, [ENDLESS, partial(FaultyEnv, "raise"), ENDLESS])
+        bad = partial(SyncVectorEnv, [ENDLESS, partial(FaultyEnv, "raise"), ENDLESS])
         collector = start([ENDLESS, bad], frames_per_batch=16)
         expected = (
             r"(?s)environments 1 to 3 failed in round 0, step 2, .*the ball left the universe"
@@ -154,6 +149,22 @@ class TestFaults:
         assert len(seeds[:, -1].unique()) == K
 
 
+def test_seeds_given_again_are_given_to_each_environment() -> None:
+    """As to single ones."""
+
+    def run(envs: list[Any]) -> TensorDictBase:
+        with start(envs, frames_per_batch=K * ALPHA) as collector:
+            batches = iter(collector)
+            found = [next(batches).clone() for _ in range(2)]
+            collector.set_seed(5)
+            found += [next(batches).clone() for _ in range(3)]
+        return torch.cat(found, 1)
+
+    expected = run([ONE] * K)
+    assert len(expected["observation"][0, :, 0].unique()) > 1, "or no seed was given"
+    assert (run([batch_of(4), batch_of(2, mode=MODES[1])]) == expected).all()
+
+
 class TestResume:
     def run_and_resume(self, envs: list[Any], resumed: list[Any]) -> bool:
         """Whether a run that was saved and loaded has the same data."""
@@ -175,7 +186,7 @@ class TestResume:
 
     def test_what_can_not_be_saved_begins_new_episodes_and_says_so(self) -> None:
         def recorded() -> Any:
-            return gym.wrappers.vector.RecordEpisodeStatistics(several([ONE] * K))
+            return gym.wrappers.vector.RecordEpisodeStatistics(batch_of(K)())
 
         with pytest.warns(UserWarning, match=r"begin new episodes.*environments 0 to 5: RecordE"):
             assert not self.run_and_resume([recorded], [recorded])

@@ -26,14 +26,8 @@ from torchrl_hts.envs import make_atari_batch
 pytestmark = pytest.mark.usefixtures("nothing_left")
 
 
-def several(
-    k: int, make: Any = cart_pole, mode: AutoresetMode = AutoresetMode.NEXT_STEP
-) -> SyncVectorEnv:
-    return SyncVectorEnv([make] * k, autoreset_mode=mode)
-
-
-def batches_of(k: int, make: Any = cart_pole, **kwargs: Any) -> Any:
-    return functools.partial(several, k, make, **kwargs)
+def batches_of(k: int, make: Any = cart_pole, mode: AutoresetMode = AutoresetMode.NEXT_STEP) -> Any:
+    return functools.partial(SyncVectorEnv, [make] * k, autoreset_mode=mode)
 
 
 # What comes out.
@@ -160,11 +154,11 @@ class Untouched(gym.Wrapper[Any, Any, Any, Any]):
 def test_statistics_of_its_own_are_warned_of(outside: bool) -> None:
     def make() -> Any:
         if outside:
-            envs = gym.wrappers.vector.NormalizeObservation(several(2))
+            envs = gym.wrappers.vector.NormalizeObservation(batches_of(2)())
             return gym.wrappers.vector.NormalizeReward(envs)
-        return several(2, lambda: gym.wrappers.NormalizeReward(
+        return batches_of(2, lambda: gym.wrappers.NormalizeReward(
             gym.wrappers.NormalizeObservation(Untouched(cart_pole()))
-        ))  # fmt: skip
+        ))()  # fmt: skip
 
     with pytest.warns(RuntimeWarning) as told:
         Evaluator(make, categorical(num_actions=2), num_episodes=1).shutdown()

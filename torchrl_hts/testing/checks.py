@@ -183,6 +183,15 @@ def _delayed(make_env: Callable[[], gym.Env[Any, Any]]) -> gym.Env[Any, Any]:
     return RandomDelay(make_env())
 
 
+def _factories(
+    task: Task, num_envs: int, together: int, *, delays: bool
+) -> list[Callable[[], gym.Env[Any, Any]] | Callable[[], gym.vector.SyncVectorEnv]]:
+    make_env = partial(_delayed, task.make_env) if delays else task.make_env
+    if together == 1:
+        return [make_env] * num_envs
+    return [partial(gym.vector.SyncVectorEnv, [make_env] * together)] * (num_envs // together)
+
+
 def train(
     task: Task,
     *,
@@ -193,6 +202,7 @@ def train(
     lag: int = 1,
     rounds: int = 4,
     num_envs: int = 8,
+    together: int = 1,
     device: str = "cpu",
     policy_device: str = "cpu",
 ) -> list[str]:
@@ -207,6 +217,7 @@ def train(
         lag: see `HTSCollector`.
         rounds: batches to train on.
         num_envs: number of environments.
+        together: how many of them step as one batch, a divisor of their number.
         device: where it learns.
         policy_device: where the actors run the policy.
     """
@@ -222,7 +233,7 @@ def train(
         frames = num_envs * task.sync_interval
         digests = []
         with HTSCollector(
-            [partial(_delayed, task.make_env) if delays else task.make_env] * num_envs,
+            _factories(task, num_envs, together, delays=delays),
             policy,
             frames_per_batch=frames,
             total_frames=rounds * frames,
@@ -250,7 +261,7 @@ def train(
 
 
 def _determinism(args: argparse.Namespace) -> int:
-    grid = list(itertools.product(args.actors, args.executors, (False, True)))
+    grid = list(itertools.product(args.batch, args.actors, args.executors, (False, True)))
     settings = {
         "rounds": args.rounds,
         "lag": args.lag,
@@ -262,12 +273,13 @@ def _determinism(args: argparse.Namespace) -> int:
     with keep_servers():
         for name in args.tasks:
             reference: list[str] | None = None
-            for actors, executors, delays in grid:
+            for together, actors, executors, delays in grid:
                 began = time.monotonic()
                 found = train(
                     TASKS[name],
                     num_actors=actors,
                     num_executors=executors,
+                    together=together,
                     delays=delays,
                     **settings,
                 )
@@ -275,7 +287,7 @@ def _determinism(args: argparse.Namespace) -> int:
                 equal = found == reference
                 failures += not equal
                 print(
-                    f"{name:11} actors {actors}  executors {executors}  "
+                    f"{name:11} batches of {together}  actors {actors}  executors {executors}  "
                     f"delays {'yes' if delays else 'no ':3}  batches {found[0]} .. {found[-2]}  "
                     f"parameters {found[-1]}  {'equal' if equal else 'DIFFERENT'}  "
                     f"({time.monotonic() - began:.1f} s)",
@@ -283,8 +295,9 @@ def _determinism(args: argparse.Namespace) -> int:
                 )
             other = train(
                 TASKS[name],
-                num_actors=grid[0][0],
-                num_executors=grid[0][1],
+                together=grid[0][0],
+                num_actors=grid[0][1],
+                num_executors=grid[0][2],
                 delays=False,
                 seed=1,
                 **settings,
@@ -308,6 +321,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     check.add_argument("--actors", nargs="+", type=count, default=[1, 2, 4])
     check.add_argument("--executors", nargs="+", type=count, default=[1, 2, 8])
     check.add_argument("--num-envs", type=count, default=8)
+    check.add_argument(
+        "--batch", nargs="+", type=count, default=[1], help="environments that step as one (1)"
+    )
     check.add_argument("--device", default="cpu", help="where it learns, such as cuda")
     check.add_argument("--policy-device", default="cpu", help="where actors run the policy")
     check.add_argument("--rounds", type=count, default=4, help="batches to train on")
