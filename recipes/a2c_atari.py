@@ -63,9 +63,8 @@ class A2C:
         self._world = world or World()
         self._agent = agent
         self._options = options
-        self._advantage = GAE(
-            gamma=options.gamma, lmbda=options.gae_lambda, value_network=agent.critic_head
-        )
+        # Of values that are in the batch: over a network it runs a vmap, which takes longer.
+        self._advantage = GAE(gamma=options.gamma, lmbda=options.gae_lambda, value_network=None)
         self._loss_module = A2CLoss(
             agent.actor_head,
             agent.critic_head,
@@ -87,6 +86,8 @@ class A2C:
         for part in self._world.gradients(self.model, batch):  # the batch, but with --shards
             encode(self._agent.trunk, part)
             with torch.no_grad():
+                for each in (part, part["next"]):
+                    self._agent.critic_head(each)
                 self._advantage(part)
             losses.append(self._loss_module(part.reshape(-1)))
             loss_of(losses[-1]).backward()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
@@ -113,6 +113,7 @@ class DelayedGradient(TrainerHookBase):  # type: ignore[misc]  # torchrl is unty
         # rounds; their slot is filled when a round begins.
         self._ring: list[dict[str, Tensor]] = []
         self._parameters: dict[str, Tensor] = {}
+        self._norms: list[RunningNorm] = []  # those of the block
 
     @property
     def lag(self) -> int:
@@ -167,12 +168,14 @@ class DelayedGradient(TrainerHookBase):  # type: ignore[misc]  # torchrl is unty
                 "rounds don't nest: leave the block before entering the next, and enter none in "
                 "the hooks of a trainer that this DelayedGradient is registered with."
             )
-        parameters = self._initialised_parameters()
+        norms = norms_in(self.loss_module)
+        parameters = self._initialised_parameters(norms)
         if self._round == 0:
             # theta_0 = ... = theta_lag. Not in the constructor, so that weights loaded since count.
             self._allocate_ring(parameters)
         self._check_unchanged(parameters)
-        hold(norms_in(self.loss_module))
+        hold(norms)
+        self._norms = norms
         live, behaviour, newest = self._values()
         with torch.no_grad():
             # In place: swapping p.data would leave views held by losses stale, and hide the change
@@ -192,7 +195,7 @@ class DelayedGradient(TrainerHookBase):  # type: ignore[misc]  # torchrl is unty
     ) -> None:
         """Apply what the block did to the newest parameters, or undo it if the block raised."""
         self._active = False
-        let_go(norms_in(self.loss_module))
+        let_go(self._norms)
         live, behaviour, newest = self._values()
         with torch.no_grad():
             if exc_type is not None:
@@ -292,7 +295,7 @@ class DelayedGradient(TrainerHookBase):  # type: ignore[misc]  # torchrl is unty
                 f"{self._lag} and gradient_at={self.gradient_at!r}: construct it as it was then."
             )
         if round_ > 0:
-            parameters = self._initialised_parameters()
+            parameters = self._initialised_parameters(norms_in(self.loss_module))
             expected = {
                 f"ring.{age}.{name}": parameter.shape
                 for age in range(self._depth - 1)
@@ -341,11 +344,11 @@ class DelayedGradient(TrainerHookBase):  # type: ignore[misc]  # torchrl is unty
             for _ in range(self._depth)
         ]
 
-    def _initialised_parameters(self) -> dict[str, Tensor]:
+    def _initialised_parameters(self, norms: Sequence[RunningNorm]) -> dict[str, Tensor]:
         # Each once, those of a shared trunk too. Statistics are counted between two blocks, so that
         # a block displaces them by 0.
         parameters: dict[str, Tensor] = dict(self.loss_module.named_parameters())
-        parameters |= statistics_of(self.loss_module)
+        parameters |= statistics_of(self.loss_module, norms)
         lazy = [name for name, parameter in parameters.items() if is_lazy(parameter)]
         if lazy:
             raise ValueError(

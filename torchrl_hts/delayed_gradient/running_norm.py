@@ -170,21 +170,23 @@ def norms_in(module: nn.Module) -> list[RunningNorm]:
 
     TorchRL's losses keep their networks beside their parameters, where `modules` doesn't look.
     """
-    found = list(module.modules())
-    for each in module.modules():
+    own = list(module.modules())
+    found = own.copy()
+    for each in own:
         for beside in vars(each).values():
             if isinstance(beside, nn.Module):
                 found += beside.modules()
     return list(dict.fromkeys(m for m in found if isinstance(m, RunningNorm)))
 
 
-def statistics_of(module: nn.Module) -> dict[str, Tensor]:
-    """The buffers of those layers, by the names that `DelayedGradient` saves them under.
+def statistics_of(module: nn.Module, norms: Sequence[RunningNorm]) -> dict[str, Tensor]:
+    """The buffers of a module's layers, by the names that `DelayedGradient` saves them under.
 
     Raises:
         ValueError: if the module computes with others, since it was moved after a loss was made.
     """
-    norms = norms_in(module)
+    if not norms:
+        return {}
     own = {buffer.data_ptr() for buffer in module.buffers()}
     if not own >= {norm.mean.data_ptr() for norm in norms}:
         raise ValueError(
