@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 
 from support.errors import RecipeError, exit_with
 from support.old_runs import refuse_busy
-from support.options import integer
+from support.options import counted, integer
 from support.output_dir import claim_output_dir
 from support.start import parse_or_exit
 from support.sweeps import Sweep, logged, read_sweep
@@ -41,7 +41,7 @@ def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--trials", type=integer, default=30, help="runs in all (30)")
+    parser.add_argument("--trials", type=counted, default=30, help="runs in all (30)")
     parser.add_argument("--sweep-seed", type=integer, default=0, help="of what is tried (0)")
     parser.add_argument("--output-dir", type=Path, required=True, help="of the sweep")
     parser.add_argument("sweep", type=Path, help="the sweep file, such as those in recipes/sweeps")

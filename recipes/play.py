@@ -21,7 +21,7 @@ from statistics import fmean, pstdev
 from typing import TYPE_CHECKING, Any
 
 from support.errors import RecipeError, exit_with
-from support.options import frames_per_second, integer
+from support.options import integer, positive
 from support.output_dir import check_files
 from support.start import announce, parse_or_exit
 
@@ -55,7 +55,7 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
         "--render", choices=("human",), help="show a window, and play one episode after the other"
     )
     parser.add_argument("--video", type=Path, help="film the best episode: an .mp4 or .gif file")
-    parser.add_argument("--fps", type=frames_per_second, help="frames per second of the film")
+    parser.add_argument("--fps", type=positive, help="frames per second of the film")
     parser.add_argument(
         "--export", type=Path, help="write the policy's likeliest actions as a .pt2 (torch.export)"
     )

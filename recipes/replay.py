@@ -34,7 +34,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from support.errors import RecipeError, exit_with
-from support.options import frames_per_second, integer
+from support.options import integer, positive
 from support.output_dir import check_files
 from support.start import announce, parse_or_exit
 
@@ -55,7 +55,7 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     wanted.add_argument("--until-error", action="store_true", help="until an environment fails")
     parser.add_argument("--env", type=integer, default=0, help="the environment's number (0)")
     parser.add_argument("--video", type=Path, help="film the episode: an .mp4 or .gif file")
-    parser.add_argument("--fps", type=frames_per_second, help="frames per second of the film")
+    parser.add_argument("--fps", type=positive, help="frames per second of the film")
     parser.add_argument(
         "--from-start", action="store_true", help="go on from no checkpoint, but from the beginning"
     )

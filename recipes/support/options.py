@@ -22,9 +22,10 @@ __all__ = [
     "Options",
     "RunOptions",
     "differences",
-    "frames_per_second",
+    "counted",
     "from_json",
     "integer",
+    "positive",
     "option",
     "parse_options",
     "to_json",
@@ -229,8 +230,19 @@ def integer(text: str) -> int:
     raise argparse.ArgumentTypeError(f"invalid int value: {text!r}")
 
 
-def frames_per_second(text: str) -> float:
-    """How fast a film is, on the command line.
+def counted(text: str) -> int:
+    """An integer of the command line that is at least 1.
+
+    Raises:
+        argparse.ArgumentTypeError: if it is none.
+    """
+    if (value := integer(text)) < 1:
+        raise argparse.ArgumentTypeError(f"must be at least 1, and is {value}")
+    return value
+
+
+def positive(text: str) -> float:
+    """A number above 0 of the command line.
 
     Raises:
         argparse.ArgumentTypeError: if it is no number above 0.

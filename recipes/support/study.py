@@ -15,7 +15,7 @@ import numpy as np
 
 from support.classic import TASKS
 from support.errors import RecipeError
-from support.options import integer
+from support.options import counted, integer, positive
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -76,7 +76,12 @@ def load(directory: Path) -> Results:
     Raises:
         RecipeError: if there are none, or those of one panel differ in their number of steps.
     """
-    cells = [(file, json.loads(file.read_text())) for file in sorted(directory.glob("*.json"))]
+    cells = []
+    for file in sorted(directory.glob("*.json")):
+        try:
+            cells.append((file, json.loads(file.read_text())))
+        except ValueError as error:
+            raise RecipeError(f"{file} is damaged ({error}): delete it to run the cell") from error
     if not cells:
         raise RecipeError(f"there are no cells in {directory}: run the study first")
     cells.sort(key=lambda each: ([*TASKS].index(each[1]["env"]), each[1]["multiplier"]))
@@ -208,13 +213,13 @@ def parse(description: str | None, arguments: Sequence[str] | None = None) -> ar
     parser.add_argument(
         "--learning-rates",
         nargs="+",
-        type=float,
+        type=positive,
         default=[1.0, 2.5],
         metavar="MULTIPLIER",
         help="multiples of each setting's own (default: 1 2.5)",
     )
-    parser.add_argument("--total-frames", type=integer, help="by default each environment's own")
-    parser.add_argument("--jobs", type=integer, default=1, help="cells at a time (default: 1)")
+    parser.add_argument("--total-frames", type=counted, help="by default each environment's own")
+    parser.add_argument("--jobs", type=counted, default=1, help="cells at a time (default: 1)")
     parser.add_argument(
         "--output-dir",
         type=Path,
