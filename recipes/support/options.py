@@ -21,13 +21,13 @@ from support.old_runs import refuse_busy, refuse_old_run
 __all__ = [
     "Options",
     "RunOptions",
-    "differences",
     "counted",
+    "differences",
     "from_json",
     "integer",
-    "positive",
     "option",
     "parse_options",
+    "positive",
     "to_json",
 ]
 
