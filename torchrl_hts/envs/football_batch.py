@@ -76,7 +76,8 @@ def make_football_batch(
     give `HTSCollector` a batch for each core. Games can't be saved: where a run is resumed they
     begin new episodes.
 
-    Single games are as fast (docs/results/batches.md): those of an executor share a pool too.
+    Single games share a pool too, that of their executor (docs/results/football.md). Whether a
+    batch is faster was not measured.
 
     Args:
         scenario: one of gfootball's, such as ``"academy_3_vs_1_with_keeper"``.
