@@ -8,7 +8,8 @@ rounds, in turns. As root each learner has a host of its own (`_hosts.py`); else
 one. Predicted is by `torchrl_hts.theory.timetable`, from times of one learner: exponential steps
 with the mean that its executors took, its update, and the exchange as it was timed by itself. For
 more learners than were measured the exchange is `theory.exchange_time` with 0.1 ms and 1 Gbit/s.
-The last column is the exchange of 1.7 million values, as the Nature CNN has, timed likewise.
+The column large is the exchange of 1.7 million values, as the Nature CNN has, timed likewise. The
+last are microseconds of processor time for a step, by kind of process, and rows of an actor's pass.
 Writes learner_scaling.json and learner_scaling.svg.
 """
 
@@ -31,6 +32,7 @@ import torch
 from _environments import OBSERVATION_SIZE, SLEEP_MEAN_S, SleepEnv
 from _hosts import Hosts, why_not
 from _machine import commit, machine
+from _processor_time import used_s
 from matplotlib.figure import Figure
 from tensordict import TensorDictBase
 from tensordict.nn import TensorDictModuleBase
@@ -49,6 +51,7 @@ WARM_UP = 3  # rounds
 EXCHANGES = 20
 LARGE = 1_300, 1_300  # 1.69 million values, as the Nature CNN has
 LATENCY_S, BYTES_PER_SECOND = 1e-4, 125e6  # where nothing was measured
+KINDS = ("executor", "actor", "learner")
 COLOURS = {"all-reduce": "#2471a3", "shards": "#c0392b"}
 
 
@@ -116,26 +119,28 @@ def learn(options: argparse.Namespace) -> None:
         ) as collector:
             for number, batch in enumerate(collector):
                 if number == WARM_UP:
-                    began = time.perf_counter()
+                    began, before = time.perf_counter(), used_s(collector.worker_pids())
                 if number == WARM_UP + options.rounds:
                     break
                 update(batch)
                 collector.update_policy_weights_()
-            took_s = time.perf_counter() - began
+            took_s, now = time.perf_counter() - began, used_s(collector.worker_pids())
             seen = collector.statistics()
         busy_s = seen.executor_busy_share * seen.elapsed_s * ENVS
         found = {
             "steps_per_second": frames * options.rounds / took_s,
             "step_s": busy_s / (ALPHA * (options.rounds + WARM_UP) * ENVS),
             "update_s": statistics.mean(updates_s[WARM_UP:]),
+            "rows": seen.mean_actor_batch_size,
+            **{f"{k}_s": (now[k] - before[k]) / (ENVS * ALPHA * options.rounds) for k in KINDS},
             "exchange_s": time_exchange(world, loss_module, batch),
             "large_exchange_s": time_exchange(world, nn.Linear(*LARGE, bias=False), batch),
             "num_values": sum(p.numel() for p in loss_module.parameters()),
         }
         every = world.gather(found)
         if world.is_first:
-            found["update_s"] = statistics.mean(one["update_s"] for one in every)
-            found["step_s"] = statistics.mean(one["step_s"] for one in every)
+            for name in ("update_s", "step_s", "rows", *(f"{kind}_s" for kind in KINDS)):
+                found[name] = statistics.mean(one[name] for one in every)
             options.write_to.write_text(json.dumps(found))
 
 
@@ -237,15 +242,19 @@ def main() -> None:
     file = options.output_dir / "learner_scaling.json"
     file.write_text(json.dumps(report, indent=2) + "\n")
     print(f"{here['cpu']}, {here['cores']} cores, commit {commit()}, medians of {options.turns}\n")
-    print("| | learners | steps/s | share | predicted | update, ms | exchange, ms | large, ms |")
-    print("| --- | --- | --- | --- | --- | --- | --- | --- |")
+    titles = "| | learners | steps/s | share | predicted | update, ms | exchange, ms | large, ms |"
+    titles += "".join(f" {kind}, us |" for kind in KINDS) + " rows |"
+    print(titles)
+    print("| --- " * (titles.count("|") - 1) + "|")
     for row in rows:
         base = medians[row["kind"], 1]["steps_per_second"] * row["learners"]
         print(
             f"| {row['kind']} | {row['learners']} | {row['steps_per_second']:,.0f} | "
             f"{row['steps_per_second'] / base:.2f} | {row['predicted']:,.0f} | "
             f"{1e3 * row['update_s']:.1f} | {1e3 * row['exchange_s']:.1f} | "
-            f"{1e3 * row['large_exchange_s']:.1f} |"
+            f"{1e3 * row['large_exchange_s']:.1f} | "
+            + "".join(f"{1e6 * row[f'{kind}_s']:.0f} | " for kind in KINDS)
+            + f"{row['rows']:.1f} |"
         )
     ones = {kind: medians[kind, 1] for kind in kinds}
     draw(rows, ones, options.output_dir / "learner_scaling.svg")

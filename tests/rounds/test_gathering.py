@@ -88,6 +88,17 @@ def test_an_executor_that_sleeps_leaves_its_core_to_others(world: World) -> None
     assert not gatherer.every_core_is_busy()
 
 
+def test_executors_that_begin_to_compute_are_found_soon(world: World) -> None:
+    gatherer = world.gatherer(cores=2)
+    world.answered(0, 3)
+    world.counters[:2, Counter.CPU_NS] = 10
+    assert not gatherer.every_core_is_busy()
+    world.counters[:2, Counter.CPU_NS] = 600
+    assert any(gatherer.every_core_is_busy() for _ in range(20))
+    world.counters[1, Counter.CPU_NS] = 10  # seen at once: nobody is waited for in vain
+    assert not gatherer.every_core_is_busy()
+
+
 def test_one_of_several_actors_does_not_wait(world: World) -> None:
     world.answered(0, 3)
     world.learn()

@@ -33,6 +33,8 @@ _COMPUTES = 0.25
 _CPU_NS, _BUSY_NS = int(Counter.CPU_NS), int(Counter.BUSY_NS)
 # Not every change is announced (a last environment is parked): look again after so long.
 _LOOK_AGAIN_MS = 2
+# Which executors compute changes slowly, and to look at them all takes a tenth of a small pass.
+_COUNT_EVERY = 16
 
 
 def fills_cores(schedule: Schedule, counters: memoryview[int], cores: int | None) -> bool:
@@ -86,6 +88,7 @@ class Gatherer:
         self._phase: npt.NDArray[Any] = np.asarray(self.schedule.phase)
         # Not to be reached where the learner and all executors don't fill so many cores.
         self._cores = cores if cores is not None and cores <= self._num_executors + 1 else None
+        self._num_computing = self._questions = 0
 
     def gather(self, patience_ns: int) -> array[int]:
         """Sleep until there is something; then wait for more while every core is busy.
@@ -122,7 +125,7 @@ class Gatherer:
         if self._cores is None:
             return False
         learning = self.schedule.learning
-        if self._num_executors + learning < self._cores:  # spares the look at every environment
+        if self._count_computing() + learning < self._cores:  # spares the look at environments
             return False
         busy = set(self._owner[self._phase == Phase.ANSWERED].tolist())
         if not busy or len(busy) + learning < self._cores:
@@ -130,3 +133,11 @@ class Gatherer:
         rows = self.counters[sorted(busy)]
         computing = _computes(rows[:, _CPU_NS], rows[:, _BUSY_NS])
         return bool(computing.sum() + learning >= self._cores)
+
+    def _count_computing(self) -> int:
+        """How many executors compute rather than sleep, as it was a few questions ago."""
+        if self._questions % _COUNT_EVERY == 0:
+            rows = self.counters[: self._num_executors]
+            self._num_computing = int(_computes(rows[:, _CPU_NS], rows[:, _BUSY_NS]).sum())
+        self._questions += 1
+        return self._num_computing

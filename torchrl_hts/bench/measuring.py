@@ -107,9 +107,9 @@ def default_policy(env: Any) -> TensorDictModuleBase:
         features = front(torch.zeros(1, *shape)).shape[-1]
         body = nn.Sequential(front, nn.Linear(features, 512), nn.ReLU(), nn.Linear(512, width))
     else:
-        body = nn.Sequential(
-            _Flat(len(shape)), MLP(int(np.prod(shape)), width, num_cells=[_WIDTH, _WIDTH])
-        )
+        body = MLP(int(np.prod(shape)), width, num_cells=[_WIDTH, _WIDTH])
+        if len(shape) > 1 or observations.dtype != np.float32:
+            body = nn.Sequential(_Flat(len(shape)), body)
     net = nn.Sequential(body, head)
     if isinstance(actions, gym.spaces.Discrete):
         return ProbabilisticActor(
