@@ -39,7 +39,6 @@ DENSE = {
     "a layer twice": lambda: nn.Sequential(*[nn.Linear(OBS, OBS)] * 2, nn.Linear(OBS, 4)),
     "no bias": lambda: nn.Sequential(nn.Linear(OBS, 4, bias=False), nn.Tanh()),
     "nested": lambda: nn.Sequential(nn.Sequential(nn.Linear(OBS, OBS), nn.Tanh()), MLP(OBS, 4)),
-    "what changes nothing": lambda: nn.Sequential(nn.Identity(), nn.Linear(OBS, 4), nn.Identity()),
 }
 
 

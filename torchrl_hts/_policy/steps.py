@@ -65,19 +65,16 @@ def flatten(module: Any) -> list[Any] | None:
 def plain_layers(net: nn.Module) -> list[nn.Module] | None:
     """The layers of nested plain sequences in order; None if calling them isn't all that is done.
 
-    Without those that return what they are given. A small layer costs less than what `nn.Module`
-    does to call it.
+    A small layer costs less than what `nn.Module` does to call it.
     """
     plain = type(net).__call__ is nn.Module.__call__ and "forward" not in net.__dict__
     if not plain or net._forward_hooks or net._forward_pre_hooks:
         return None
     forward = type(net).forward
-    if forward is nn.Identity.forward:
-        return []
     if forward is nn.Sequential.forward or (forward is MLP.forward and not net._reshape_out):
         parts = [plain_layers(part) for part in net._modules.values() if part is not None]
         flat = [layer for part in parts for layer in part or ()]
-        return None if None in parts else flat
+        return flat if all(parts) else None
     return [net]
 
 

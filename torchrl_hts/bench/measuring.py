@@ -110,7 +110,7 @@ def default_policy(env: Any) -> TensorDictModuleBase:
         body = MLP(int(np.prod(shape)), width, num_cells=[_WIDTH, _WIDTH])
         if len(shape) > 1 or observations.dtype != np.float32:
             body = nn.Sequential(_Flat(len(shape)), body)
-    net = nn.Sequential(body, head)
+    net = body if isinstance(head, nn.Identity) else nn.Sequential(body, head)
     if isinstance(actions, gym.spaces.Discrete):
         return ProbabilisticActor(
             TensorDictModule(net, ["observation"], ["logits"]),
