@@ -55,8 +55,7 @@ def test_another_seed_is_another_replay() -> None:
     first = []
     for seed in (5, 6):
         replay = TorchRLReplay(single, 0, seed=seed)
-        replay.reset()
-        first.append(replay._current["observation"])
+        first.append(replay.reset()["observation"])
     assert not torch.equal(*first)
 
 

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import probe
 import pytest
 import torch
 from recipe_runs import rows, run
@@ -75,7 +76,8 @@ class Falls:
 
     def __call__(self, **settings: Any) -> Any:
         batch = self.make_batch(**settings)
-        step, seed = batch._env.step, batch._env.seed
+        behind = probe.wrapped(batch)
+        step, seed = behind.step, behind.seed
         left = [0]
 
         def seeded(number: int) -> Any:
@@ -88,7 +90,7 @@ class Falls:
                 raise ValueError("a drone fell")
             return step(actions)
 
-        batch._env.step, batch._env.seed = stepped, seeded
+        behind.step, behind.seed = stepped, seeded
         return batch
 
 

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     import pytest
     from torch import Tensor
+    from torchrl.envs import EnvBase
     from torchrl.trainers import Trainer
 
     from torchrl_hts import Evaluator, HTSCollector, World
@@ -169,6 +170,11 @@ def limit_observing(
     for name, value in limits.items():
         if value is not None:
             patch.setattr(observing, name, value)
+
+
+def wrapped(env: EnvBase) -> Any:
+    """What an environment of TorchRL's wraps."""
+    return env._env
 
 
 def football_engine(env: FootballEnv) -> Any:

@@ -22,6 +22,7 @@ from torchrl_hts._rounds.event_rings import Activity, Record
 from torchrl_hts._rounds.schedule import Schedule
 from torchrl_hts._rounds.slots import Slots, policy_tensors
 from torchrl_hts._supervision.supervisor import Seeds, Supervisor
+from torchrl_hts.errors.checks import check_integer
 
 __all__ = ["LearnerSide"]
 
@@ -213,6 +214,7 @@ class LearnerSide:
 
     def steps_ahead(self, env: int) -> TensorDictBase:
         """The steps of an environment that no batch has had; see `HTSCollector.steps_ahead`."""
+        check_integer("env", env, least=0, most=self._envs[-1].stop - 1)
         unit = next(number for number, envs in enumerate(self._envs) if env in envs)
         last, step = self._schedule.position(unit)
         rows = []

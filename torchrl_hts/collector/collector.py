@@ -531,6 +531,9 @@ class HTSCollector(StockAttributes, BaseCollector):  # type: ignore[misc]  # tor
         Returns:
             Its steps ``[T]`` in rounds that were not handed out, as batches have them. The last is
             the one that it was at: of that one only what the policy read and wrote can be there.
+
+        Raises:
+            ValueError: if there is no such environment.
         """
         return self._learner.steps_ahead(env)
 

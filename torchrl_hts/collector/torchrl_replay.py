@@ -27,7 +27,8 @@ class TorchRLReplay:
     What `EnvironmentReplay` is for gymnasium environments. A batch of environments steps as one, so
     that all of it is had once more, by the actions of all. Their states can't be saved: a replay
     begins where the collector has begun. Of a ``SerialEnv`` or ``ParallelEnv`` the one environment
-    plays alone, as it does in the collector.
+    plays alone, as it does in the collector. All entries of the collector's ``create_env_fn`` must
+    make equally many environments: the number alone tells which batch it is.
 
     Args:
         create_env_fn: makes the environment, or the batch, that the collector has.
@@ -49,7 +50,7 @@ class TorchRLReplay:
         >>> with HTSCollector([make_env] * 2, frames_per_batch=8, total_frames=8, seed=3) as data:
         ...     (batch,) = data
         >>> replay = TorchRLReplay(make_env, 1, seed=3)
-        >>> replay.reset()
+        >>> first = replay.reset()
         >>> for step in batch[replay.envs.start : replay.envs.stop].unbind(1):
         ...     after = replay.step(step)
         >>> torch.equal(after["observation"], step["next", "observation"])
@@ -83,10 +84,16 @@ class TorchRLReplay:
             )
         return TorchRLEnvironment(made, unit, generators)
 
-    def reset(self) -> None:
-        """Begin as the collector's does in round 0."""
+    def reset(self) -> TensorDictBase:
+        """Begin as the collector's does in round 0.
+
+        Returns:
+            What it shows at first, ``[k]``; of a single environment ``[1]``.
+        """
         seeds = [environment_seed(self._seed, number, 0) for number in self.envs]
         self._current = self._made.begin(seeds)
+        first: TensorDictBase = self._current.clone()
+        return first if self.env.batch_size else first.unsqueeze(0)
 
     def step(self, transition: TensorDictBase) -> TensorDictBase:
         """One step; where an episode ends the next one begins.
