@@ -9,13 +9,12 @@ import gymnasium as gym
 import pytest
 import torch
 from environments import DictEnv, EchoEnv
-from evaluating import GREEDY, RANDOM, PayingEnv, cart_pole, one, pays
+from evaluating import GREEDY, RANDOM, PayingEnv, cart_pole, one, pays, remembers
 from policies import categorical
 from tensordict import TensorDict
-from tensordict.nn import TensorDictModule, TensorDictModuleBase, TensorDictSequential
+from tensordict.nn import TensorDictModule, TensorDictModuleBase
 from torch import Tensor, nn
 from torchrl.envs.utils import set_exploration_type
-from torchrl.modules import GRUModule
 
 from torchrl_hts._evaluation.evaluator import Evaluator
 from torchrl_hts._evaluation.player import env_seed
@@ -105,11 +104,7 @@ def test_the_policy_is_run_in_evaluation_mode_and_its_buffers_start_anew() -> No
 
 def test_recurrent_policies_carry_their_state() -> None:
     torch.manual_seed(0)
-    policy = TensorDictSequential(
-        GRUModule(2, 8, in_keys=["observation", "hidden", "is_init"],
-                  out_keys=["embedding", ("next", "hidden")]),
-        TensorDictModule(nn.Linear(8, 1), ["embedding"], ["action"]),
-    )  # fmt: skip
+    policy = remembers()
     expected = [slow_episode(PayingEnv(), policy, env_seed(0, k), {"hidden": 8}) for k in range(5)]
     result = one(PayingEnv, policy, num_episodes=5)
     assert result.lengths == tuple(length for _, length in expected)

@@ -12,12 +12,11 @@ import numpy as np
 import pytest
 import torch
 from environments import EchoEnv
-from evaluating import PayingEnv, cart_pole, one, pays
+from evaluating import PayingEnv, cart_pole, one, pays, remembers
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from policies import categorical
-from tensordict.nn import TensorDictModule, TensorDictSequential
-from torch import Tensor, nn
-from torchrl.modules import GRUModule
+from tensordict.nn import TensorDictModule
+from torch import Tensor
 
 from torchrl_hts import Evaluator
 from torchrl_hts._evaluation.player import env_seed
@@ -64,11 +63,7 @@ def test_returns_are_summed_up_as_the_environment_gives_them() -> None:
 
 def test_recurrent_policies_carry_their_state() -> None:
     torch.manual_seed(0)
-    policy = TensorDictSequential(
-        GRUModule(2, 8, in_keys=["observation", "hidden", "is_init"],
-                  out_keys=["embedding", ("next", "hidden")]),
-        TensorDictModule(nn.Linear(8, 1), ["embedding"], ["action"]),
-    )  # fmt: skip
+    policy = remembers()
     expected = one(PayingEnv, policy, num_episodes=4)
     result = one(batches_of(2, PayingEnv), policy, num_episodes=4)
     assert result.lengths == expected.lengths

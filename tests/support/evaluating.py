@@ -10,9 +10,10 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 import torch
-from tensordict.nn import TensorDictModule
+from tensordict.nn import TensorDictModule, TensorDictSequential
 from torch import Tensor, nn
 from torchrl.envs.utils import ExplorationType
+from torchrl.modules import GRUModule
 
 from torchrl_hts._evaluation.evaluator import Evaluation, Evaluator
 
@@ -43,6 +44,15 @@ class PayingEnv(gym.Env[Any, Any]):
 
     def render(self) -> np.ndarray:
         return np.full((24, 32, 3), 10 * self.t + self.last, np.uint8)
+
+
+def remembers() -> TensorDictSequential:
+    """A recurrent policy for `PayingEnv`, with new parameters; it carries ``"hidden"``, of 8."""
+    return TensorDictSequential(
+        GRUModule(2, 8, in_keys=["observation", "hidden", "is_init"],
+                  out_keys=["embedding", ("next", "hidden")]),
+        TensorDictModule(nn.Linear(8, 1), ["embedding"], ["action"]),
+    )  # fmt: skip
 
 
 class Pays(nn.Module):

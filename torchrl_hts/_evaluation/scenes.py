@@ -26,7 +26,41 @@ from torchrl_hts._rounds.slots import tensor_over
 __all__ = ["GymScene", "Scene", "TorchRLScene", "VectorScene", "transforms_with_statistics"]
 
 
-class GymScene:
+class _FirstEpisodes:
+    """Rows of a batch, in each of which the first episode counts.
+
+    Attributes:
+        rows: of a batch ``[episodes, 1]``, once they are bound.
+        rewards: of the first episode of each row.
+    """
+
+    _env: Any
+    rows: range
+    rewards: list[list[float]]
+
+    def bind(
+        self, memory: SharedMemory, options: RowOptions, written: Mapping[Key, Tensor]
+    ) -> None:
+        """Find the rows; ``written`` is what a policy writes, ``[episodes, *shape]``."""
+        self._env.bind(memory, options)
+        self.rows = self._env.rows
+
+    def write_observation(self) -> None:
+        """Write what the policy reads."""
+        self._env.write_observation(0, 0)
+
+    @property
+    def returns(self) -> list[float]:
+        """Of the first episode of each row."""
+        return [math.fsum(rewards) for rewards in self.rewards]
+
+    @property
+    def lengths(self) -> list[int]:
+        """Of the first episode of each row."""
+        return [len(rewards) for rewards in self.rewards]
+
+
+class GymScene(_FirstEpisodes):
     """A gymnasium environment.
 
     Args:
@@ -34,32 +68,19 @@ class GymScene:
         index: of the scene.
         generators: that it draws from, entered already.
         keep_actions: whether the actions are kept for a replay.
-
-    Attributes:
-        rows: its one row of a batch ``[episodes, 1]``, once it is bound.
     """
 
     def __init__(
         self, env: gym.Env[Any, Any], index: int, generators: Generators, *, keep_actions: bool
     ) -> None:
         self._episode = _Episode(env, keep_actions=keep_actions)
-        self._env = GymEnvironment(self._episode, index, generators)
-
-    def bind(
-        self, memory: SharedMemory, options: RowOptions, written: Mapping[Key, Tensor]
-    ) -> None:
-        """Find the row; ``written`` is what a policy writes, ``[episodes, *shape]``."""
-        self._env.bind(memory, options)
-        self.rows = self._env.rows
+        self._env: GymEnvironment = GymEnvironment(self._episode, index, generators)
 
     def begin(self, seeds: Sequence[int]) -> None:
         """Begin an episode."""
         (seed,) = seeds
         self._env.reset(seed, 0)
-
-    def write_observation(self) -> None:
-        """Write what the policy reads."""
-        self._env.write_observation(0, 0)
+        self.rewards = [self._episode.rewards]
 
     def step(self) -> bool:
         """Step with what the policy wrote; returns whether the episode has ended."""
@@ -69,55 +90,25 @@ class GymScene:
         """Of the episode, in the format of the environment."""
         return self._episode.actions
 
-    @property
-    def rewards(self) -> list[list[float]]:
-        """Of the one episode."""
-        return [self._episode.rewards]
 
-    @property
-    def returns(self) -> list[float]:
-        """Of the one episode."""
-        return [math.fsum(self._episode.rewards)]
-
-    @property
-    def lengths(self) -> list[int]:
-        """Of the one episode."""
-        return [len(self._episode.rewards)]
-
-
-class VectorScene:
+class VectorScene(_FirstEpisodes):
     """A batch of gymnasium environments.
 
     Args:
         env: the batch.
         keep_actions: whether the actions are kept for a replay.
-
-    Attributes:
-        rows: of a batch ``[episodes, 1]``, once it is bound.
-        rewards: of the first episode of each row.
     """
 
     def __init__(self, env: VectorEnvironment, *, keep_actions: bool) -> None:
         self._env = env
         self._keep_actions = keep_actions
 
-    def bind(
-        self, memory: SharedMemory, options: RowOptions, written: Mapping[Key, Tensor]
-    ) -> None:
-        """Find the rows; ``written`` is what a policy writes, ``[episodes, *shape]``."""
-        self._env.bind(memory, options)
-        self.rows = self._env.rows
-
     def begin(self, seeds: Sequence[int]) -> None:
         """Begin an episode in each environment."""
         self._env.reset(seeds, 0)
-        self.rewards: list[list[float]] = [[] for _ in self.rows]
+        self.rewards = [[] for _ in self.rows]
         self._actions: list[Any] = []
         self._going = np.ones(len(self.rows), bool)
-
-    def write_observation(self) -> None:
-        """Write what the policy reads."""
-        self._env.write_observation(0, 0)
 
     def step(self) -> bool:
         """Step with what the policy wrote; returns whether all have ended an episode."""
@@ -135,18 +126,8 @@ class VectorScene:
         space = batch_space(self._env.description.action_space, len(self.rows))
         return [list(iterate(space, actions))[row] for actions in self._actions]
 
-    @property
-    def returns(self) -> list[float]:
-        """Of the first episode of each."""
-        return [math.fsum(rewards) for rewards in self.rewards]
 
-    @property
-    def lengths(self) -> list[int]:
-        """Of the first episode of each."""
-        return [len(rewards) for rewards in self.rewards]
-
-
-class TorchRLScene:
+class TorchRLScene(_FirstEpisodes):
     """A TorchRL environment, or a batch of them, with any transforms and agents.
 
     The reward of a step is the mean over all that agents get.
@@ -157,9 +138,7 @@ class TorchRLScene:
 
     Attributes:
         index: of the scene.
-        rows: of a batch ``[episodes, 1]``, once it is bound.
         seeds: of the episodes.
-        rewards: of each row.
     """
 
     def __init__(self, env: TorchRLEnvironment, *, keep_actions: bool) -> None:
@@ -171,8 +150,7 @@ class TorchRLScene:
         self, memory: SharedMemory, options: RowOptions, written: Mapping[Key, Tensor]
     ) -> None:
         """Find the rows; ``written`` is what a policy writes, ``[episodes, *shape]``."""
-        self._env.bind(memory, options)
-        self.rows = self._env.rows
+        super().bind(memory, options, written)
         dtypes = {field.key: field.dtype for field in memory.layout.fields}
         own = slice(self.rows.start, self.rows.stop)
         arrays = memory.fields(0)
@@ -185,13 +163,9 @@ class TorchRLScene:
         """Begin an episode in each environment."""
         self.seeds = seeds
         self._env.reset(seeds, 0)
-        self.rewards: list[list[float]] = [[] for _ in self.rows]
+        self.rewards = [[] for _ in self.rows]
         self._actions: list[dict[Key, Tensor]] = []
         self._going = torch.ones(len(self.rows), dtype=torch.bool)
-
-    def write_observation(self) -> None:
-        """Write what the policy reads."""
-        self._env.write_observation(0, 0)
 
     def step(self) -> bool:
         """Step with what the policy wrote; returns whether all have ended an episode."""
@@ -204,16 +178,6 @@ class TorchRLScene:
             self.rewards[at].append(rewards[at].item())
         self._going &= self._env.episodes.reshape(-1) == before
         return not self._going.any()
-
-    @property
-    def returns(self) -> list[float]:
-        """Of the first episode of each."""
-        return [math.fsum(rewards) for rewards in self.rewards]
-
-    @property
-    def lengths(self) -> list[int]:
-        """Of the first episode of each."""
-        return [len(rewards) for rewards in self.rewards]
 
     def actions(self, row: int) -> list[dict[Key, Tensor]]:
         """Of each step, what a policy wrote for all rows, by key; for `step_again`."""
