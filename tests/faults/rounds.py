@@ -113,6 +113,22 @@ def run_until_shutdown(
     return time.monotonic() - before
 
 
+def assert_goes_on(envs: list[Any], state: dict[str, Any], received: list[TensorDictBase]) -> None:
+    """From a state that was taken after round 2, with the bits of the rounds that came then."""
+    policy, resumed = told_policy(), []
+    with HTSCollector(
+        envs, policy, frames_per_batch=N * T, total_frames=N * T * ROUNDS,
+        num_executors=1, seed=0, lag=LAG,
+    ) as collector:  # fmt: skip
+        collector.load_state_dict(state)
+        learn(policy)  # the update that the state was taken before
+        for batch in collector:
+            resumed.append(batch.clone())
+            learn(policy)
+    for batch, expected in zip(resumed, received[3:], strict=True):
+        assert_equal(batch, expected)
+
+
 @cache
 def undisturbed() -> list[TensorDictBase]:
     """The batches of a run without a fault."""
