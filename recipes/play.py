@@ -21,6 +21,7 @@ from statistics import fmean, pstdev
 from typing import TYPE_CHECKING, Any
 
 from support.errors import RecipeError, exit_with
+from support.old_runs import refuse_no_run
 from support.options import integer, positive
 from support.output_dir import check_files
 from support.start import announce, parse_or_exit
@@ -67,6 +68,7 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
 
 def check(options: argparse.Namespace) -> None:
     """Refuse what makes no sense, before torch is imported."""
+    refuse_no_run(options.run_dir)
     for name, least in (("episodes", 1), ("seed", 0), ("max_steps", 0)):
         value = getattr(options, name)
         if value is not None and value < least:

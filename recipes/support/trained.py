@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 from support.checkpoints import read_saved
 from support.errors import RecipeError, explaining
-from support.old_runs import newest_step
+from support.old_runs import newest_step, refuse_no_run
 from support.options import RunOptions, from_json
 from support.states import check_fits
 
@@ -103,14 +103,11 @@ def open_run(directory: Path, script: Path | None = None) -> TrainedRun:
     Raises:
         RecipeError: if there is no run, or it is damaged or of another version.
     """
+    refuse_no_run(directory)
     file = directory / "config.json"
     try:
         config = json.loads(file.read_text())
         name, values = config["recipe"], dict(config["options"])
-    except (FileNotFoundError, NotADirectoryError):
-        raise RecipeError(
-            f"{directory} holds no run: there is no {file.name}; give the output directory of one"
-        ) from None
     except OSError as error:
         raise RecipeError(f"{file} can't be read: {error.strerror}") from error
     except (ValueError, KeyError, TypeError) as error:
