@@ -102,7 +102,7 @@ def _check(
     changed = differences(state["options"], options)
     if changed:
         raise RecipeError(f"{where} is of another configuration: {'; '.join(changed)}")
-    if {*state["parts"], "evaluations"} != {*parts, "evaluations"}:
+    if state["parts"].keys() != {*parts, "evaluations"}:  # those are the first learner's alone
         raise RecipeError(
             f"{where} holds {', '.join(state['parts'])}; this run has {', '.join(parts)}"
         )

@@ -43,7 +43,8 @@ def run_parts(inputs: int = 4) -> dict[str, Any]:
 
 
 def saved() -> dict[str, Any]:
-    """A checkpoint."""
+    """A checkpoint, with what the first learner keeps of evaluations."""
+    parts = {name: part.state_dict() for name, part in run_parts().items()}
     return {
         "format": FORMAT,
         "recipe": "ppo",
@@ -54,7 +55,7 @@ def saved() -> dict[str, Any]:
         "rows": 0,
         "elapsed_s": 1.0,
         "random_states": random_states(),
-        "parts": {name: part.state_dict() for name, part in run_parts().items()},
+        "parts": parts | {"evaluations": {}},
     }
 
 
@@ -96,7 +97,10 @@ def test_an_environment_whose_spaces_have_changed() -> None:
         (lambda s: s.update(random_states={}), "(KeyError: 'torch'): resume with the version"),
         (lambda s: s.update(format=1), "of recipe 'ppo', format 1; this is 'ppo', format 2"),
         (lambda s: s.update(recipe="a2c"), "of recipe 'a2c', format 2; this is 'ppo', format 2"),
-        (lambda s: s["parts"].pop("optimizer"), "holds collector; this run has collector, optim"),
+        (
+            lambda s: s["parts"].pop("optimizer"),
+            "holds collector, evaluations; this run has collector, optim",
+        ),
         (lambda s: s["options"].update(seed=8), "of another configuration: --seed was 8 and is 0"),
         (lambda s: s["versions"].update(torch="1.0"), "with other versions: torch was 1.0 and is"),
     ],
