@@ -127,6 +127,12 @@ def test_the_command_compares_and_says_so(capsys: pytest.CaptureFixture[str]) ->
     assert "all 2 runs equal by their bits" in output
 
 
+def test_batches_share_the_environments_out(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["determinism", "--num-envs", "8", "--batch", "4", "3"])
+    assert "--batch 3 does not divide --num-envs 8: give a divisor" in capsys.readouterr().err
+
+
 def test_digest_tells_bits_keys_and_shapes_apart() -> None:
     zero = torch.zeros(2)
     assert digest([zero]) == digest([zero.clone()])

@@ -331,5 +331,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     check.set_defaults(run=_determinism)
     torch.set_num_threads(1)
     args = parser.parse_args(argv)
+    if odd := [k for k in args.batch if args.num_envs % k]:
+        check.error(f"--batch {odd[0]} does not divide --num-envs {args.num_envs}: give a divisor")
     status: int = args.run(args)
     return status
