@@ -2,9 +2,21 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Mapping
 from pathlib import Path
 
-__all__ = ["descendants", "held_mib", "memory_mib"]
+__all__ = ["descendants", "held_mib", "kinds_of", "memory_mib"]
+
+
+def kinds_of(workers: Mapping[str, int]) -> dict[int, str]:
+    """The kind of each process here; what isn't named is a server.
+
+    Args:
+        workers: process ids by names such as ``"executor 0"``, whose first word is the kind.
+    """
+    named = {pid: name.split()[0] for name, pid in workers.items()} | {os.getpid(): "learner"}
+    return {pid: named.get(pid, "server") for pid in descendants(os.getpid())}
 
 
 def descendants(pid: int) -> list[int]:

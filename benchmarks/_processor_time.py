@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 
-from _processes import descendants
+from _processes import kinds_of
 
 __all__ = ["used_s"]
 
@@ -19,13 +19,11 @@ def used_s(workers: Mapping[str, int]) -> dict[str, float]:
     """Seconds of processor time that each kind of process has used up to now.
 
     Args:
-        workers: process ids by names such as ``"executor 0"``, whose first word is the kind. This
-            process is the ``"learner"``; what else it has started is a ``"server"``.
+        workers: see `kinds_of`.
     """
-    kinds = {pid: name.split()[0] for name, pid in workers.items()} | {os.getpid(): "learner"}
     found: dict[str, float] = defaultdict(float)
-    for pid in descendants(os.getpid()):
+    for pid, kind in kinds_of(workers).items():
         with suppress(FileNotFoundError, ProcessLookupError):  # it has ended
             words = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-            found[kinds.get(pid, "server")] += (int(words[11]) + int(words[12])) * _TICK_S
+            found[kind] += (int(words[11]) + int(words[12])) * _TICK_S
     return dict(found)

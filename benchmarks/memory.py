@@ -17,7 +17,7 @@ from collections import defaultdict
 
 import torch
 from _machine import commit, machine
-from _processes import descendants, held_mib, memory_mib
+from _processes import held_mib, kinds_of, memory_mib
 from _workloads import TRAININGS, find_workload, make_policy
 
 from torchrl_hts import HTSCollector
@@ -48,12 +48,10 @@ class Watch(threading.Thread):
 
 def print_processes(collector: HTSCollector) -> None:
     """A row for each kind of process, and one for all."""
-    names = {pid: name.split()[0] for name, pid in collector.worker_pids().items()}
-    names[os.getpid()] = "learner"
     held: dict[str, list[dict[str, float]]] = defaultdict(list)
-    for pid in descendants(os.getpid()):
+    for pid, kind in kinds_of(collector.worker_pids()).items():
         if own := held_mib(pid):
-            held[names.get(pid, "server")].append(own)
+            held[kind].append(own)
     held["all"] = [each for own in held.values() for each in own]
     print("| processes | MiB | shared with others | its own | of files |")
     print("| --- | --- | --- | --- | --- |")
