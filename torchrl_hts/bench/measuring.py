@@ -91,7 +91,7 @@ def default_policy(env: Any) -> TensorDictModuleBase:
         )
     shape = observations.shape
     if isinstance(actions, gym.spaces.Discrete):
-        width, head = int(actions.n), nn.Identity()
+        width, head = int(actions.n), None
     elif isinstance(actions, gym.spaces.Box):
         width, head = 2 * int(np.prod(actions.shape)), NormalParamExtractor()
     else:
@@ -110,7 +110,7 @@ def default_policy(env: Any) -> TensorDictModuleBase:
         body = MLP(int(np.prod(shape)), width, num_cells=[_WIDTH, _WIDTH])
         if len(shape) > 1 or observations.dtype != np.float32:
             body = nn.Sequential(_Flat(len(shape)), body)
-    net = body if isinstance(head, nn.Identity) else nn.Sequential(body, head)
+    net = body if head is None else nn.Sequential(body, head)
     if isinstance(actions, gym.spaces.Discrete):
         return ProbabilisticActor(
             TensorDictModule(net, ["observation"], ["logits"]),
