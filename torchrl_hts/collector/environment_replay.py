@@ -34,7 +34,8 @@ class EnvironmentReplay:
     Args:
         create_env_fn: makes the `gymnasium.Env` that the collector has, maybe with another
             ``render_mode``.
-        env: its number among the environments of all learners.
+        env: its number among the environments of all learners. Those before it must be single ones
+            if it draws from such generators while it is made.
         seed: of the collector.
 
     Attributes:
