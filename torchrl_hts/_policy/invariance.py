@@ -193,6 +193,7 @@ def calibrate(
         ValueError: if `draws` is less than 2.
 
     Example:
+        >>> import torch
         >>> probes = torch.randn(16, 3)
         >>> print(calibrate(lambda rows: [probes[rows] * 2], full_size=8, draws=2))
         batches of 1-8 rows agree bit for bit
@@ -293,6 +294,7 @@ def with_larger(
         draws: batches of each size to try.
 
     Example:
+        >>> import torch
         >>> probes = torch.randn(16, 3)
         >>> few = InvariantSizes((1, 2), full_size=2, fixed_rows=False)
         >>> print(with_larger(lambda rows: [probes[rows] * 2], few, num_envs=6, num_rows=16))
