@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 import torch
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv
-from processes import processes_below, wait_until, wait_until_gone
+from processes import alive, processes_below, wait_until, wait_until_gone
 from rounds import (
     LAG,
     ROUNDS,
@@ -143,18 +143,28 @@ def test_while_a_checkpoint_is_written(tmp_path: Path) -> None:
     assert_goes_on([SOUND, partial(together, [SOUND] * 2)], states[0], received)
 
 
+@pytest.mark.parametrize("context", ["fork", "spawn"])
 @pytest.mark.parametrize("mode", ["raise", "restart"])
-def test_a_process_of_the_batchs_own_is_killed(mode: str) -> None:
-    """Found out at the next step, and the others that it had end with the executor."""
-    envs = [SOUND, partial(AsyncVectorEnv, [SOUND] * 2, autoreset_mode=AutoresetMode.SAME_STEP)]
+def test_a_process_of_the_batchs_own_is_killed(mode: str, context: str) -> None:
+    """Found out at the next step, and the others that it had end with the executor.
+
+    Spawned processes have a tracker beside them, which removes the semaphores that they share.
+    """
+    games = {"autoreset_mode": AutoresetMode.SAME_STEP, "context": context}
+    envs = [SOUND, partial(AsyncVectorEnv, [SOUND] * 2, **games)]
     children: set[int] = set()
+    semaphores: set[Path] = set()
 
     def body(collector: HTSCollector, round_: int) -> None:
         if round_ == 1:
-            children.update(processes_below(collector.worker_pids()["executor 1"]))
-            assert len(children) == 2
-            os.kill(min(children), signal.SIGKILL)
-            wait_until_gone([min(children)])
+            executor = collector.worker_pids()["executor 1"]
+            children.update(processes_below(executor))
+            stepping = {pid for pid in children if not _is_tracker(pid)}
+            assert len(stepping) == 2
+            semaphores.update(_named_semaphores(executor))
+            assert bool(semaphores) == (context == "spawn")
+            os.kill(min(stepping), signal.SIGKILL)
+            wait_until_gone([min(stepping)])
 
     received: list[TensorDictBase] = []
     options: dict[str, Any] = {"num_executors": 2, "on_executor_failure": mode}
@@ -170,11 +180,26 @@ def test_a_process_of_the_batchs_own_is_killed(mode: str) -> None:
         assert len(received) == ROUNDS
         for batch, expected in zip(received, undisturbed(), strict=True):
             assert_equal(batch[:1], expected[:1])
-    wait_until(lambda: not any(map(_is_alive, children)))
+    wait_until(lambda: not any(map(alive, children)))
+    assert not any(path.exists() for path in semaphores)
 
 
-def _is_alive(pid: int) -> bool:
-    return Path(f"/proc/{pid}").exists()
+def _is_tracker(pid: int) -> bool:
+    return "resource_tracker" in Path(f"/proc/{pid}/cmdline").read_text()
+
+
+def _named_semaphores(pid: int) -> set[Path]:
+    """The files of those that a process has open."""
+    maps = Path(f"/proc/{pid}/maps").read_text().splitlines()
+    open_ones = {int(line.split()[4]) for line in maps if "/dev/shm/sem." in line}
+    return {path for path in Path("/dev/shm").glob("sem.*") if _inode(path) in open_ones}
+
+
+def _inode(path: Path) -> int | None:
+    try:
+        return path.stat().st_ino
+    except FileNotFoundError:  # another test's
+        return None
 
 
 def test_during_shutdown(tmp_path: Path) -> None:

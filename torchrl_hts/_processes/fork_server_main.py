@@ -34,6 +34,7 @@ from torchrl_hts._processes.messages import (
     send_message,
     send_object,
 )
+from torchrl_hts._processes.process_groups import end_group
 from torchrl_hts._processes.raised import Raised
 from torchrl_hts._processes.stderr import WorkerOutput
 
@@ -123,7 +124,7 @@ def _end_with(workers: Iterable[int]) -> NoReturn:
     for pid in workers:
         with contextlib.suppress(ChildProcessError):
             os.waitpid(pid, 0)
-        _end_group(pid)
+        end_group(pid)
     os._exit(0)  # unloading torch would take a second, and there is nothing to save
 
 
@@ -244,16 +245,10 @@ def _report_exits(requests: socket.socket, workers: dict[int, WorkerOutput]) -> 
             return
         if pid == 0:
             return
-        _end_group(pid)
+        end_group(pid)
         code = os.waitstatus_to_exitcode(status)
         stderr = _last_lines(workers.pop(pid, None))
         send_message(requests, {"exited": pid, "status": code, "stderr": stderr})
-
-
-def _end_group(pid: int) -> None:
-    """End what a worker has left behind: processes that its environments started, and not ended."""
-    with contextlib.suppress(ProcessLookupError, PermissionError):
-        os.killpg(pid, signal.SIGKILL)
 
 
 def _do_nothing(signum: int, frame: FrameType | None) -> None:

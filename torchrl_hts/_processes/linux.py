@@ -20,6 +20,7 @@ __all__ = [
     "core_numbers",
     "die_with_parent",
     "give_back_memory",
+    "group_members",
     "is_anonymous_memory",
     "keep_blocks_of_workers",
     "keep_large_blocks",
@@ -150,6 +151,19 @@ def core_numbers() -> set[int] | None:
     if ON_LINUX and hasattr(os, "sched_getaffinity"):
         return os.sched_getaffinity(0)
     return None
+
+
+def group_members(leader: int) -> set[int] | None:
+    """The processes of a group that run; None where the system doesn't tell."""
+    if not ON_LINUX:
+        return None
+    members = set()
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):  # it has ended
+            state, _, group = path.read_text().rpartition(")")[2].split()[:3]
+            if int(group) == leader and state not in "ZX":
+                members.add(int(path.parent.name))
+    return members
 
 
 def read_system_file(path: str) -> str:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from torchrl_hts._processes.linux import watch_end
 from torchrl_hts._processes.messages import readable
+from torchrl_hts._processes.process_groups import end_group
 from torchrl_hts._processes.shutdown_once import endings_wait
 from torchrl_hts.errors import WorkerId
 
@@ -137,5 +138,4 @@ class WorkerProcess:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self.pid, signal.SIGKILL)
         elif self._server.took_along(self.pid):  # otherwise the server has seen to it
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.killpg(self.pid, signal.SIGKILL)
+            end_group(self.pid)
