@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from torchrl_hts.delayed_gradient.undelayed import UndelayedUpdateWarning
     from torchrl_hts.errors import (
         CannotSaveError,
+        EnvError,
         Failure,
         HTSError,
         InvalidValueError,
@@ -41,6 +42,7 @@ __version__ = "0.1.0"
 _MODULE_OF = {
     "CannotSaveError": "errors",
     "DelayedGradient": "delayed_gradient",
+    "EnvError": "errors",
     "EnvironmentReplay": "collector.environment_replay",
     "EpisodeReturns": "_reports.episodes",
     "Evaluation": "_evaluation.evaluator",
@@ -69,6 +71,7 @@ _MODULE_OF = {
 __all__ = [
     "CannotSaveError",
     "DelayedGradient",
+    "EnvError",
     "EnvironmentReplay",
     "EpisodeReturns",
     "Evaluation",

@@ -74,31 +74,37 @@ def find_start(run: TrainedRun, before: int | None = None, *, from_start: bool =
     Raises:
         RecipeError: if a checkpoint is damaged, or of learners whose bits one alone can't have.
     """
-    if from_start:
-        return Start()
     checkpoints = Checkpoints(run.directory / "checkpoints", 1)
     paths = checkpoints.paths()
     for path in reversed(paths):
         state = checkpoints.load(path) or {}
+        _check_learners(run, state)
+        if from_start:
+            return Start()
         try:
             start = _start_from(checkpoints, path, state)
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise RecipeError(
                 f"{path} is of another version ({error}): replay it with the one that made it"
             ) from error
-        if state.get("learners", 1) > 1 and run.options.shards is None:
-            raise RecipeError(
-                f"this run was trained by {state['learners']} learners without --shards: one alone "
-                "gets other bits, so it can't be replayed here"
-            )
         if start.checkpoint is None or before is None or start.first <= before:
             return start
+    if from_start:
+        return Start()
     if not paths:
         return Start(why="the run has left no checkpoint")
     return Start(
         why=f"the run kept {run.options.keep_checkpoints} checkpoints (--keep-checkpoints), all "
         "of them later"
     )
+
+
+def _check_learners(run: TrainedRun, state: Mapping[str, Any]) -> None:
+    if (learners := state.get("learners", 1)) > 1 and run.options.shards is None:
+        raise RecipeError(
+            f"this run was trained by {learners} learners without --shards: one alone gets other "
+            "bits, so it can't be replayed here"
+        )
 
 
 def _start_from(checkpoints: Checkpoints, path: Path, state: Mapping[str, Any]) -> Start:

@@ -257,8 +257,9 @@ class TestFactories:
             make([partial(OddEnv, "observation_space", reserved)])
 
     def test_that_count_steps_already(self) -> None:
-        with pytest.raises(WorkerError, match="has a 'step_count' already: set max_frames"):
+        with pytest.raises(WorkerError, match=r"EnvError: .*'step_count' already: set max_f") as e:
             make([COUNT_STEPS], max_frames_per_traj=5)
+        assert "Traceback" not in str(e.value)  # our own frames tell a user nothing
 
 
 class Double(nn.Module):

@@ -60,7 +60,8 @@ class TestEnvironments:
         executor = f"executor {1 if num_executors == 3 else 0}"
         assert (e.value.worker, e.value.env_indices) == (executor, (1,))
         assert executor in str(e.value)
-        assert e.value.remote_traceback.startswith("Traceback")
+        told = "InvalidValueError: " if fault == "shape" else "Traceback"  # our own error says all
+        assert e.value.remote_traceback.startswith(told)
         assert_others_ended_by_themselves(collector)
 
     @pytest.mark.parametrize("num_executors", [1, 3])
@@ -352,7 +353,8 @@ class TestPolicies:
         assert e.value.worker.startswith("actor")
         assert e.value.env_indices
         assert set(e.value.env_indices) <= {0, 1, 2}
-        assert "Traceback" in e.value.remote_traceback
+        told = "Traceback" if fault == "raise" else "PolicyError: "
+        assert e.value.remote_traceback.startswith(told)
         assert_others_ended_by_themselves(collector)
 
     def test_whose_parameters_become_nan(self) -> None:

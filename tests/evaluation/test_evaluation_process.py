@@ -207,7 +207,7 @@ def test_a_process_killed_at_rest_is_noticed() -> None:
     ("fault", "failure", "said"),
     [
         ("raise", Failure.RAISED, r"failed in the .* 9; .*in step.*the ball left the universe"),
-        ("shape", Failure.INVALID, r"failed in the evaluation at step 9; .*of shape \(2,\)"),
+        ("shape", Failure.INVALID, r"failed in the evaluation at step 9:.*of shape \(2,\)"),
         ("quit", Failure.RAISED, r"failed in the .* at step 9; .*SystemExit: the engine gave up"),
         ("reset", Failure.RAISED, r"failed in the evaluation at step 9; .*cannot reset"),
         ("exit", Failure.EXITED, r"ended with exit code 7 in the evaluation at step 9"),

@@ -18,7 +18,7 @@ from torchrl_hts._executor.gym_env import Carried, GymEnvironment, RowOptions
 from torchrl_hts._executor.vector_env import VectorEnvironment
 from torchrl_hts._rounds.keys import Key
 from torchrl_hts._rounds.shared_memory import Array, Field
-from torchrl_hts.errors import CannotSaveError, InvalidValueError
+from torchrl_hts.errors import CannotSaveError, EnvError, InvalidValueError
 
 K, ROUNDS = 5, 8
 INDEX = Field(("action",), (), "int64")
@@ -245,15 +245,15 @@ class TestEngines:
         assert written["collector", "traj_ids"].tolist() == [[0, 0, 0, 2, 2], [1, 1, 1, 3, 3]]
 
     def test_one_that_would_waste_a_row_is_refused(self) -> None:
-        with pytest.raises(TypeError, match=r"waste a row.*make_vec.*AutoresetMode\.SAME_STEP"):
+        with pytest.raises(EnvError, match=r"waste a row.*make_vec.*AutoresetMode\.SAME_STEP"):
             VectorEnvironment(Counting(AutoresetMode.NEXT_STEP), 0)
         env = gym.make_vec("CartPole-v1", 2, vectorization_mode="vector_entry_point")
-        with pytest.raises(TypeError, match="CartPoleVectorEnv begins an episode"):
+        with pytest.raises(EnvError, match="CartPoleVectorEnv begins an episode"):
             VectorEnvironment(env, 0)
 
     def test_one_that_can_not_be_cut_off_is_refused_where_it_is_to_be(self) -> None:
         options = RowOptions(2, True, (("action",),), ())
-        with pytest.raises(TypeError, match=r"Counting can't begin some.*max_frames_per_traj=0"):
+        with pytest.raises(EnvError, match=r"Counting can't begin some.*max_frames_per_traj=0"):
             bound(Counting(AutoresetMode.SAME_STEP), options)
 
     def test_one_that_takes_one_seed_gets_the_first_and_says_so(self) -> None:

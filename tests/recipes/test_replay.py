@@ -184,6 +184,14 @@ def test_a_checkpoint_that_is_damaged(changed: Path) -> None:
     assert f"the checkpoint {newest} is damaged" in output
 
 
+@pytest.mark.parametrize("flags", [[], ["--from-start"]])
+def test_learners_whose_bits_one_alone_cannot_have(changed: Path, flags: list[str]) -> None:
+    newest = max((changed / "checkpoints").iterdir())
+    torch.save(torch.load(newest, weights_only=True) | {"learners": 2}, newest)
+    output = replay(changed, "--round", 23, *flags, code=1)
+    assert "error: this run was trained by 2 learners without --shards" in output
+
+
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [

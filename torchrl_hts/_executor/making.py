@@ -35,6 +35,7 @@ from torchrl_hts._processes.messages import receive_object, send_object, unpickl
 from torchrl_hts._processes.raised import Raised
 from torchrl_hts._processes.registrations import explaining_what_is_missing
 from torchrl_hts._rounds.replies import Failed
+from torchrl_hts.errors import EnvError
 
 if TYPE_CHECKING:
     from torchrl_hts._executor.torchrl_env import TorchRLEnvironment
@@ -128,7 +129,7 @@ def _make(factory: bytes, index: int, job: ExecutorJob) -> Environment:
 
         return TorchRLEnvironment(env, index, generators, **job.env_options)
     hint = f" {REMEDY}." if is_old_gym(env) else ""
-    raise TypeError(
+    raise EnvError(
         f"create_env_fn[{number}] made a {type(env).__module__}.{type(env).__qualname__}; expected "
         f"a gymnasium.Env, a gymnasium.vector.VectorEnv or a torchrl.envs.EnvBase.{hint}"
     )

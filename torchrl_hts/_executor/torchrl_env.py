@@ -31,7 +31,7 @@ from torchrl_hts._rounds.entries import check_specified, leaves
 from torchrl_hts._rounds.keys import Key, as_path, named
 from torchrl_hts._rounds.shared_memory import Array, SharedMemory
 from torchrl_hts._rounds.slots import tensor_over
-from torchrl_hts.errors import CannotSaveError, InvalidValueError
+from torchrl_hts.errors import CannotSaveError, EnvError, InvalidValueError
 
 __all__ = ["TorchRLDescription", "TorchRLEnvironment"]
 
@@ -75,7 +75,7 @@ class TorchRLEnvironment:
         device: where the environment computes; None leaves it where it is.
 
     Raises:
-        ValueError: if a batch has several dimensions or is empty, or the environment counts steps
+        EnvError: if a batch has several dimensions or is empty, or the environment counts steps
             already.
         TypeError: if the environments of a batch differ in what they give.
     """
@@ -90,14 +90,14 @@ class TorchRLEnvironment:
         device: str | None = None,
     ) -> None:
         if len(env.batch_size) > 1 or 0 in env.batch_size:
-            raise ValueError(
+            raise EnvError(
                 f"create_env_fn made an environment of batch size {tuple(env.batch_size)}; "
                 "expected a single environment, of batch size (), or a batch of k, of batch size "
                 "(k,): give several batches as entries of their own"
             )
         if max_frames_per_traj:
             if any("step_count" in as_path(key) for key in env.output_spec.keys(True, True)):
-                raise ValueError(
+                raise EnvError(
                     "the environment has a 'step_count' already: set max_frames_per_traj=0, or "
                     "remove its StepCounter"
                 )

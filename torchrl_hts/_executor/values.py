@@ -18,7 +18,7 @@ from numpy import vdot
 
 from torchrl_hts._rounds.keys import Key
 from torchrl_hts._rounds.shared_memory import Array, Field
-from torchrl_hts.errors import InvalidValueError
+from torchrl_hts.errors import EnvError, InvalidValueError
 
 __all__ = [
     "FLOAT32_MAX",
@@ -191,7 +191,7 @@ def check_keys(what: str, space: gym.Space[Any], path: tuple[Any, ...] = ()) -> 
         path: keys under which it lies.
 
     Raises:
-        TypeError: which names the key, and what renames it.
+        EnvError: which names the key, and what renames it.
     """
     if not isinstance(space, gym.spaces.Dict):
         return
@@ -199,7 +199,7 @@ def check_keys(what: str, space: gym.Space[Any], path: tuple[Any, ...] = ()) -> 
     for name, child in children.items():
         if not isinstance(name, str):
             where = f" below {'.'.join(path)!r}" if path else ""
-            raise TypeError(
+            raise EnvError(
                 f"the {what} space has the key {name!r}{where}, which is not a string, as keys of "
                 f"TorchRL's batches have to be: rename it with "
                 f"gymnasium.wrappers.Transform{what.capitalize()}"

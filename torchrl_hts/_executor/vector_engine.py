@@ -23,7 +23,7 @@ from gymnasium.vector.utils import batch_space
 from torchrl_hts._executor.gym_env import GymDescription
 from torchrl_hts._executor.old_gym import checked_reset, of_step
 from torchrl_hts._rounds.shared_memory import Array
-from torchrl_hts.errors import InvalidValueError
+from torchrl_hts.errors import EnvError, InvalidValueError
 
 __all__ = ["Batch", "Mask", "VectorEngine"]
 
@@ -46,8 +46,8 @@ class VectorEngine:
         description: what the main process needs to know of it.
 
     Raises:
-        ValueError: if it is empty, or its spaces are not those of k equal environments.
-        TypeError: if it can't begin what has ended before the next step.
+        EnvError: if it is empty, if its spaces are not those of k equal environments, or if it
+            can't begin what has ended before the next step.
     """
 
     def __init__(self, env: Batch) -> None:
@@ -61,7 +61,7 @@ class VectorEngine:
         self.begins_itself = _autoreset_mode(env) == AutoresetMode.SAME_STEP
         self.can_begin_some = self.num_envs == 1 or _takes_a_mask(env.unwrapped)
         if not (self.begins_itself or self.can_begin_some):
-            raise TypeError(
+            raise EnvError(
                 f"{_name(env)} begins an episode at the step after the last, which would waste a "
                 "row of the batch, and its reset takes no options['reset_mask'] to begin it "
                 "before: make it with gymnasium.make_vec(..., vectorization_mode='sync'), or, if "
@@ -192,7 +192,7 @@ def _as_one(seeds: Sequence[int]) -> int:
 def _count(env: Batch) -> int:
     count = getattr(env, "num_envs", None)
     if not isinstance(count, int | np.integer) or count < 1:
-        raise ValueError(
+        raise EnvError(
             f"{_name(env)} has num_envs={count!r}; expected a batch of at least one environment"
         )
     return int(count)
@@ -205,7 +205,7 @@ def _check_space(what: str, env: Batch, one: gym.Space[Any], all_: gym.Space[Any
             return
     elif all_ == batch_space(one, _count(env)):
         return
-    raise ValueError(
+    raise EnvError(
         f"{_name(env)} has the {what} space {all_!r}; expected a batch of {_count(env)} "
         f"environments with {one!r} each, all of which step together: leave its batch_size out, "
         "and give environments of different spaces as entries of their own"

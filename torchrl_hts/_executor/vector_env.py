@@ -29,7 +29,7 @@ from torchrl_hts._executor.vector_play import vector_observations
 from torchrl_hts._rounds.shared_memory import Array, SharedMemory
 from torchrl_hts.env_state import names_of, restore_environment, save_environment
 from torchrl_hts.env_state.names import Names
-from torchrl_hts.errors import CannotSaveError
+from torchrl_hts.errors import CannotSaveError, EnvError
 
 __all__ = ["VectorEnvironment"]
 
@@ -51,7 +51,7 @@ class VectorEnvironment:
         episodes: number of the present one of each environment, int64 ``[k]``; steps change it.
 
     Raises:
-        TypeError, ValueError: see `VectorEngine`.
+        EnvError: see `VectorEngine`.
     """
 
     plays_in_background = False
@@ -94,7 +94,7 @@ class VectorEnvironment:
         self._numbers = layout.first_env + np.arange(self.rows.start, self.rows.stop)
         self._max_frames = options.max_frames_per_traj
         if self._max_frames and not self._engine.can_begin_some:
-            raise TypeError(
+            raise EnvError(
                 f"max_frames_per_traj cuts episodes off, and {type(self.env).__name__} can't begin "
                 "some of its environments anew (its reset takes no options['reset_mask']): let "
                 "the environments end their episodes themselves, and set max_frames_per_traj=0"

@@ -5,9 +5,19 @@ from __future__ import annotations
 import traceback
 from dataclasses import dataclass
 
-from torchrl_hts.errors import Failure, failure_of
+from torchrl_hts.errors import (
+    CannotSaveError,
+    EnvError,
+    Failure,
+    InvalidValueError,
+    PolicyError,
+    failure_of,
+)
 
 __all__ = ["Raised"]
+
+
+_SAY_ALL = (CannotSaveError, EnvError, InvalidValueError, PolicyError)
 
 
 @dataclass(frozen=True)
@@ -16,7 +26,8 @@ class Raised:
 
     Attributes:
         failure: how it failed.
-        traceback: of the exception, as text.
+        traceback: of the exception, as text. Where this package has found the fault, and nothing
+            else had raised before, it is the last line alone: that one says all.
     """
 
     failure: Failure
@@ -25,4 +36,8 @@ class Raised:
     @classmethod
     def of(cls, error: BaseException) -> Raised:
         """How an exception is told of."""
-        return cls(failure_of(error), "".join(traceback.format_exception(error)))
+        if isinstance(error, _SAY_ALL) and error.__cause__ is None:
+            lines = [f"{type(error).__name__}: {error}\n"]
+        else:
+            lines = traceback.format_exception(error)
+        return cls(failure_of(error), "".join(lines))

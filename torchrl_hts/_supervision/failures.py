@@ -94,8 +94,9 @@ def raised(worker: WorkerProcess, told: Raised, site: Site) -> WorkerError:
         told: what the worker says of it.
         site: where it was by the shared words.
     """
+    what_follows = "; its traceback:" if told.traceback.startswith("Traceback") else ":"
     return WorkerError(
-        f"{_who(worker)} failed{site.text}; its traceback:",
+        f"{_who(worker)} failed{site.text}{what_follows}",
         worker=worker.id,
         env_indices=site.env_indices,
         remote_traceback=told.traceback,

@@ -4,6 +4,7 @@
 
     HTSError
     ├── CannotSaveError   the state of an environment can't be saved as a whole
+    ├── EnvError          an environment can't be stepped as the collector needs it
     ├── InvalidValueError an environment returned, or was to be given, what its spaces don't allow
     ├── ProtocolError     an event that the schedule does not allow: a fault of this package
     ├── PolicyError       the policy can't be run in batches that keep its rows independent
@@ -21,6 +22,7 @@ from typing import Any, Literal
 
 __all__ = [
     "CannotSaveError",
+    "EnvError",
     "Failure",
     "HTSError",
     "InvalidValueError",
@@ -40,6 +42,13 @@ class HTSError(Exception):
 
 class CannotSaveError(HTSError, TypeError):
     """The state of an environment can't be saved as a whole; the message says what of it."""
+
+
+class EnvError(HTSError, ValueError):
+    """An environment can't be stepped as the collector needs it; the message says what to change.
+
+    In a worker it is told as a `WorkerError`.
+    """
 
 
 class InvalidValueError(HTSError, ValueError):
@@ -69,7 +78,7 @@ class Failure(Enum):
     """How a worker failed."""
 
     RAISED = "raised"  # an environment, or the policy, raised an exception
-    INVALID = "invalid"  # it returned NaN, a wrong shape or a wrong data type
+    INVALID = "invalid"  # it returned NaN, a wrong shape or data type, or can't be used at all
     OUT_OF_MEMORY = "out of memory"  # it raised for want of memory
     CRASHED = "crashed"  # its process was ended by a signal, such as SIGSEGV or SIGABRT
     KILLED = "killed"  # its process was ended by SIGKILL: by hand, or for want of memory
@@ -89,7 +98,7 @@ def failure_of(error: BaseException) -> Failure:
         return Failure.OUT_OF_MEMORY
     if isinstance(error, RuntimeError) and "can't allocate memory" in str(error):
         return Failure.OUT_OF_MEMORY
-    if isinstance(error, InvalidValueError | PolicyError):
+    if isinstance(error, EnvError | InvalidValueError | PolicyError):
         return Failure.INVALID
     return Failure.RAISED
 
@@ -132,7 +141,8 @@ class WorkerError(HTSError, RuntimeError):
         worker: which worker it was.
         env_indices: the environments that the worker was concerned with, by their numbers among
             those of all learners.
-        remote_traceback: the traceback as the worker wrote it, or ``""`` if it was killed.
+        remote_traceback: the traceback as the worker wrote it, or ``""`` if it was killed. Of what
+            this package itself found wrong it has the last line alone.
         failure: how it failed.
         round_: the round that it was at; None if it was at none, or not known.
         step: the step within the round, where one environment is to blame.
