@@ -89,7 +89,7 @@ class A2C:
                 for each in (part, part["next"]):
                     self._agent.critic_head(each)
                 self._advantage(part)
-            losses.append(self._loss_module(part.reshape(-1)))
+            losses.append(self._loss_module(part.exclude("next").reshape(-1)))
             loss_of(losses[-1]).backward()
         norm = nn.utils.clip_grad_norm_(self.model.parameters(), self._options.max_grad_norm)
         self.optimizer.step()

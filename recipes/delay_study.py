@@ -1,4 +1,4 @@
-"""Which update suits which algorithm, as lag grows: A2C and PPO on four small environments.
+"""Which update suits which algorithm, as lag grows: A2C and PPO on six small environments.
 
 Each cell of {environment} x {algorithm} x {variant} x {learning rate} x {seed} is one training run
 with HTSCollector and DelayedGradient. It leaves one JSON file, and cells that are there already are

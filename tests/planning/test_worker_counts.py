@@ -7,6 +7,7 @@ import pickle
 import resource
 import signal
 import time
+import warnings
 from copy import deepcopy
 from functools import partial
 from math import ceil
@@ -317,7 +318,12 @@ class TestCollector:
     ) -> None:
         """Environments that random play is too much for are still trained on, on every core."""
         timeout = {"timeout_s": {"executor": 5.0}} if does == "hang" else {}
-        executors, _ = collect([partial(NotedEnv, str(tmp_path), does)] * 9, **timeout)
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always", UserWarning)
+            executors, _ = collect([partial(NotedEnv, str(tmp_path), does)] * 9, **timeout)
+        said = [str(w.message) for w in caught if "was given up" in str(w.message)]
+        assert len(said) == (does == "hang")
+        assert all("trial of an environment took longer than 5 s" in text for text in said)
         assert executors == (9 if does == "wait" else min(CORES, 9))
         assert len(list(tmp_path.glob("made*"))) == 10
         if does in ("raise", "wait"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -89,6 +90,7 @@ class Tryout:
         try:
             send_object(worker.control, job)
             if not wait(worker.fds, self.limit_s):
+                warnings.warn(_too_slow(worker.id, self.limit_s), stacklevel=2)
                 return None
             answer: object = receive_object(worker.control)
             return answer
@@ -96,6 +98,14 @@ class Tryout:
             return None
         finally:
             worker.dismiss()
+
+
+def _too_slow(worker: WorkerId, limit_s: float) -> str:
+    return (
+        f"the {worker} took longer than {limit_s:g} s and was given up, so that the numbers of "
+        "executors and actors follow from the cores alone: give num_executors (one for each "
+        "environment, where they wait for something) and num_actors"
+    )
 
 
 def choose_team(
