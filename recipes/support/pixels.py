@@ -19,7 +19,7 @@ from support.layers import orthogonal
 from support.pixel_options import PixelOptions
 from torchrl_hts import HTSCollector, World
 
-__all__ = ["Agent", "NatureCNN", "encode", "make_collector", "on_device"]
+__all__ = ["Agent", "NatureCNN", "encode", "make_collector", "on_device", "own_device"]
 
 
 def make_collector(
@@ -41,8 +41,8 @@ def make_collector(
         lag=options.lag,
         seed=options.seed,
         world=world,
-        storing_device=options.device,
-        policy_device=options.policy_device,
+        storing_device=own_device(options.device),
+        policy_device=own_device(options.policy_device),
         return_same_td=True,  # no batch is needed any more when the next is asked for
     )
 
@@ -139,6 +139,13 @@ class Agent:
         )
 
 
+def own_device(device: str) -> str:
+    """The device itself; of ``"cuda"`` a GPU for each learner of a machine, if there are some."""
+    number = os.environ.get("LOCAL_RANK", os.environ.get("SLURM_LOCALID"))  # torchrun's, srun's
+    gpus = torch.cuda.device_count() if device == "cuda" and number else 0
+    return f"cuda:{int(number or 0) % gpus}" if gpus else device
+
+
 def on_device(agent: Agent, device: str) -> Agent:
     """Moves an agent to where it is learned, and has learning there repeat itself bit for bit.
 
@@ -146,7 +153,7 @@ def on_device(agent: Agent, device: str) -> Agent:
         RecipeError: if there is no such device here.
     """
     try:
-        agent.to(device)
+        agent.to(own_device(device))
     except (RuntimeError, AssertionError, ImportError) as error:
         raise RecipeError(f"--device {device} can't be used here: {error}") from error
     if device != "cpu":  # where gradients of convolutions are else summed up in any order

@@ -6,12 +6,15 @@ import contextlib
 import os
 import signal
 import threading
+import time
 from collections.abc import Callable
 from types import FrameType
 
 from support.errors import InterruptedTwice
 
 __all__ = ["StopSignals"]
+
+_ONE_WISH_S = 2.0  # a signal to a whole group reaches a learner twice: torchrun passes its own on
 
 
 class StopSignals:
@@ -20,13 +23,19 @@ class StopSignals:
     Args:
         tells: whether this process says that it stops.
         has_saved: whether the run has been saved for its end.
+        clock: of seconds.
 
     Attributes:
         number: of the signal that this process was sent; None so far.
     """
 
-    def __init__(self, tells: Callable[[], bool], has_saved: Callable[[], bool]) -> None:
-        self._tells, self._has_saved = tells, has_saved
+    def __init__(
+        self,
+        tells: Callable[[], bool],
+        has_saved: Callable[[], bool],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._tells, self._has_saved, self._clock = tells, has_saved, clock
         self.number: int | None = None
 
     def take(self) -> None:
@@ -49,8 +58,10 @@ class StopSignals:
 
     def _note(self, number: int, frame: FrameType | None) -> None:
         if self.number is not None:
+            if number != signal.SIGINT and self._clock() < self._first_at + _ONE_WISH_S:
+                return
             raise InterruptedTwice(saved=self._has_saved())
-        self.number = number
+        self.number, self._first_at = number, self._clock()
         if not self._tells():
             return
         # Not by print, in the middle of which the signal may have come.

@@ -20,6 +20,7 @@ from processes import wait_until_gone
 from recipe_runs import CARTPOLE, assert_equal_runs, rows, run, start
 from support.errors import InterruptedTwice, exit_with
 from support.records import Records
+from support.signals import StopSignals
 
 from torchrl_hts import Evaluator, HTSCollector
 from torchrl_hts._supervision.supervisor import Supervisor
@@ -213,6 +214,27 @@ def test_interrupted_a_second_time(saved: bool, capsys: pytest.CaptureFixture[st
     assert end.value.code == 130
     when = "after" if saved else "before"
     assert capsys.readouterr().err == f"error: interrupted {when} the run was saved\n"
+
+
+@pytest.mark.parametrize("second", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("after_s", [0.1, 10.0])
+def test_a_signal_that_comes_by_two_ways_is_one_wish(
+    second: signal.Signals, after_s: float
+) -> None:
+    """As `pkill` and torchrun both send it; Ctrl-C twice is somebody in a hurry."""
+    now = iter([100.0, 100.0 + after_s])
+    signals = StopSignals(lambda: False, lambda: False, clock=lambda: next(now))
+    signals.take()
+    try:
+        signal.raise_signal(signal.SIGTERM)
+        if second == signal.SIGTERM and after_s < 1:
+            signal.raise_signal(second)
+        else:
+            with pytest.raises(InterruptedTwice):
+                signal.raise_signal(second)
+    finally:
+        signals.give_back(ignoring_sigterm=False)
+    assert signals.number == signal.SIGTERM
 
 
 def test_a_run_that_has_ended_is_left_as_it_is(whole: Path, tmp_path: Path) -> None:

@@ -110,6 +110,21 @@ def test_the_trunk_takes_any_batch_of_frames() -> None:
     assert (out.shape, out.dtype) == ((2, 3, 512), torch.float32)
 
 
+@pytest.mark.parametrize("variable", ["LOCAL_RANK", "SLURM_LOCALID"])
+def test_learners_of_a_machine_take_gpus_of_their_own(
+    variable: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 2)
+    assert pixels.own_device("cuda") == "cuda"
+    found = []
+    for rank in range(3):
+        monkeypatch.setenv(variable, str(rank))
+        assert pixels.own_device("cpu") == "cpu"
+        assert pixels.own_device("cuda:1") == "cuda:1", "as it was asked for"
+        found.append(pixels.own_device("cuda"))
+    assert found == ["cuda:0", "cuda:1", "cuda:0"]
+
+
 def test_a_device_that_is_not_there_is_told_of_by_its_option() -> None:
     agent = pixels.Agent(make_atari("ALE/Pong-v5"))
     with pytest.raises(RecipeError, match=r"--device cuda:99 can't be used here: "):

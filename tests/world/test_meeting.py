@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -68,6 +69,33 @@ def test_a_rank_that_does_not_come_is_named() -> None:
     store = dist.HashStore()
     with pytest.raises(WorldError, match=r"ranks 1, 2 did not come.*timeout_s=0.1.*rank 0 of 3"):
         meet(store, 0, 3, timeout_s=0.1)
+
+
+def test_a_second_process_of_the_same_rank_is_told_so() -> None:
+    """Two runs at one address: the word of the first is written over."""
+    store = dist.HashStore()
+    key = "torchrl_hts/is/0"
+    told = Told(store, key, lambda: store.set(key, "another's word"))
+    with pytest.raises(WorldError, match=r"another process calls itself rank 0 .*MASTER_PORT"):
+        meet(told, 0, 2, timeout_s=20)
+
+
+@pytest.mark.parametrize(
+    ("rank", "message"),
+    [
+        ("0", "rank 1 did not come to the start"),
+        ("1", r"rank 1 of 2 \(by SLURM_PROCID\) can't reach"),
+    ],
+)
+def test_a_rank_that_is_never_started(
+    rank: str, message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without torchrun, whose agent would know; as in a shell within ``srun --pty``."""
+    variables = {"STEP_NUM_TASKS": "2", "STEP_NODELIST": "localhost", "JOB_ID": str(os.getpid())}
+    for name, value in (variables | {"PROCID": rank}).items():
+        monkeypatch.setenv(f"SLURM_{name}", value)
+    with pytest.raises(WorldError, match=message):
+        World(timeout_s=1)
 
 
 def gathered() -> list[str]:

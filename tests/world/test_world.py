@@ -5,15 +5,18 @@ from __future__ import annotations
 import os
 import signal
 from functools import partial
+from math import ceil
 from typing import Any
 
 import pytest
 import torch
 from probe import exchange_sum, halve_from, summed
+from processes import needs_linux
 from ranks import results, run_ranks
 from tensordict import TensorDict
 from torch import nn
 
+from torchrl_hts._processes.limits import available_cores
 from torchrl_hts._world.launch import place
 from torchrl_hts._world.tree import tree_sum
 from torchrl_hts._world.world import World
@@ -81,14 +84,21 @@ def test_ranks_are_asked_and_told_the_same() -> None:
         assert found["local"] == 2
 
 
+OF_SLURM = {
+    "SLURM_PROCID": "{}",
+    "SLURM_STEP_NUM_TASKS": "2",
+    "SLURM_STEP_NODELIST": "localhost",
+    "SLURM_JOB_ID": str(os.getpid()),
+}
+
+
+def test_steps_of_a_slurm_job_that_run_at_once_have_ports_of_their_own() -> None:
+    steps = [place(OF_SLURM | {"SLURM_PROCID": "0", "SLURM_STEP_ID": str(s)}) for s in range(8)]
+    assert len({step.port for step in steps if step is not None}) == 8
+
+
 def test_ranks_find_each_other_by_the_variables_of_slurm() -> None:
-    variables = {
-        "SLURM_PROCID": "{}",
-        "SLURM_STEP_NUM_TASKS": "2",
-        "SLURM_STEP_NODELIST": "localhost",
-        "SLURM_JOB_ID": str(os.getpid()),
-    }
-    for found in results(run_ranks(ask, 2, variables=variables)):
+    for found in results(run_ranks(ask, 2, variables=OF_SLURM)):
         assert found["gathered"] == [{"rank": 0}, {"rank": 1}]
         assert found["local"] == 2
 
@@ -144,8 +154,38 @@ def test_ranks_at_different_exchanges_are_told_so(how: str) -> None:
         assert (
             "rank 2 is at" in outcome.error
             or "and this one at 'ones of 9" in outcome.error
-            or ("and this one at 'gathering values'" in outcome.error)
+            or ("and this one at 'any'" in outcome.error)
         )
+
+
+def misunderstand() -> None:
+    with World(timeout_s=60) as world:
+        if world.rank == 1:
+            world.gather({"a": "value"})  # under `if is_first`, say
+        else:
+            world.any(False)
+
+
+def test_what_is_gathered_is_not_taken_for_something_else() -> None:
+    for rank, outcome in enumerate(run_ranks(misunderstand, 3)):
+        other, its, own = (0, "any", "gather") if rank == 1 else (1, "gather", "any")
+        assert outcome.error == (
+            f"WorldError: rank {other} is at {its!r}, and this one at {own!r}: every rank must do "
+            "the same in the same order"
+        )
+
+
+def bound_to_a_core() -> tuple[int, float]:
+    cores = sorted(os.sched_getaffinity(0))
+    os.sched_setaffinity(0, [cores[int(os.environ["SLURM_PROCID"])]])
+    with World(timeout_s=60) as world:
+        return world.local_size, world.cores
+
+
+@needs_linux
+@pytest.mark.skipif(ceil(available_cores()) < 2, reason="two learners need two cores")
+def test_cores_that_ranks_are_bound_to_are_not_shared_out_again() -> None:
+    assert results(run_ranks(bound_to_a_core, 2, variables=OF_SLURM)) == [(2, 1.0)] * 2
 
 
 def leave_early() -> str:

@@ -92,12 +92,24 @@ class Group:
             dist.all_reduce(vector, group=self._group)
         return vector
 
-    def gather(self, value: Any) -> list[Any]:
-        """The values of all ranks, which are pickled, in their order."""
-        values = [None] * self.size
-        with self._exchange("gathering values", 0):
-            dist.all_gather_object(values, value, group=self._group)
-        return values
+    def gather(self, value: Any, what: str = "gather") -> list[Any]:
+        """The values of all ranks, which are pickled, in their order.
+
+        Args:
+            value: of this rank.
+            what: it is for, the same on every rank.
+
+        Raises:
+            WorldError: on every rank, if it is for something else on one.
+        """
+        said: list[Any] = [None] * self.size
+        with self._exchange(what, 0):
+            dist.all_gather_object(said, (what, value), group=self._group)
+        for rank, (other, _) in enumerate(said):
+            if other != what:
+                self.give_up(_disagreement(rank, other, what))
+                raise WorldError(self._failure)
+        return [value for _, value in said]
 
     def check_sums(self) -> None:
         """Raise WorldError unless `all_reduce` has the same bits each time, and on every rank."""
@@ -171,6 +183,13 @@ class Group:
                 raise
 
 
+def _disagreement(rank: int, its: str, own: str) -> str:
+    return (
+        f"rank {rank} is at {its!r}, and this one at {own!r}: every rank must do the same in the "
+        "same order"
+    )
+
+
 class _Posts:
     """Where each rank says what it waits for, once it has waited for a while.
 
@@ -241,10 +260,7 @@ class _Posts:
         elsewhere = {rank: what for rank, (at, what) in posts.items() if at == number}
         for rank, what in elsewhere.items():
             if what != name:
-                return (
-                    f"rank {rank} is at {what!r}, and this one at {name!r}: every rank must do the "
-                    "same in the same order"
-                )
+                return _disagreement(rank, what, name)
         if absent:
             many = len(absent) > 1
             return (

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import os
 from datetime import timedelta
+from typing import Any
 
 import torch.distributed as dist
-from torch.distributed import PrefixStore  # type: ignore[attr-defined]
+from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
 from torch.distributed.rendezvous import rendezvous
 
 from torchrl_hts._world.launch import Place
 from torchrl_hts._world.meeting import meet
+from torchrl_hts.errors import WorldError
 
 __all__ = ["join"]
 
@@ -22,6 +24,9 @@ def join(own: Place | None, timeout_s: float) -> tuple[int, int, int | None]:
         own: the place that a launcher has given this process.
         timeout_s: how long to wait for the others.
 
+    Raises:
+        WorldError: if they can't be reached, or don't come.
+
     Returns:
         rank and size, and how many ranks are on this machine, if that is known.
     """
@@ -30,15 +35,33 @@ def join(own: Place | None, timeout_s: float) -> tuple[int, int, int | None]:
         return rank, size, own.local_size if own is not None and own.size == size else None
     if own is None or own.size == 1:
         return 0, 1, 1
-    at_torchrun = "RANK" in os.environ  # whose own store outlives rank 0
-    where = "env://" if at_torchrun else f"tcp://{own.address}:{own.port}"
     patience = timedelta(seconds=timeout_s)
-    store, *_ = next(rendezvous(where, own.rank, own.size, timeout=patience))
-    dist.init_process_group(
-        "gloo",
-        store=PrefixStore(meet(store, own.rank, own.size, timeout_s), store),
-        rank=own.rank,
-        world_size=own.size,
-        timeout=patience,
-    )
+    try:
+        store = _store(own, patience)
+        dist.init_process_group(
+            "gloo",
+            store=PrefixStore(meet(store, own.rank, own.size, timeout_s), store),
+            rank=own.rank,
+            world_size=own.size,
+            timeout=patience,
+        )
+    except dist.DistError as error:
+        by = "RANK and WORLD_SIZE" if "RANK" in os.environ else "SLURM_PROCID"
+        raise WorldError(
+            f"rank {own.rank} of {own.size} (by {by}) can't reach the others by way of rank 0 at "
+            f"{own.address}:{own.port} within timeout_s={timeout_s:g}: start every rank, and let "
+            f"the firewall pass that port; or take the variables away, for one learner "
+            f"({str(error).splitlines()[0]})"
+        ) from error
     return own.rank, own.size, own.local_size
+
+
+def _store(own: Place, patience: timedelta) -> Any:
+    """Where ranks leave word for each other: torchrun's, which outlives rank 0, or rank 0's."""
+    if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
+        store, *_ = next(rendezvous("env://", own.rank, own.size, timeout=patience))
+        return store
+    # It doesn't wait until all are there: `meet` does, and names who is missing.
+    return TCPStore(
+        own.address, own.port, own.size, own.rank == 0, patience, wait_for_workers=False
+    )

@@ -9,6 +9,7 @@ from typing import NamedTuple
 __all__ = ["Place", "place", "starts_again"]
 
 _FIRST_PORT, _PORTS = 20_000, 20_000  # below those that systems give away by themselves
+_APART = 101  # ports of the steps of one job, some of which may run at once
 
 
 class Place(NamedTuple):
@@ -58,7 +59,8 @@ def place(variables: Mapping[str, str]) -> Place | None:
         if size == 1:
             return None
         address = variables.get("MASTER_ADDR") or _first_host(variables)
-        port = _FIRST_PORT + _number(variables, "SLURM_JOB_ID") % _PORTS
+        step = _number(variables, "SLURM_STEP_ID") if "SLURM_STEP_ID" in variables else 0
+        port = _FIRST_PORT + (_number(variables, "SLURM_JOB_ID") + step * _APART) % _PORTS
         if "MASTER_PORT" in variables:
             port = _number(variables, "MASTER_PORT")
         return Place(_number(variables, "SLURM_PROCID"), size, address, port, None)

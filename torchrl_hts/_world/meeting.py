@@ -41,10 +41,11 @@ def meet(store: Store, rank: int, size: int, timeout_s: float) -> str:
         timeout_s: how long to wait for the others.
 
     Raises:
-        WorldError: names the ranks that don't come.
+        WorldError: names the ranks that don't come; or if there is a second one of this rank.
     """
     words, views = ([f"torchrl_hts/{what}/{r}" for r in range(size)] for what in ("is", "sees"))
-    store.set(words[rank], uuid.uuid4().hex)
+    own = uuid.uuid4().hex
+    store.set(words[rank], own)
     said = ""
     end = time.monotonic() + timeout_s
     while True:
@@ -55,6 +56,11 @@ def meet(store: Store, rank: int, size: int, timeout_s: float) -> str:
         others = [r for r in range(size) if _read(store, views[r]) != view.encode()]
         if not others:
             return view
+        if _read(store, words[rank]) != own.encode():
+            raise WorldError(
+                f"another process calls itself rank {rank} at the same address: give each run an "
+                "address or a port of its own (torchrun --standalone, or MASTER_PORT)"
+            )
         if time.monotonic() > end:
             raise WorldError(
                 f"rank{'s' * (len(others) > 1)} {', '.join(map(str, others))} did not come to the "

@@ -6,9 +6,9 @@ Axes: N environments of all learners, n rows of a part of a batch, T steps of a 
 from __future__ import annotations
 
 import os
-import socket
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from typing import TYPE_CHECKING, Any
 from weakref import WeakSet
 
@@ -16,7 +16,6 @@ import torch
 from tensordict import TensorDictBase
 from torch import Tensor, nn
 
-from torchrl_hts._processes.limits import available_cores
 from torchrl_hts._world import protocol
 from torchrl_hts._world.digest import digest
 from torchrl_hts._world.draws import PartDraws, minibatches, seeded
@@ -24,6 +23,7 @@ from torchrl_hts._world.gradients import check_unwrapped, flat_gradient, set_gra
 from torchrl_hts._world.group import Group
 from torchrl_hts._world.joining import join
 from torchrl_hts._world.launch import place
+from torchrl_hts._world.sharing import share_machine
 from torchrl_hts._world.spares import leave_out_spares
 from torchrl_hts._world.standardizing import standardized, standardized_alone
 from torchrl_hts._world.tree import check_shards, tree_sum
@@ -59,8 +59,7 @@ class World:
     After the loop over `gradients` the parameters' ``grad`` is the mean over the batches of all
     learners, the same bits on each of them. So are the parameters, after an optimizer's step.
 
-    **Without shards** gradients are added by gloo's all-reduce: same seed and same number of
-    learners, same bits. A world of one then does nothing at all.
+    **Without shards** gloo's all-reduce adds: same seed and as many learners, same bits.
 
     **With shards** the bits don't depend on the number of learners either. The batch of all
     environments is cut by environments into so many shards. Advantages, loss and backward run for
@@ -85,6 +84,7 @@ class World:
         rank: this learner, from 0 on.
         size: learners of this run.
         local_size: learners on this machine.
+        cores: this learner's share of those that its process may run on.
         is_first: whether this one is rank 0: the one that prints, logs and evaluates.
 
     Raises:
@@ -114,12 +114,11 @@ class World:
         self.shards = shards
         self.rank, self.size, local_size = join(place(os.environ), timeout_s)
         self._group = Group(timeout_s) if self.size > 1 else None
-        self.local_size = self._count_local() if local_size is None else local_size
+        self.local_size, self.cores = share_machine(self.gather, local_size)
         self._agreed: WeakSet[nn.Module] = WeakSet()  # the same on every rank, unlike ids
         self._draws: PartDraws | None = None
         if threads is None and (shards is not None or self.size > 1):
-            share = int(available_cores() / self.local_size)
-            threads = 1 if shards is not None else max(1, share)
+            threads = 1 if shards is not None else max(1, int(self.cores))
         if threads is not None:
             torch.set_num_threads(threads)
         self.agree(shards=shards, timeout_s=timeout_s, **versions(shards is not None))
@@ -129,7 +128,7 @@ class World:
             self._spares = leave_out_spares(self._group, shards)
             self.size = self._spares.start
             self._group = Group(timeout_s, self.size) if self.size > 1 else None
-            self.local_size = self._count_local()
+            self.local_size, self.cores = share_machine(self.gather, None)
         if self._group is not None and shards is None:
             self._group.check_sums()
 
@@ -137,10 +136,6 @@ class World:
     def is_first(self) -> bool:
         """Whether this learner is rank 0."""
         return self.rank == 0
-
-    def _count_local(self) -> int:
-        here = socket.gethostname()
-        return self.gather(here).count(here)
 
     # What ranks tell each other.
 
@@ -150,7 +145,13 @@ class World:
         Args:
             value: of this rank, anything that can be pickled.
         """
-        return [value] if self._group is None else self._group.gather(value)
+        return self._exchange("gather", value)
+
+    def _exchange(self, what: str, value: Any) -> list[Any]:
+        return [value] if self._group is None else self._group.gather(value, what)
+
+    def _talk(self, what: str, conversation: protocol.Conversation[Any]) -> Any:
+        return protocol.talk(conversation, partial(self._exchange, what))
 
     def any(self, flag: bool) -> bool:
         """Whether the flag is set on any rank: to stop all at the same round, for instance.
@@ -158,7 +159,7 @@ class World:
         Args:
             flag: of this rank.
         """
-        return protocol.talk(protocol.any_of(flag), self.gather)
+        return bool(self._talk("any", protocol.any_of(flag)))
 
     def agree(self, **facts: Any) -> None:
         """Raise WorldError on every rank, with the odd one named, unless all have the same facts.
@@ -166,7 +167,7 @@ class World:
         Args:
             facts: compared as texts, such as the options of a run.
         """
-        protocol.talk(protocol.agree(facts), self.gather)
+        self._talk("agree", protocol.agree(facts))
 
     def save(self, write_part: Callable[[], object], write_marker: Callable[[], object]) -> None:
         """Have a checkpoint written by all ranks.
@@ -179,7 +180,7 @@ class World:
         Raises:
             WorldError: on every rank, if it has failed on one.
         """
-        protocol.talk(protocol.save(self.rank, write_part, write_marker), self.gather)
+        self._talk("save", protocol.save(self.rank, write_part, write_marker))
 
     # Who has which environments.
 
@@ -212,9 +213,7 @@ class World:
         return self.size * self.parts_per_rank
 
     def parts(self, batch: TensorDictBase) -> list[TensorDictBase]:
-        """This rank's batch ``[N / size, T]`` cut into its shards, as copies ``[N / shards, T]``.
-
-        Without shards the batch itself is the only part.
+        """This rank's batch ``[N / size, T]`` in shards ``[N / shards, T]``, or itself without.
 
         Args:
             batch: as the collector hands it out.
@@ -374,7 +373,7 @@ class World:
     # The end.
 
     def close(self, *, ended: bool = True) -> None:
-        """Leave the world. May be called again.
+        """Leave the world; may be called again.
 
         The process group stays for another world. Torch can't begin a second one in a process that
         torchrun has started, since it would find the addresses of the first in the store.

@@ -83,7 +83,7 @@ class Startup:
     def __init__(self, settings: Settings, weights: WeightSource) -> None:
         self._settings, self._weights = settings, weights
         world = settings.world
-        self._cores = available_cores() / (1 if world is None else world.local_size)
+        self._cores = available_cores() if world is None else world.cores
         policy = pickle_policy(settings.policy)
         servers = Servers()
         try:
