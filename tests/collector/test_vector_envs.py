@@ -186,7 +186,9 @@ class TestResume:
 
     def test_what_can_not_be_saved_begins_new_episodes_and_says_so(self) -> None:
         def recorded() -> Any:
-            return gym.wrappers.vector.RecordEpisodeStatistics(batch_of(K)())
+            return gym.wrappers.vector.RecordEpisodeStatistics(
+                batch_of(K, mode=AutoresetMode.SAME_STEP)()
+            )
 
         with pytest.warns(UserWarning, match=r"begin new episodes.*environments 0 to 5: RecordE"):
             assert not self.run_and_resume([recorded], [recorded])

@@ -45,6 +45,18 @@ def test_the_returns_are_those_of_single_environments(mode: AutoresetMode) -> No
     assert one(own_processes, policy, num_episodes=5, seed=3) == expected
 
 
+class Endless(gym.Wrapper[Any, Any, Any, Any]):
+    def step(self, action: Any) -> Any:
+        observation, reward, _, _, info = super().step(action)
+        return observation, reward, False, False, info
+
+
+def test_nobody_waits_for_episodes_that_do_not_count() -> None:
+    policy = categorical(num_actions=2)
+    more = functools.partial(SyncVectorEnv, [cart_pole, lambda: Endless(cart_pole())])
+    assert one(more, policy, num_episodes=1) == one(cart_pole, policy, num_episodes=1)
+
+
 def test_what_was_evaluated_before_does_not_matter() -> None:
     policy = categorical(num_actions=2)
     with Evaluator(batches_of(2), policy, num_episodes=4) as evaluator:
@@ -149,7 +161,7 @@ class Untouched(gym.Wrapper[Any, Any, Any, Any]):
 def test_statistics_of_its_own_are_warned_of(outside: bool) -> None:
     def make() -> Any:
         if outside:
-            envs = gym.wrappers.vector.NormalizeObservation(batches_of(2)())
+            envs = gym.wrappers.vector.NormalizeObservation(batches_of(1)())
             return gym.wrappers.vector.NormalizeReward(envs)
         return batches_of(2, lambda: gym.wrappers.NormalizeReward(
             gym.wrappers.NormalizeObservation(Untouched(cart_pole()))

@@ -9,91 +9,28 @@ import gymnasium as gym
 import numpy as np
 import pytest
 from gymnasium.spaces import Box, Discrete, MultiBinary, MultiDiscrete
-from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, VectorEnv
+from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv
 from gymnasium.vector.utils import batch_space
-from rows import WRITES_ALL, assert_equal_bits, memory_for, play_round
+from rows import WRITES_ALL, memory_for, play_round
 from vector_engines import Counting, WithMask
+from vector_walks import (
+    INDEX,
+    MODES,
+    K,
+    Walk,
+    assert_same,
+    batch,
+    bound,
+    indices,
+    play,
+    singles,
+)
 
 from torchrl_hts._executor.gym_env import Carried, GymEnvironment, RowOptions
 from torchrl_hts._executor.vector_env import VectorEnvironment
 from torchrl_hts._rounds.keys import Key
 from torchrl_hts._rounds.shared_memory import Array, Field
 from torchrl_hts.errors import CannotSaveError, EnvError, InvalidValueError
-
-K, ROUNDS = 5, 8
-INDEX = Field(("action",), (), "int64")
-MODES = list(AutoresetMode)
-
-
-class Walk(gym.Env[Any, Any]):
-    """Goes where it is sent, and a bit elsewhere; ends in either way, after a few steps."""
-
-    def __init__(self, action_space: Any = None, *, nested: bool = False) -> None:
-        self.action_space = action_space or Discrete(3, start=1)
-        box = Box(-np.inf, np.inf, (3,), np.float32)
-        self.observation_space: Any = box
-        self.nested = nested
-        if nested:
-            self.observation_space = gym.spaces.Dict(
-                {"place": gym.spaces.Dict({"now": box}), "room": Discrete(9)}
-            )
-
-    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
-        super().reset(seed=seed)
-        self.place = self.np_random.normal(size=3)
-        self.steps = 0
-        return self._observation(), {"lives": 3}
-
-    def step(self, action: Any) -> Any:
-        self.steps += 1
-        self.place = self.place + np.sum(action) + self.np_random.normal(size=3)
-        terminated = bool(self.np_random.random() < 0.2)
-        truncated = bool(self.np_random.random() < 0.1)
-        info: dict[str, Any] = {"lives": int(self.np_random.integers(3))}
-        if terminated or truncated:
-            info["episode"] = {"r": float(self.place[0])}
-        return self._observation(), float(self.place.sum()), terminated, truncated, info
-
-    def _observation(self) -> Any:
-        place = self.place.astype(np.float32)
-        return {"place": {"now": place}, "room": self.steps % 9} if self.nested else place
-
-
-def indices(t: int, rng: np.random.Generator) -> dict[Key, Array]:
-    return {("action",): rng.integers(3, size=K)}
-
-
-def play(
-    environments: list[Any],
-    units: list[int],
-    options: RowOptions = WRITES_ALL,
-    action: Field = INDEX,
-    act: Callable[[int, np.random.Generator], dict[Key, Array]] = indices,
-    more: tuple[Field, ...] = (),
-) -> list[dict[Key, Array]]:
-    """Some rounds from new episodes on."""
-    memory = memory_for(environments[0].description.observation_space, action, units, options,
-                        more=more)  # fmt: skip
-    seeds = iter(range(100, 100 + K))
-    for environment, size in zip(environments, units, strict=True):
-        environment.bind(memory, options)
-        own = [next(seeds) for _ in range(size)]
-        environment.reset(own if isinstance(environment, VectorEnvironment) else own[0], 0)
-    rng = np.random.default_rng(0)
-    return [play_round(environments, memory, lambda t: act(t, rng)) for _ in range(ROUNDS)]
-
-
-def singles(make: Callable[[], Any] = Walk) -> list[Any]:
-    return [GymEnvironment(make(), index) for index in range(K)]
-
-
-def batch(make: Callable[[], Any] = Walk, mode: AutoresetMode = MODES[0], k: int = K) -> Any:
-    return VectorEnvironment(SyncVectorEnv([make] * k, autoreset_mode=mode), 0)
-
-
-def assert_same(one: list[dict[Key, Array]], other: list[dict[Key, Array]]) -> None:
-    for mine, theirs in zip(one, other, strict=True):
-        assert_equal_bits(mine, theirs)
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -205,7 +142,8 @@ class TestSaving:
             assert_same(on, again)
 
     def test_what_a_wrapper_around_all_keeps_can_not_be_saved(self) -> None:
-        env = gym.wrappers.vector.RecordEpisodeStatistics(SyncVectorEnv([Walk] * 2))
+        envs = SyncVectorEnv([Walk] * 2, autoreset_mode=AutoresetMode.SAME_STEP)
+        env = gym.wrappers.vector.RecordEpisodeStatistics(envs)
         with pytest.raises(CannotSaveError, match=r"SyncVectorEnv, or single environments"):
             VectorEnvironment(env, 0).save()
 
@@ -218,13 +156,6 @@ class TestSaving:
             batch(k=2).restore(one.save())
         with pytest.raises(CannotSaveError, match="of a single environment"):
             batch(k=2).restore(b"anything else")
-
-
-def bound(env: VectorEnv[Any, Any, Any], options: RowOptions = WRITES_ALL) -> Any:
-    environment = VectorEnvironment(env, 0)
-    memory = memory_for(environment.description.observation_space, INDEX, [env.num_envs], options)
-    environment.bind(memory, options)
-    return environment, memory
 
 
 class TestEngines:
@@ -253,7 +184,7 @@ class TestEngines:
 
     def test_one_that_can_not_be_cut_off_is_refused_where_it_is_to_be(self) -> None:
         options = RowOptions(2, True, (("action",),), ())
-        with pytest.raises(EnvError, match=r"Counting can't begin some.*max_frames_per_traj=0"):
+        with pytest.raises(EnvError, match=r"Counting can't begin some.*takes no opt"):
             bound(Counting(AutoresetMode.SAME_STEP), options)
 
     def test_one_that_takes_one_seed_gets_the_first_and_says_so(self) -> None:
@@ -263,6 +194,26 @@ class TestEngines:
         environment.reset([9, 10], 0)
         environment.write_observation(0, 0)
         assert environment.env.current[:, 0].tolist() == [9, 9]
+
+    def test_numbers_of_the_next_episode_are_not_those_of_the_last_step(self) -> None:
+        class Told(Counting):
+            def step(self, actions: Any) -> Any:
+                *outcome, infos = super().step(actions)
+                return *outcome, infos | {"lives": np.array([3, 4])}
+
+        options = RowOptions(0, True, (("action",),), (), info_keys=(("lives",),))
+        environment, memory = bound(Told(AutoresetMode.SAME_STEP), options)
+        environment.reset([7, 8], 0)
+        written = play_round([environment], memory, lambda t: {("action",): np.zeros(2)})
+        ended = (
+            written["next", "done"][..., 0]
+            if written["next", "done"].ndim == 3
+            else written["next", "done"]
+        )
+        lives = written["next", "lives"].reshape(ended.shape)
+        assert np.isnan(lives[ended]).all()
+        assert ended.any()
+        assert (lives[0][~ended[0]] == 3).all()
 
     def test_last_observations_that_are_missing_are_asked_for(self) -> None:
         class Silent(Counting):

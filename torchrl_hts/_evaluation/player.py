@@ -289,8 +289,10 @@ class _Player:
         self.generators.seed(self.job.seed, step)
         self.generators.enter()
         torch.manual_seed(int(_seeds(self.job.seed, step, 1).generate_state(1, np.uint64)[0]))
+        count = self.job.num_episodes  # the last batch may have more
         for scene in self.scenes:
-            scene.begin([env_seed(self.job.seed, episode) for episode in scene.rows])
+            seeds = [env_seed(self.job.seed, episode) for episode in scene.rows]
+            scene.begin(seeds, min(len(seeds), count - scene.rows.start))
         playing = self.scenes
         exploration = set_exploration_type(self.given.exploration_type)
         with torch.inference_mode(), exploration, eagerly():
@@ -304,7 +306,6 @@ class _Player:
                 for key, rows in self.outputs.items():
                     rows[episodes] = written[key]
                 playing = [scene for scene in playing if not scene.step()]
-        count = self.job.num_episodes  # the last batch may have more
         returns = tuple(each for scene in self.scenes for each in scene.returns)[:count]
         lengths = tuple(each for scene in self.scenes for each in scene.lengths)[:count]
         path = self.job.video_path

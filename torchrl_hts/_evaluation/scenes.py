@@ -76,7 +76,7 @@ class GymScene(_FirstEpisodes):
         self._episode = _Episode(env, keep_actions=keep_actions)
         self._env: GymEnvironment = GymEnvironment(self._episode, index, generators)
 
-    def begin(self, seeds: Sequence[int]) -> None:
+    def begin(self, seeds: Sequence[int], count: int = 1) -> None:
         """Begin an episode."""
         (seed,) = seeds
         self._env.reset(seed, 0)
@@ -103,15 +103,15 @@ class VectorScene(_FirstEpisodes):
         self._env = env
         self._keep_actions = keep_actions
 
-    def begin(self, seeds: Sequence[int]) -> None:
-        """Begin an episode in each environment."""
+    def begin(self, seeds: Sequence[int], count: int) -> None:
+        """Begin an episode in each environment; those of so many count."""
         self._env.reset(seeds, 0)
         self.rewards = [[] for _ in self.rows]
         self._actions: list[Any] = []
-        self._going = np.ones(len(self.rows), bool)
+        self._going = np.arange(len(self.rows)) < count
 
     def step(self) -> bool:
-        """Step with what the policy wrote; returns whether all have ended an episode."""
+        """Step with what the policy wrote; returns whether all that count have ended."""
         before = self._env.episodes.copy()
         self._env.step(0, 0)
         if self._keep_actions:
@@ -159,16 +159,16 @@ class TorchRLScene(_FirstEpisodes):
             tensor_over(arrays[key][own], dtypes[key]).flatten(1) for key in self._reward_keys
         ]
 
-    def begin(self, seeds: Sequence[int]) -> None:
-        """Begin an episode in each environment."""
+    def begin(self, seeds: Sequence[int], count: int) -> None:
+        """Begin an episode in each environment; those of so many count."""
         self.seeds = seeds
         self._env.reset(seeds, 0)
         self.rewards = [[] for _ in self.rows]
         self._actions: list[dict[Key, Tensor]] = []
-        self._going = torch.ones(len(self.rows), dtype=torch.bool)
+        self._going = torch.arange(len(self.rows)) < count
 
     def step(self) -> bool:
-        """Step with what the policy wrote; returns whether all have ended an episode."""
+        """Step with what the policy wrote; returns whether all that count have ended."""
         before = self._env.episodes.reshape(-1).clone()
         if self._keep_actions:
             self._actions.append({key: rows.clone() for key, rows in self._written.items()})

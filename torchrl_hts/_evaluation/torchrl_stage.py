@@ -56,7 +56,7 @@ class TorchRLStage:
         if self._followed is None:
             self._env.env.reset()
         else:
-            self._own.begin(self._followed.seeds)
+            self._own.begin(self._followed.seeds, len(self._followed.seeds))
 
     def step(self, action: Mapping[Key, Tensor]) -> tuple[None, float, bool, bool, dict[str, Any]]:
         """Step as the scene has stepped, by one of its ``actions``."""

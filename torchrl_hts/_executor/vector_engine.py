@@ -11,14 +11,25 @@ from __future__ import annotations
 
 import types
 import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import gymnasium as gym
 import numpy as np
 import numpy.typing as npt
-from gymnasium.vector import AutoresetMode, VectorEnv
+from gymnasium.vector import (
+    AsyncVectorEnv,
+    AutoresetMode,
+    SyncVectorEnv,
+    VectorEnv,
+    VectorWrapper,
+)
 from gymnasium.vector.utils import batch_space
+from gymnasium.wrappers.vector import (
+    NormalizeObservation,
+    NormalizeReward,
+    RecordEpisodeStatistics,
+)
 
 from torchrl_hts._executor.gym_env import GymDescription
 from torchrl_hts._executor.old_gym import checked_reset, of_step
@@ -42,7 +53,8 @@ class VectorEngine:
         observation_space, action_space: of one environment.
         begins_itself: whether what has ended is at its next episode when a step returns.
         takes_seeds: whether its reset takes any; else it takes one where it is made.
-        can_begin_some: whether some can be begun anew, and the others left alone.
+        obstacle: why none can be begun anew with the others left alone; None if they can.
+        counts: names in infos below which a wrapper tells of episodes that have ended.
         description: what the main process needs to know of it.
 
     Raises:
@@ -58,15 +70,18 @@ class VectorEngine:
         _check_space("observation", env, self.observation_space, env.observation_space)
         _check_space("action", env, self.action_space, env.action_space)
         self.takes_seeds = not _is_envpool(env)
+        _leave_beginning_to_us(env)
         self.begins_itself = _autoreset_mode(env) == AutoresetMode.SAME_STEP
-        self.can_begin_some = self.num_envs == 1 or _takes_a_mask(env.unwrapped)
-        if not (self.begins_itself or self.can_begin_some):
+        self.obstacle = None if self.num_envs == 1 else _obstacle(env)
+        if not self.begins_itself and self.obstacle is not None:
             raise EnvError(
                 f"{_name(env)} begins an episode at the step after the last, which would waste a "
-                "row of the batch, and its reset takes no options['reset_mask'] to begin it "
-                "before: make it with gymnasium.make_vec(..., vectorization_mode='sync'), or, if "
-                "its class takes one, with autoreset_mode=gymnasium.vector.AutoresetMode.SAME_STEP"
+                f"row of the batch, and can't begin it before: {self.obstacle.reason}. "
+                f"{self.obstacle.advice}"
             )
+        self.counts = {
+            layer._stats_key for layer in _layers(env) if isinstance(layer, RecordEpisodeStatistics)
+        }
         self.description = GymDescription(
             self.observation_space, self.action_space, num_envs=self.num_envs
         )
@@ -201,7 +216,7 @@ def _count(env: Batch) -> int:
 def _check_space(what: str, env: Batch, one: gym.Space[Any], all_: gym.Space[Any]) -> None:
     """Raise if the space of a batch is not that of k environments with the same space each."""
     if _is_envpool(env) and all_ == one:  # whose space is that of one
-        if not getattr(env, "is_async", False):
+        if not getattr(env.unwrapped, "is_async", False):
             return
     elif all_ == batch_space(one, _count(env)):
         return
@@ -218,6 +233,53 @@ def _autoreset_mode(env: Batch) -> AutoresetMode:
     return mode if isinstance(mode, AutoresetMode) else AutoresetMode(mode)
 
 
+def _layers(env: Batch) -> Iterator[Batch]:
+    """The wrappers around a batch, from the outside."""
+    while isinstance(env, VectorWrapper):
+        yield env
+        env = env.env
+
+
+def _leave_beginning_to_us(env: Batch) -> None:
+    """Have a plain SyncVectorEnv begin no episodes by itself.
+
+    In `AutoresetMode.SAME_STEP` it keeps a reference to the last observation while it resets, which
+    an environment that reuses its array overwrites.
+    """
+    if type(env) is SyncVectorEnv and env.autoreset_mode == AutoresetMode.SAME_STEP:
+        env.autoreset_mode = AutoresetMode.DISABLED
+        env.metadata = {**env.metadata, "autoreset_mode": env.autoreset_mode}
+
+
+class Obstacle(NamedTuple):
+    """Why some environments of a batch can't be begun anew by themselves, and what to do."""
+
+    reason: str
+    advice: str
+
+
+def _obstacle(env: Batch) -> Obstacle | None:
+    if not _takes_a_mask(env.unwrapped):
+        return Obstacle(
+            "its reset takes no options['reset_mask']",
+            "Make it with gymnasium.make_vec(..., vectorization_mode='sync'), or, if its class "
+            "takes one, with autoreset_mode=gymnasium.vector.AutoresetMode.SAME_STEP",
+        )
+    takes_mask_away = isinstance(env.unwrapped, SyncVectorEnv | AsyncVectorEnv)  # from the options
+    for layer in _layers(env):
+        if isinstance(layer, NormalizeObservation | NormalizeReward) or (
+            takes_mask_away and isinstance(layer, RecordEpisodeStatistics)
+        ):
+            name = _name(layer)
+            return Obstacle(
+                f"{name} around a batch forgets what it has counted of all environments",
+                "Put it around the single environments, as gymnasium.make_vec(..., "
+                f"wrappers=[gymnasium.wrappers.{name}]) does, or normalise with RunningNorm and "
+                "RunningRewardNorm",
+            )
+    return None
+
+
 def _takes_a_mask(env: object) -> bool:
     """Whether an engine's own methods speak of the option that resets some environments."""
     if _is_envpool(env):
@@ -231,7 +293,8 @@ def _takes_a_mask(env: object) -> bool:
 
 
 def _is_envpool(env: object) -> bool:
-    return any(cls.__module__.split(".")[0] == "envpool" for cls in type(env).__mro__)
+    own = getattr(env, "unwrapped", env)
+    return any(cls.__module__.split(".")[0] == "envpool" for cls in type(own).__mro__)
 
 
 def _name(env: object) -> str:

@@ -93,11 +93,11 @@ class VectorEnvironment:
         self._all_envs = layout.all_envs
         self._numbers = layout.first_env + np.arange(self.rows.start, self.rows.stop)
         self._max_frames = options.max_frames_per_traj
-        if self._max_frames and not self._engine.can_begin_some:
+        if self._max_frames and self._engine.obstacle is not None:
             raise EnvError(
-                f"max_frames_per_traj cuts episodes off, and {type(self.env).__name__} can't begin "
-                "some of its environments anew (its reset takes no options['reset_mask']): let "
-                "the environments end their episodes themselves, and set max_frames_per_traj=0"
+                f"episodes are to be cut off, and {type(self.env).__name__} can't begin some of "
+                f"its environments anew: {self._engine.obstacle.reason}. Let the environments end "
+                "their episodes themselves, without max_frames_per_traj or max_frames_per_episode"
             )
         keys = [field.key for field in self._reader.fields]
         self._root = [kept(*key) for key in keys]
@@ -273,13 +273,17 @@ class VectorEnvironment:
                     rows[slot][t][index] = value
 
     def _write_infos(self, infos: Any, ended: Mask, slot: int, t: int) -> None:
-        """The numbers of this step; of what the engine has begun anew they are in final_info."""
-        count = self._engine.num_envs
-        final = infos.get("final_info") if self._engine.begins_itself else None
+        """The numbers of this step.
+
+        Those of what the engine has begun anew are in final_info, or there are none: NaN. A wrapper
+        that counts episodes tells them beside.
+        """
+        engine = self._engine
         for key, numbers in self._infos:
-            found = info_numbers(infos, key, count)
-            if final is not None:
-                found[ended] = info_numbers(final, key, count)[ended]
+            found = info_numbers(infos, key, engine.num_envs)
+            if engine.begins_itself and key[0] not in engine.counts:
+                final = info_numbers(infos.get("final_info", {}), key, engine.num_envs)
+                found[ended] = final[ended]
             numbers[slot][t] = found
 
     def close(self) -> None:

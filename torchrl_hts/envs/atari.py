@@ -256,7 +256,7 @@ def make_atari_batch(
         spec.kwargs["game"],
         num_envs,
         num_threads=num_threads,
-        autoreset_mode=AutoresetMode.SAME_STEP,
+        autoreset_mode=AutoresetMode.NEXT_STEP,  # infos are those of the last step then
         repeat_action_probability=0.25 if sticky_actions else 0.0,
         img_height=screen_size,
         img_width=screen_size,
