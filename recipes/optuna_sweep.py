@@ -20,8 +20,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from support.errors import RecipeError, exit_with
+from support.flags import counted, integer
 from support.old_runs import refuse_busy
-from support.options import counted, integer
 from support.output_dir import claim_output_dir
 from support.start import parse_or_exit
 from support.sweeps import Sweep, logged, read_sweep
@@ -93,6 +93,17 @@ def play(trial: Trial, sweep: Sweep, directory: Path, arguments: list[str]) -> f
     return values[-1]
 
 
+def refuse_drawn(arguments: list[str], sweep: Sweep) -> None:
+    """Refuse options of the recipe that would take the place of what is drawn."""
+    for argument in arguments:
+        name = argument.partition("=")[0].removeprefix("--").removeprefix("no-")
+        if argument.startswith("--") and name in sweep.space:
+            raise RecipeError(
+                f"--{name} is drawn anew for each trial: leave it out, or give it one value in the "
+                "sweep file"
+            )
+
+
 def main(options: argparse.Namespace) -> int:
     """Plays trials until there are enough; returns the exit code."""
     try:
@@ -105,6 +116,7 @@ def main(options: argparse.Namespace) -> int:
         raise RecipeError(
             f"this needs the package {name}: pip install 'torchrl_hts[optuna]'"
         ) from error
+    refuse_drawn(options.arguments, sweep)
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.default_int_handler)
     folder = options.output_dir

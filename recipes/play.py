@@ -21,8 +21,8 @@ from statistics import fmean, pstdev
 from typing import TYPE_CHECKING, Any
 
 from support.errors import RecipeError, exit_with
+from support.flags import integer, positive
 from support.old_runs import refuse_no_run
-from support.options import integer, positive
 from support.output_dir import check_files
 from support.start import announce, parse_or_exit
 
@@ -84,6 +84,12 @@ def check(options: argparse.Namespace) -> None:
     screens = ("DISPLAY", "WAYLAND_DISPLAY", "SDL_VIDEODRIVER")
     if options.render and sys.platform == "linux" and not any(map(os.environ.get, screens)):
         raise RecipeError("there is no screen here (no DISPLAY): film an episode with --video FILE")
+    if options.export:
+        others = ("video", "render", "episodes", "seed", "max_steps", "deterministic", "sample")
+        if idle := [name for name in others if getattr(options, name) not in (None, False)]:
+            raise RecipeError(
+                f"--export plays nothing: leave --{idle[0].replace('_', '-')} out, or --export"
+            )
     if options.render and options.video:
         raise RecipeError(
             "--render human plays on the screen alone: leave --video out, or --render"

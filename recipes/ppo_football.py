@@ -38,7 +38,9 @@ class Options(PPOOptions):
     learning_rate: float = option(3.43e-4, "of Adam; decays linearly to 0", least=0)
     gamma: float = option(0.993, "discount", least=0, most=1)
     epochs: int = option(2, "passes over each batch", least=1)
-    clip_epsilon: float = option(0.08, "how far PPO's ratio, and the value, may move", least=0)
+    clip_epsilon: float = option(
+        0.08, "how far PPO's ratio, and the value, may move", least=0, most=1
+    )
     entropy_coefficient: float = option(0.003, "weight of the entropy bonus", least=0)
     max_grad_norm: float = option(0.64, "gradients are clipped to this norm", least=0)
 

@@ -11,22 +11,11 @@ Ctrl-C saves a checkpoint and ends the run; --resume OUTPUT_DIR goes on with it,
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
 
 from support.errors import exit_with
-from support.options import option
 from support.start import begin
-from support.vector_options import VectorPPOOptions
-
-
-@dataclass(frozen=True)
-class Options(VectorPPOOptions):
-    """What the agent sees, and whether it remembers it."""
-
-    hide: str = option("1,3", "entries of observations that are hidden; CartPole's velocities")
-    memory: bool = option(True, "a GRU; without, a layer that sees the present step alone")
-
+from support.vector_options import RecurrentOptions as Options
 
 if __name__ == "__main__":  # before torch is imported, which takes seconds
     OPTIONS = begin(Options, __doc__)
@@ -80,7 +69,10 @@ def evaluate(critic: nn.Module, batch: TensorDictBase) -> None:
         batch["state_value"] = critic(batch.copy())["state_value"]
     after = batch["next"].copy()  # a step on, from the state that each step has left
     after["is_init"] = torch.zeros_like(after["done"])
-    batch["next", "state_value"] = critic(after)["state_value"]
+    following = critic(after)["state_value"]
+    goes_on = ~batch["next", "done"][:, :-1]  # where it is the row's next value, of one memory
+    following[:, :-1] = torch.where(goes_on, batch["state_value"][:, 1:], following[:, :-1])
+    batch["next", "state_value"] = following
 
 
 def train(options: Options) -> int:

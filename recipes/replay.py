@@ -34,8 +34,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from support.errors import RecipeError, exit_with
+from support.flags import integer, positive
 from support.old_runs import refuse_no_run
-from support.options import integer, positive
 from support.output_dir import check_files
 from support.start import announce, parse_or_exit
 
@@ -54,7 +54,7 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     wanted = parser.add_mutually_exclusive_group(required=True)
     wanted.add_argument("--round", type=integer, help="the round, from 0 on: its batch's number")
     wanted.add_argument("--until-error", action="store_true", help="until an environment fails")
-    parser.add_argument("--env", type=integer, default=0, help="the environment's number (0)")
+    parser.add_argument("--env", type=integer, help="the environment's number (0)")
     parser.add_argument("--video", type=Path, help="film the episode: an .mp4 or .gif file")
     parser.add_argument("--fps", type=positive, help="frames per second of the film")
     parser.add_argument(
@@ -75,6 +75,12 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     check_files(video=options.video, save=options.save)
     if options.video and options.until_error:
         raise RecipeError("--until-error makes no film: leave --video out, or give a --round")
+    if options.env is not None and options.until_error:
+        raise RecipeError("--until-error finds the environment itself: leave --env out")
+    for flag, given in (("--save", options.save), ("--pdb", options.pdb)):
+        if given and not options.until_error:
+            raise RecipeError(f"{flag} is for --until-error: leave it out, or give that")
+    options.env = options.env or 0
     return options
 
 

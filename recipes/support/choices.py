@@ -50,7 +50,7 @@ def choices(policy: nn.Module, values: Mapping[str, Tensor], observed: TensorDic
 
     handles = [part.register_forward_pre_hook(look) for part in parts]
     try:
-        with torch.no_grad():
+        with torch.random.fork_rng(devices=[]), torch.no_grad():  # the training goes on after it
             policy(observed.select(*policy.in_keys).clone())
     finally:
         for handle in handles:

@@ -24,7 +24,9 @@ class ContinuousOptions(VectorPPOOptions):
     learning_rate: float = option(3e-4, "of Adam; decays linearly to 0", least=0)
     gamma: float = option(0.99, "discount", least=0, most=1)
     gae_lambda: float = option(0.95, "lambda of the advantage estimator", least=0, most=1)
-    clip_epsilon: float = option(0.2, "how far PPO's ratio, and the value, may move", least=0)
+    clip_epsilon: float = option(
+        0.2, "how far PPO's ratio, and the value, may move", least=0, most=1
+    )
     eval_interval: int = option(100_000, "steps between two evaluations; 0: none at all", least=0)
     eval_episodes: int = option(10, "episodes of each evaluation", least=1)
 

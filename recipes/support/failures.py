@@ -118,6 +118,7 @@ def _fail_again(
     action = last[stage.action_key]
     saved |= {"action": action[0] if len(stage.envs) == 1 else action, "error": str(error)}
     where = f"environment {env}, round {error.round}, step {error.step}"
+    file.parent.mkdir(parents=True, exist_ok=True)
     try:
         torch.save({**saved, "environment": stage.save()}, file)
     except CannotSaveError as refusal:

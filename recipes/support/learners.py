@@ -9,8 +9,7 @@ import torch
 from tensordict import TensorDictBase
 from torch import Tensor
 
-from support.errors import RecipeError
-from support.options import RunOptions, to_json
+from support.options import RunOptions, check_minibatches, to_json
 from torchrl_hts import World
 
 __all__ = ["learners", "loss_of", "minibatches"]
@@ -63,24 +62,16 @@ def minibatches(
     """
     items = [part if whole_rows else part.reshape(-1) for part in parts]
     length = items[0][0].numel()  # steps of an item: one, or T
-    if size % length:
-        raise RecipeError(
-            f"--minibatch-size {size} is no number of whole rows, which have {length} steps: give "
-            f"a multiple of {length}"
-        )
-    if world.size == 1 and world.shards is None:
+    total = items[0].numel() * world.num_parts
+    alone = world.size == 1 and world.shards is None
+    check_minibatches(total, size, None if alone else world.num_parts, length)
+    if alone:
         for indices in torch.randperm(len(items[0])).split(size // length):
             minibatch = [items[0][indices]]
             world.normalize(minibatch)
             yield minibatch
         return
-    total = items[0].numel() * world.num_parts
     count = max(1, total // size)
-    if count * size != total or len(items[0]) % count:
-        raise RecipeError(
-            f"--minibatch-size {size} does not fit a batch of {total} steps in {world.num_parts} "
-            "parts: with several parts every minibatch must have the same number of steps of each"
-        )
     for minibatch in world.minibatches(items, count, seed=seed, epoch=epoch, whole_rows=whole_rows):
         world.normalize(minibatch)
         yield minibatch

@@ -3,31 +3,30 @@
 from __future__ import annotations
 
 import argparse
-import contextlib
 import json
 import math
+import sys
 import textwrap
 import types
 import typing
 from collections.abc import Sequence
 from dataclasses import MISSING, Field, asdict, dataclass, field, fields
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, ClassVar, Literal, TypeVar
 
 from support.errors import RecipeError
+from support.flags import HelpFormatter, as_switches, integer
 from support.launch import is_first, is_own
 from support.old_runs import refuse_busy, refuse_old_run
 
 __all__ = [
     "Options",
     "RunOptions",
-    "counted",
+    "check_minibatches",
     "differences",
     "from_json",
-    "integer",
     "option",
     "parse_options",
-    "positive",
     "to_json",
 ]
 
@@ -59,6 +58,8 @@ def option(
 @dataclass(frozen=True)
 class RunOptions:
     """Options of every recipe."""
+
+    whole_rows: ClassVar[bool] = False  # whether minibatches are of whole rows instead of steps
 
     seed: int = option(0, "seed of everything random", least=0)
     total_frames: int = option(1_000_000, "environment steps in all", least=1)
@@ -152,8 +153,36 @@ class RunOptions:
                 raise RecipeError(f"{_flag(entry.name)} must be at most {most}, and is {value}")
         if self.shards is not None and self.shards & (self.shards - 1):
             raise RecipeError(f"--shards must be a power of two, and is {self.shards}")
+        if (size := vars(self).get("minibatch_size")) is not None:
+            batch, rows = vars(self)["num_envs"], vars(self)["sync_interval"]
+            check_minibatches(batch * rows, size, self.shards, rows if self.whole_rows else 1)
         if self.record_video and not self.eval_interval:
             raise RecipeError("--record-video films evaluations: leave --eval-interval 0 out")
+
+
+def check_minibatches(total: int, size: int, parts: int | None, length: int = 1) -> None:
+    """Refuse minibatches that a batch can't be cut into.
+
+    Args:
+        total: steps of the batch, of all learners.
+        size: steps of a minibatch.
+        parts: of all learners together; None: one learner alone, whose last one may be smaller.
+        length: steps that stay together.
+
+    Raises:
+        RecipeError: names the options.
+    """
+    if size % length:
+        raise RecipeError(
+            f"--minibatch-size {size} is no number of whole rows, which have {length} steps: give "
+            f"a multiple of {length}"
+        )
+    count = max(1, total // size)
+    if parts is not None and (count * size != total or total // length % (parts * count)):
+        raise RecipeError(
+            f"--minibatch-size {size} does not fit a batch of {total} steps in {parts} parts: with "
+            "several parts every minibatch must have the same number of steps of each"
+        )
 
 
 def parse_options(
@@ -173,7 +202,8 @@ def parse_options(
     Raises:
         RecipeError: if there is no run to go on with, or an option can't change.
     """
-    given = _parser(options_class, description).parse_args(arguments)
+    words = as_switches(sys.argv[1:] if arguments is None else arguments, _switches(options_class))
+    given = _parser(options_class, description).parse_args(words)
     chosen = vars(given)
     if chosen.get("resume") is None:
         options = options_class(**chosen)
@@ -214,43 +244,6 @@ def parse_options(
             "a new run"
         )
     return options
-
-
-def integer(text: str) -> int:
-    """An integer of the command line, which may be written as 1e6, as collectors take it.
-
-    Raises:
-        argparse.ArgumentTypeError: if it is none.
-    """
-    with contextlib.suppress(ValueError):
-        return int(text)
-    with contextlib.suppress(ValueError):
-        if float(text).is_integer():
-            return int(float(text))
-    raise argparse.ArgumentTypeError(f"invalid int value: {text!r}")
-
-
-def counted(text: str) -> int:
-    """An integer of the command line that is at least 1.
-
-    Raises:
-        argparse.ArgumentTypeError: if it is none.
-    """
-    if (value := integer(text)) < 1:
-        raise argparse.ArgumentTypeError(f"must be at least 1, and is {value}")
-    return value
-
-
-def positive(text: str) -> float:
-    """A number above 0 of the command line.
-
-    Raises:
-        argparse.ArgumentTypeError: if it is no number above 0.
-    """
-    with contextlib.suppress(ValueError):
-        if 0 < float(text) < math.inf:
-            return float(text)
-    raise argparse.ArgumentTypeError(f"{text!r} is no number above 0")
 
 
 def differences(saved: dict[str, Any], options: RunOptions) -> list[str]:
@@ -302,6 +295,16 @@ def _flag(name: str) -> str:
     return "--" + name.replace("_", "-")
 
 
+def _switches(options_class: type[Any]) -> set[str]:
+    """The flags of what is on or off."""
+    hints = typing.get_type_hints(options_class)
+    return {
+        _flag(entry.name)
+        for entry in fields(options_class)
+        if _without_none(hints[entry.name]) is bool
+    }
+
+
 def _given_anew(entry: Field[Any]) -> bool:
     """Whether a resumed run may be given another value."""
     return entry.metadata["may_change"] and entry.name not in ("output_dir", "resume")
@@ -311,7 +314,7 @@ def _parser(options_class: type[Any], description: str | None) -> argparse.Argum
     anew = [_flag(entry.name) for entry in fields(options_class) if _given_anew(entry)]
     parser = argparse.ArgumentParser(
         description=description,
-        formatter_class=_HelpFormatter,
+        formatter_class=HelpFormatter,
         epilog=textwrap.fill(
             f"With --resume the options of the run hold. Given anew may be {', '.join(anew)}.",
             width=100,
@@ -341,13 +344,6 @@ def _parser(options_class: type[Any], description: str | None) -> argparse.Argum
             settings |= {"type": integer if kind is int else kind, "metavar": kind.__name__.upper()}
         groups[owner].add_argument(_flag(entry.name), **settings)
     return parser
-
-
-class _HelpFormatter(argparse.RawDescriptionHelpFormatter):
-    """Shows the description as it is written, and explanations in a column of their own."""
-
-    def __init__(self, prog: str) -> None:
-        super().__init__(prog, max_help_position=34, width=100)
 
 
 def _without_none(hint: Any) -> Any:

@@ -64,7 +64,8 @@ class Film:
                 str(self._film), picture.size, fps=fps, macro_block_size=2
             )
             self._writer.send(None)
-        self._writer.send(picture.tobytes())
+            self._size = picture.size
+        self._writer.send(_of_size(picture, self._size).tobytes())
 
     def __enter__(self) -> Film:
         return self
@@ -84,6 +85,15 @@ class Film:
                         to_gif(self._film, self._file)
                     else:
                         shutil.move(self._film, self._file)
+
+
+def _of_size(picture: Any, size: tuple[int, int]) -> Any:
+    """A picture on white, cut off where it is larger: all frames of a film have one size."""
+    from PIL import Image
+
+    canvas = Image.new("RGB", size, "white")
+    canvas.paste(picture, (0, 0))
+    return canvas
 
 
 def _bars(

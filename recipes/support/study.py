@@ -15,7 +15,7 @@ import numpy as np
 
 from support.classic import TASKS
 from support.errors import RecipeError
-from support.options import counted, integer, positive
+from support.flags import counted, integer, positive
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from support.errors import RecipeError
 from support.options import RunOptions, option
 
-__all__ = ["CartPoleOptions", "VectorPPOOptions"]
+__all__ = ["CartPoleOptions", "RecurrentOptions", "VectorPPOOptions"]
 
 
 @dataclass(frozen=True)
@@ -29,7 +30,7 @@ class VectorPPOOptions(RunOptions):
     learning_rate: float = option(1e-3, "of Adam; decays linearly to 0", least=0)
     gamma: float = option(0.98, "discount", least=0, most=1)
     gae_lambda: float = option(0.8, "lambda of the advantage estimator", least=0, most=1)
-    clip_epsilon: float = option(0.2, "how far PPO's ratio may move from 1", least=0)
+    clip_epsilon: float = option(0.2, "how far PPO's ratio may move from 1", least=0, most=1)
     entropy_coefficient: float = option(0.0, "weight of the entropy bonus", least=0)
     max_grad_norm: float = option(0.5, "gradients are clipped to this norm", least=0)
     hidden_units: int = option(64, "width of the hidden layers", least=1, most=16384)
@@ -52,3 +53,12 @@ class CartPoleOptions(VectorPPOOptions):
         super().__post_init__()
         if self.require_return is not None and not self.eval_interval:
             raise RecipeError("--require-return looks at evaluations: leave --eval-interval 0 out")
+
+
+@dataclass(frozen=True)
+class RecurrentOptions(VectorPPOOptions):
+    """What the agent sees, and whether it remembers it."""
+
+    whole_rows: ClassVar[bool] = True  # a sequence that is cut has no memory
+    hide: str = option("1,3", "entries of observations that are hidden; CartPole's velocities")
+    memory: bool = option(True, "a GRU; without, a layer that sees the present step alone")

@@ -35,7 +35,7 @@ class VmasOptions(RunOptions):
     learning_rate: float = option(3e-4, "of Adam", least=0)
     gamma: float = option(0.9, "discount", least=0, most=1)
     gae_lambda: float = option(0.9, "lambda of the advantage estimator", least=0, most=1)
-    clip_epsilon: float = option(0.2, "how far PPO's ratio may move from 1", least=0)
+    clip_epsilon: float = option(0.2, "how far PPO's ratio may move from 1", least=0, most=1)
     entropy_coefficient: float = option(1e-4, "weight of the entropy bonus", least=0)
     max_grad_norm: float = option(1.0, "gradients are clipped to this norm", least=0)
     hidden_units: int = option(

@@ -176,6 +176,11 @@ def test_what_can_not_be_exported_is_one_sentence(tmp_path: Path) -> None:
         (["--video", "film.avi"], "--video must end in .mp4 or .gif, and is film.avi"),
         (["--export", "policy.onnx"], "--export must end in .pt2, and is policy.onnx"),
         (["--episodes", "0"], "--episodes must be at least 1, and is 0"),
+        (["--export", "a.pt2", "--video", "a.gif"], "--export plays nothing: leave --video out"),
+        (
+            ["--export", "a.pt2", "--max-steps", "9"],
+            "--export plays nothing: leave --max-",
+        ),
         (["--recipe", "mine"], "--recipe mine is no script"),
         (["--video", "setup.cfg/a.gif"], "setup.cfg can't be written to: Not a directory; give"),
         (["--export", "nowhere.pt2"], "--export nowhere.pt2 is a directory: name a file in it"),

@@ -30,6 +30,43 @@ def test_each_field_is_a_flag_of_its_type() -> None:
         parse_options(Options, "", ["--kind", "c"])
 
 
+@pytest.mark.parametrize(
+    ("flags", "fast"),
+    [
+        (["--fast"], True),
+        (["--fast=True"], True),
+        (["--fast=false"], False),
+    ],
+)
+def test_a_switch_may_be_told_as_wandbs_agents_do(flags: list[str], fast: bool) -> None:
+    assert parse_options(Options, "", flags).fast == fast
+
+
+def test_a_switch_takes_nothing_else(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        parse_options(Options, "", ["--fast=perhaps"])
+    assert "--fast" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("recipe", "flags", "message"),
+    [
+        (
+            "ppo_recurrent",
+            ["--sync-interval", "48"],
+            "whole rows, which have 48 steps",
+        ),
+        ("ppo_cartpole", ["--shards", "8", "--minibatch-size", "60"], "steps in 8 parts"),
+        ("ppo_atari", ["--shards", "8", "--minibatch-size", "100"], "steps in 8 parts"),
+    ],
+)
+def test_minibatches_that_do_not_fit_are_refused_before_anything_is_made(
+    recipe: str, flags: list[str], message: str
+) -> None:
+    with pytest.raises(RecipeError, match=message):
+        parse_options(importlib.import_module(recipe).Options, "", flags)
+
+
 def test_an_integer_may_be_written_as_a_float_without_a_fraction() -> None:
     given = ["--total-frames", "1e4", "--steps", "2.0", "--shards", "4e0"]
     assert parse_options(Options, "", given) == Options(total_frames=10_000, steps=2, shards=4)

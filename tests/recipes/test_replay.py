@@ -139,13 +139,13 @@ def test_a_run_goes_once_more_into_the_failure_that_ended_it(
     (said,) = re.findall(r"ValueError: (the wing came off at .*)", output)
     before = files(failed)
     monkeypatch.chdir(tmp_path)
-    output = replay(failed, "--until-error")
+    output = replay(failed, "--until-error", "--save", "new/failed-error.pt")
     assert files(failed) == before
     assert "from step-000000002048.pt" in output
-    assert "environment 2, round 40, step 5: its state is in failed-error.pt" in output
+    assert "environment 2, round 40, step 5: its state is in new/failed-error.pt" in output
     assert f"from there it fails here too: ValueError: {said}" in output
     assert "the same as in the run, bit for bit: rows of metrics.csv (" in output
-    saved = torch.load("failed-error.pt")
+    saved = torch.load("new/failed-error.pt")
     make_env = functools.partial(gym.make, "Raises-v0")
     environment = EnvironmentReplay(make_env, saved["env"], seed=saved["seed"])
     environment.restore(saved["environment"])
@@ -167,6 +167,9 @@ def test_a_run_without_a_failure(trained: Path) -> None:
         (["--round", "-1"], "--round must be at least 0, and is -1"),
         (["--round", "1", "--video", "x.avi"], "--video must end in .mp4 or .gif, and is x.avi"),
         (["--until-error", "--video", "x.gif"], "--until-error makes no film"),
+        (["--until-error", "--env", "0"], "--until-error finds the environment itself"),
+        (["--round", "1", "--pdb"], "--pdb is for --until-error"),
+        (["--round", "1", "--save", "x.pt"], "--save is for --until-error"),
         (
             ["--until-error", "--save", "/proc/1/stat/x"],
             "/proc/1/stat can't be written to: Not a d",

@@ -5,6 +5,8 @@ from __future__ import annotations
 import argparse
 import importlib
 import signal
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -99,6 +101,21 @@ def test_what_is_drawn_from_what(tmp_path: Path) -> None:
         "some": known.CategoricalDistribution([1, "a"]),
     }
     assert sweep.flags({"whole": 2}) == ["--no-fixed", "--other", "--whole=2"]
+
+
+def test_an_option_that_is_drawn_is_not_given_too(tmp_path: Path) -> None:
+    pytest.importorskip("optuna")
+    file = RECIPES / "sweeps" / "ppo_cartpole.yaml"
+    command = [
+        sys.executable,
+        str(RECIPES / "optuna_sweep.py"),
+        f"--output-dir={tmp_path / 'sweep'}",
+    ]
+    command += [str(file), "--learning-rate", "0.5"]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=False)
+    assert done.returncode == 1
+    assert "error: --learning-rate is drawn anew for each trial" in done.stderr
+    assert not (tmp_path / "sweep").exists()
 
 
 # A recipe that is over at once: what happens to it is said by its option x.
