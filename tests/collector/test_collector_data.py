@@ -340,3 +340,20 @@ def test_recurrent_state_is_carried_and_reset(cell: Any, path: str) -> None:
             torch.testing.assert_close(data["next", key][:, t], step["next", key])
             keep = ~done[:, t].view(3, *[1] * (step["next", key].ndim - 1))
             hidden[key] = data["next", key][:, t] * keep
+
+
+@pytest.mark.parametrize("device", ["cpu", "meta"])
+def test_torchs_defaults_of_the_user_change_nothing(device: str) -> None:
+    """Workers have torch's own, and write what was planned here."""
+    policy = categorical()
+    envs = [EchoEnv] * 2
+    expected = collect(envs, policy)
+    torch.set_default_dtype(torch.float64)
+    torch.set_default_device(device)
+    try:
+        found = collect(envs, policy)
+    finally:
+        torch.set_default_dtype(torch.float32)
+        torch.set_default_device(None)
+    assert (found == expected).all()
+    assert found["next", "reward"].dtype == torch.float32

@@ -214,3 +214,17 @@ def test_a_graph_does_not_cross_the_edge_of_a_block():
         inside = model(torch.ones(1, 1)).sum()
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
         inside.backward()
+
+
+@pytest.mark.parametrize("mask", [[0.0, -torch.inf], [True, False]])
+def test_frozen_masks_stay_as_they_are(mask):
+    module = nn.Linear(2, 2)
+    module.mask = nn.Parameter(torch.tensor(mask), requires_grad=False)
+    delayed = DelayedGradient(module, lag=1)
+    for _ in range(3):
+        with delayed, torch.no_grad():
+            module.weight += 1.0
+    assert module.mask.tolist() == mask
+    with delayed, torch.no_grad():  # a target network, say, that the block moves
+        module.mask.fill_(1)
+    assert module.mask.tolist() == [1, 1]

@@ -213,3 +213,70 @@ def test_it_can_be_silenced_and_be_made_an_error() -> None:
 def test_a_collector_whose_learner_is_elsewhere() -> None:
     policy = categorical()
     assert not told(policy, plain(policy), worker_idx=0)
+
+
+@pytest.mark.parametrize(
+    ("does", "what"),
+    [
+        (lambda collector, batches: collector.update_policy_weights_(), "update_policy_weights_"),
+        (lambda collector, batches: collector.state_dict(), "state_dict"),
+        (lambda collector, batches: next(batches), "the next batch"),
+    ],
+)
+def test_what_is_not_the_newest_is_refused_as_such(does: Any, what: str) -> None:
+    """In the block the policy has the parameters of the batch (I2)."""
+    policy = categorical()
+    delayed = DelayedGradient(policy, lag=1)
+    with start([EchoEnv] * 2, policy, total_frames=40) as collector:
+        batches = iter(collector)
+        with delayed(next(batches)), pytest.raises(RuntimeError, match=f"{what}.*after the block"):
+            does(collector, batches)
+
+
+def test_in_a_block_that_moves_nothing_it_is_the_newest() -> None:
+    policy = categorical()
+    delayed = DelayedGradient(policy, lag=1, gradient_at="newest")
+    with start([EchoEnv] * 2, policy, total_frames=40) as collector:
+        for batch in collector:
+            with delayed(batch):
+                step(policy, batch)
+                collector.update_policy_weights_()
+
+
+@pytest.mark.parametrize(("lag", "its"), [(0, 1), (2, 1), (1, 0)])
+def test_a_lag_other_than_the_collectors_is_told(lag: int, its: int) -> None:
+    policy = categorical()
+    delayed = DelayedGradient(policy, lag=its)
+    collector = start([EchoEnv] * 2, policy, total_frames=80, lag=lag)
+    batches = iter(collector)
+    with delayed(next(batches)):
+        step(policy, {})
+    with pytest.raises(ValueError, match=f"has lag={its}, and the collector lag={lag}"):
+        next(batches)
+
+
+def test_a_delayed_gradient_of_a_run_before_is_not_looked_at() -> None:
+    policy = categorical()
+    kept = []
+    for lag in (1, 0, 2):
+        delayed = DelayedGradient(policy, lag=lag)
+        kept.append(delayed)
+        with start([EchoEnv] * 2, policy, total_frames=40, lag=lag) as collector:
+            for batch in collector:
+                with delayed(batch):
+                    step(policy, batch)
+    assert len(kept) == 3
+
+
+def test_a_state_that_is_kept_stays_as_it_was() -> None:
+    policy = categorical()
+    with start([EchoEnv] * 2, policy, total_frames=40, lag=0) as collector:
+        batches = iter(collector)
+        next(batches)
+        state = collector.state_dict()
+        before = copy.deepcopy(state["policy_state_dict"])
+        for batch in batches:
+            step(policy, batch)
+    assert all(
+        torch.equal(value, before[name]) for name, value in state["policy_state_dict"].items()
+    )

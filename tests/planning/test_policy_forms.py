@@ -279,3 +279,28 @@ class TestCallables:
     def test_factories_that_differ(self) -> None:
         with pytest.raises(TypeError, match="one policy acts in all environments"):
             gather(EchoEnv, policy_factory=[categorical, lambda: categorical(seed=1)])
+
+
+class Deterministic(nn.Module):
+    """As baselines write their policies."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 2)
+
+    def forward(self, obs: Any, deterministic: bool = True) -> Any:
+        return self.layer(obs).argmax(-1)
+
+
+def test_parameters_that_need_not_be_given_are_left_alone() -> None:
+    assert gather(CARTPOLE, Deterministic())["action"].shape == (3, 16)
+
+
+def test_beside_a_lone_bound_draws_are_exponential() -> None:
+    """As gymnasium's own samples: mean 1 away from the bound."""
+    low, high = np.array([10, -np.inf, -np.inf]), np.array([np.inf, -5, np.inf])
+    env = functools.partial(AnyAction, spaces.Box(low, high, dtype=np.float64))
+    drawn = gather(env, num_envs=64)["action"].flatten(0, 1)
+    assert drawn.mean(0) == pytest.approx([11, -6, 0], abs=0.15)
+    assert (drawn[:, 0] >= 10).all()
+    assert (drawn[:, 1] <= -5).all()

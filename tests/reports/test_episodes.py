@@ -209,3 +209,10 @@ def test_batches_without_the_numbers_are_refused() -> None:
         EpisodeReturns(info_keys=["won"]).update(batch)
     with pytest.raises(TypeError, match="info_keys must be a list"):
         EpisodeReturns(info_keys="won")
+
+
+def test_several_rewards_of_a_step_are_refused() -> None:
+    batch = make_batch(torch.zeros(2, 3), torch.zeros(2, 3, dtype=torch.bool))
+    batch["next", "reward"] = torch.zeros(2, 3, 2)
+    with pytest.raises(ValueError, match=r"one reward of each step.*got \[2, 3, 2\]"):
+        EpisodeReturns().update(batch)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import os
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
@@ -21,7 +20,7 @@ from torchrl.envs import EnvBase
 from torchrl_hts._executor.gym_env import GymDescription
 from torchrl_hts._executor.torchrl_env import TorchRLDescription
 from torchrl_hts._planning.batched_envs import factories_of
-from torchrl_hts._planning.policy_forms import as_module
+from torchrl_hts._planning.policy_forms import as_module, required_parameters
 from torchrl_hts._policy.compiled import check_wrapping, uncompiled
 from torchrl_hts._rounds.exchange import MAX_ENVS, MAX_PENDING
 from torchrl_hts.errors.checks import check_integer, check_seconds
@@ -270,7 +269,7 @@ def make_policy(
         return policy
     if hasattr(policy, "in_keys") and hasattr(policy, "out_keys"):
         return policy  # compiled, or wrapped
-    parameters = list(inspect.signature(uncompiled(policy).forward).parameters)
+    parameters = list(required_parameters(uncompiled(policy).forward))
     in_keys = parameters if len(parameters) > 1 else ["observation"]
     return TensorDictModule(policy, in_keys=in_keys, out_keys=["action"])
 

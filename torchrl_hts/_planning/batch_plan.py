@@ -165,7 +165,7 @@ def _gym_rows(
         root = root.exclude("is_init")
     after = root.exclude(*(key for key in made_up.first if ("next", *key) not in trial.outputs))
     after = after.exclude(*(observed if compact_obs else ()))
-    after["reward"] = torch.zeros(*root.shape, 1)
+    after["reward"] = torch.zeros(*root.shape, 1, dtype=torch.float32)
     return _Rows(root, after, (("truncated",),), write_is_init)
 
 

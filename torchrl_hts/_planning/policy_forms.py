@@ -33,7 +33,14 @@ from torchrl_hts._policy.compiled import uncompiled
 from torchrl_hts._rounds.keys import Key, as_written
 from torchrl_hts.errors import PolicyError
 
-__all__ = ["Fitted", "OnTensorDicts", "RandomActions", "as_module", "transforms_of"]
+__all__ = [
+    "Fitted",
+    "OnTensorDicts",
+    "RandomActions",
+    "as_module",
+    "required_parameters",
+    "transforms_of",
+]
 
 Description = GymDescription | TorchRLDescription
 
@@ -135,9 +142,16 @@ def _draw(space: Any, rows: tuple[int, ...]) -> Tensor:
     whole = space.dtype.kind in "iub"
     share = torch.rand(*rows, *space.shape, dtype=torch.float64)
     inside = low + (share * (high - low + 1)).floor() if whole else low + share * (high - low)
-    # Where there is no bound: normal, and on the right side of the bound that there may be.
-    normal = torch.randn(*rows, *space.shape, dtype=torch.float64).clamp(low, high)
-    drawn = torch.where(torch.isfinite(low) & torch.isfinite(high), inside, normal)
+    # Where there is no bound: normal; beside a lone one: exponential.
+    normal = torch.randn(*rows, *space.shape, dtype=torch.float64)
+    above, below = torch.isfinite(low), torch.isfinite(high)  # there is a bound
+    drawn = torch.where(above & below, inside, normal)
+    if bool((above ^ below).any()):
+        away = -torch.log1p(-torch.rand(*rows, *space.shape, dtype=torch.float64))
+        drawn = torch.where(above & ~below, low + away, drawn)
+        drawn = torch.where(below & ~above, high - away, drawn)
+    if whole:
+        drawn = drawn.floor()
     return torch.from_numpy(drawn.numpy().astype(space.dtype))
 
 
@@ -274,7 +288,7 @@ def as_module(policy: Any, *, trust_policy: bool = False) -> Any:
         return OnTensorDicts(policy)
     if module is not None:
         return module
-    names = list(_parameters(call))
+    names = list(required_parameters(call))
     return TensorDictModule(
         _OnRows(policy), in_keys=names if len(names) > 1 else ["observation"], out_keys=["action"]
     )
@@ -286,7 +300,7 @@ def transforms_of(policy: nn.Module) -> list[Transform]:
     return [] if primer is None else [InitTracker(), primer]
 
 
-def _parameters(call: Callable[..., Any]) -> dict[str, inspect.Parameter]:
+def required_parameters(call: Callable[..., Any]) -> dict[str, inspect.Parameter]:
     """Those that must be given."""
     try:
         found = inspect.signature(call).parameters
@@ -299,7 +313,7 @@ def _parameters(call: Callable[..., Any]) -> dict[str, inspect.Parameter]:
 
 
 def _takes_tensordicts(call: Callable[..., Any]) -> bool:
-    parameters = _parameters(call)
+    parameters = required_parameters(call)
     if len(parameters) != 1:
         return False
     ((name, parameter),) = parameters.items()

@@ -72,10 +72,17 @@ class EpisodeReturns:
                 ``[N, T, 1]``. It is only read.
 
         Raises:
-            ValueError: the batch is not ``[N, T]``, or N differs from the batches before.
+            ValueError: the batch is not ``[N, T]``, N differs from the batches before, or a step
+                has several rewards or flags.
         """
         if batch.ndim != 2:
             raise ValueError(f"expected a batch [environments, steps], and got {batch.batch_size}")
+        for name in ("reward", "done"):
+            if (found := batch["next", name]).numel() != batch.numel():
+                raise ValueError(
+                    f"expected one {name} of each step, [N, T, 1], and got {list(found.shape)}: of "
+                    "several objectives or agents, add them up before"
+                )
         reward = batch["next", "reward"].detach().cpu().flatten(1).double()  # [N, T]
         done = batch["next", "done"].detach().cpu().flatten(1)  # [N, T]
         num_envs, num_steps = done.shape

@@ -112,9 +112,6 @@ def bind_parameters(
     over = dict(zip((name for name, _ in policy_tensors(module)), shared, strict=True))
     for name, parameter in module.named_parameters():
         parameter.data = over[name]
-    for name, buffer in list(module.named_buffers()):
-        for owner in module.modules():  # a buffer may be registered in several places
-            for key, value in owner._buffers.items():
-                if value is buffer:
-                    owner._buffers[key] = over[name]
+    for name, buffer in module.named_buffers():
+        buffer.data = over[name]
     return None

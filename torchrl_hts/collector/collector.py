@@ -278,6 +278,7 @@ class HTSCollector(StockAttributes, BaseCollector):  # type: ignore[misc]  # tor
             if self.post_collect_hook is not None:
                 self.post_collect_hook(batch)
             yield batch
+            self._updates.refuse_within_block("the next batch was asked for")
             self._agree_on_an_update()
         self.shutdown()
 
@@ -363,6 +364,7 @@ class HTSCollector(StockAttributes, BaseCollector):  # type: ignore[misc]  # tor
         """Stage parameters for the next round that opens (see ``update_policy_weights_``)."""
         if model_id not in (None, "policy"):
             raise KeyError(f"HTSCollector has one model, 'policy'; got model_id={model_id!r}")
+        self._updates.refuse_within_block("update_policy_weights_ was called")
         self._learner.stage(policy_or_weights)
         if self._weights.are_others():
             self._updates.staged_others()
@@ -469,11 +471,15 @@ class HTSCollector(StockAttributes, BaseCollector):  # type: ignore[misc]  # tor
 
         One of several learners has the state of its own environments, and says which they are.
         """
+        self._updates.refuse_within_block("state_dict was called")
+        policy = self.policy.state_dict()
+        for name, value in policy.items():
+            policy[name] = value.clone() if isinstance(value, torch.Tensor) else value
         place = {}
         if self._num_learners > 1:
             place = {"first_env": self._memory.layout.first_env, "all_envs": self.num_envs}
         return OrderedDict(
-            policy_state_dict=self.policy.state_dict(),
+            policy_state_dict=policy,
             frames=self._frames // self._num_learners,
             iter=self._iter,
             lag=self.lag,

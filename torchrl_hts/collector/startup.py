@@ -33,6 +33,7 @@ from torchrl_hts._supervision.workers import EnvironmentSource, Workers
 from torchrl_hts._world.digest import digest
 from torchrl_hts.collector.rounds import Rounds
 from torchrl_hts.collector.settings import Settings
+from torchrl_hts.collector.torch_defaults import torchs_defaults
 from torchrl_hts.errors import PolicyError
 
 __all__ = ["Started", "Startup"]
@@ -80,6 +81,7 @@ class Startup:
         ResourceError: if there are too few file descriptors or processes.
     """
 
+    @torchs_defaults()
     def __init__(self, settings: Settings, weights: WeightSource) -> None:
         self._settings, self._weights = settings, weights
         world = settings.world
@@ -130,6 +132,7 @@ class Startup:
             servers.release()
             raise
 
+    @torchs_defaults()
     def run(self) -> Started:
         """Make the environments, lay slots out for what they and the policy give, and calibrate.
 

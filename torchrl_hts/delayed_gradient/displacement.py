@@ -14,6 +14,7 @@ from torch.nn.parameter import is_lazy
 from torchrl.trainers import Trainer
 from torchrl.trainers.trainers import TrainerHookBase
 
+from torchrl_hts.delayed_gradient.moving import move_newest
 from torchrl_hts.delayed_gradient.running_norm import (
     RunningNorm,
     hold,
@@ -121,6 +122,11 @@ class DelayedGradient(TrainerHookBase):  # type: ignore[misc]  # torchrl is unty
         return self._lag
 
     @property
+    def moves_parameters(self) -> bool:
+        """Whether the parameters are those of a batch now, and not the newest."""
+        return self._active and self._depth > 1
+
+    @property
     def round(self) -> int:
         """Index j of the batch to train on next, or being trained on inside the block."""
         return self._round
@@ -202,11 +208,7 @@ class DelayedGradient(TrainerHookBase):  # type: ignore[misc]  # torchrl is unty
                 torch._foreach_copy_(live, newest)
                 return
             if self._depth > 1:
-                # theta_{j+lag+1} = (phi_j - theta_j) + theta_{j+lag}, computed in the slot of
-                # theta_j, which is free from now on; not in the live ones, some of which may be
-                # views of the same memory.
-                for theta_j, phi_j, theta in zip(behaviour, live, newest, strict=True):
-                    torch.sub(phi_j, theta_j, out=theta_j).add_(theta)
+                move_newest(behaviour, live, newest)
                 torch._foreach_copy_(live, behaviour)
         self._round += 1
 

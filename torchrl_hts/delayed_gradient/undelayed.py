@@ -8,8 +8,9 @@ collector looks whether the policy is changed without it.
 from __future__ import annotations
 
 import warnings
+from collections.abc import Iterator
 from typing import Any
-from weakref import WeakSet
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
@@ -29,13 +30,13 @@ class UndelayedUpdateWarning(UserWarning):
     """
 
 
-# DelayedGradients that have been entered; each has a `loss_module`.
-_in_use: WeakSet[Any] = WeakSet()
+# DelayedGradients that have been entered, and at which entry of all they were last.
+_in_use: WeakKeyDictionary[Any, int] = WeakKeyDictionary()
 
 
 def note_use(delayed: Any) -> None:
     """A `DelayedGradient` is entered, of whatever kind: its user knows of the delay."""
-    _in_use.add(delayed)
+    _in_use[delayed] = max(_in_use.values(), default=0) + 1
 
 
 class UpdateWatch:
@@ -56,6 +57,18 @@ class UpdateWatch:
         self._versions: list[int] = []
         self._values: list[Tensor] = []
         self._others_staged = False
+        self._entries: int | None = None  # of DelayedGradients, when a batch was last handed out
+        self._compares_lags = learns_here
+
+    def refuse_within_block(self, what: str) -> None:
+        """Raise RuntimeError where the policy has the parameters of a batch in place of its own."""
+        if any(user.moves_parameters for user in _in_use) and any(
+            user.moves_parameters for user in self._delaying()
+        ):
+            raise RuntimeError(
+                f"{what} within `with delayed(batch):`, where the policy has the parameters that "
+                "gathered the batch, not the newest: call it after the block"
+            )
 
     def staged_others(self) -> None:
         """Parameters that are not the policy's own were staged: it is a copy that learns."""
@@ -67,6 +80,7 @@ class UpdateWatch:
 
     def batch_handed_out(self, stacklevel: int) -> None:
         """A batch is handed out: look at what became of the policy since the one before."""
+        self._compare_lags()
         if not self._watching:
             return
         self._batches += 1
@@ -101,10 +115,33 @@ class UpdateWatch:
         return has_changed
 
     def _policy_is_delayed(self) -> bool:
+        return any(True for _ in self._delaying())
+
+    def _delaying(self) -> Iterator[Any]:
+        """The DelayedGradients that have parameters of this policy."""
         own = {id(parameter) for parameter in self._policy.parameters()}
-        return any(
-            id(parameter) in own for user in _in_use for parameter in user.loss_module.parameters()
-        )
+        for user in list(_in_use):
+            if any(id(parameter) in own for parameter in user.loss_module.parameters()):
+                yield user
+
+    def _compare_lags(self) -> None:
+        """Raise ValueError if the batch before was learned from with another lag; looks once."""
+        if not (self._compares_lags and _in_use):
+            self._entries = self._entries or 0
+            return
+        since, self._entries = self._entries, max(_in_use.values(), default=0)
+        if since is None:
+            return
+        for user in self._delaying():
+            if _in_use[user] > since:
+                self._compares_lags = False
+                if user.gradient_at == "behaviour" and user.lag != self._lag:
+                    raise ValueError(
+                        f"the DelayedGradient has lag={user.lag}, and the collector lag="
+                        f"{self._lag}, so gradients were taken at other parameters than those "
+                        "that gathered the batch: make it DelayedGradient(policy, "
+                        "lag=collector.lag)"
+                    )
 
     def _message(self) -> str:
         return (
