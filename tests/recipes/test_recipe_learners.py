@@ -14,8 +14,9 @@ from pathlib import Path
 import pytest
 import script_paths  # noqa: F401  so that the scripts are found
 from _hosts import Hosts, why_not
+from deeds import Deed
 from processes import processes_below, wait_until
-from recipe_ranks import Deed, Ended, run_recipe
+from recipe_ranks import Ended, run_recipe
 from recipe_runs import CARTPOLE, assert_equal_runs, rows, run
 from script_paths import RECIPES
 from support.errors import RecipeError

@@ -18,9 +18,10 @@ from pathlib import Path
 
 import pytest
 import torch
+from deeds import Deed
 from recipe_runs import CARTPOLE, assert_equal_runs, rows, run, start
 from script_paths import RECIPES
-from warm_recipes import WarmRecipe, stop_run
+from warm_recipes import WarmRecipe, stop_at, stop_run
 
 pytest.importorskip("ale_py")
 pytest.importorskip("rich")
@@ -165,7 +166,8 @@ def test_a_run_that_is_stopped_saves_and_goes_on(
     stopped = tmp_path / "stopped"
     flags = f"{LONG} --total-frames 3200"
     whole = whole_runs(flags)
-    code, output = stop_run(warm_recipes, flags, stopped, number, "steps")
+    deed = Deed(number, rank=0, where="support.run:Run.record", count=20)
+    code, output = stop_at(warm_recipes, flags, stopped, deed)
     assert code == 128 + number, output
     assert f"stopped; go on with --resume {stopped}" in output
     assert len(rows(stopped / "metrics.csv")) < len(rows(whole / "metrics.csv"))

@@ -18,6 +18,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, NoReturn
 
+from deeds import Deed
 from processes import SHARED_SERVERS, wait_until
 from script_paths import RECIPES
 
@@ -42,12 +43,12 @@ class WarmRecipe:
         self.server = WorkerServer((*WITH_TORCH, "warm_recipes", recipe))
         SHARED_SERVERS.add(self.server.pid)
 
-    def start(self, flags: Sequence[str], output: Path) -> WorkerProcess:
-        """Start a run; what it prints goes into a file."""
+    def start(self, flags: Sequence[str], output: Path, deed: Deed | None = None) -> WorkerProcess:
+        """Start a run; what it prints goes into a file. It may do something to itself."""
         with output.open("w") as file:
             who = WorkerId("executor", 0)  # for what is said if it can't be started
             process = self.server.spawn(who, "warm_recipes:serve", [file.fileno()])
-        send_object(process.control, (f"{self.recipe}.py", list(flags)))
+        send_object(process.control, (f"{self.recipe}.py", list(flags), deed))
         return process
 
     def close(self) -> None:
@@ -82,6 +83,20 @@ def stop_run(
     if not process.has_ended():
         os.kill(process.pid, number)
     code = process.exit_status(100)
+    process.hang_up()
+    process.close()
+    return code, output.read_text()
+
+
+def stop_at(
+    warm_recipes: Callable[[str], WarmRecipe], arguments: str, directory: Path, deed: Deed
+) -> tuple[int | None, str]:
+    """A run that stops itself by a signal; its exit code, and what it said."""
+    recipe, *flags = arguments.split()
+    output = directory.with_name("output")
+    warm = warm_recipes(recipe.removesuffix(".py"))
+    process = warm.start([*flags, "--output-dir", str(directory)], output, deed)
+    code = process.exit_status(200)
     process.hang_up()
     process.close()
     return code, output.read_text()
@@ -143,7 +158,7 @@ def popen(command: Any, *args: Any, **kwargs: Any) -> Any:
 
 def serve(control: Connection, fds: list[int]) -> NoReturn:
     """Run a recipe as a script."""
-    recipe, flags = receive_object(control)
+    recipe, flags, deed = receive_object(control)
     for fd in (1, 2):
         os.dup2(fds[0], fd)
     os.close(fds[0])
@@ -151,6 +166,8 @@ def serve(control: Connection, fds: list[int]) -> NoReturn:
     signal.signal(signal.SIGINT, signal.default_int_handler)
     subprocess.Popen = popen  # type: ignore[assignment, misc]
     sys.argv = [str(RECIPES / recipe), *flags]
+    if deed is not None:
+        deed.prepare()
     code: Any = 1
     try:
         runpy.run_path(sys.argv[0], run_name="__main__")
