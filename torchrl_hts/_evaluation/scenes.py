@@ -76,8 +76,8 @@ class GymScene(_FirstEpisodes):
         self._episode = _Episode(env, keep_actions=keep_actions)
         self._env: GymEnvironment = GymEnvironment(self._episode, index, generators)
 
-    def begin(self, seeds: Sequence[int], count: int = 1) -> None:
-        """Begin an episode."""
+    def begin(self, seeds: Sequence[int], count: int) -> None:
+        """Begin an episode, the one that counts."""
         (seed,) = seeds
         self._env.reset(seed, 0)
         self.rewards = [self._episode.rewards]

@@ -54,7 +54,7 @@ class VectorEngine:
         begins_itself: whether what has ended is at its next episode when a step returns.
         takes_seeds: whether its reset takes any; else it takes one where it is made.
         obstacle: why none can be begun anew with the others left alone; None if they can.
-        counts: names in infos below which a wrapper tells of episodes that have ended.
+        episode_keys: names in infos below which a wrapper tells of episodes that have ended.
         description: what the main process needs to know of it.
 
     Raises:
@@ -79,7 +79,7 @@ class VectorEngine:
                 f"row of the batch, and can't begin it before: {self.obstacle.reason}. "
                 f"{self.obstacle.advice}"
             )
-        self.counts = {
+        self.episode_keys = {
             layer._stats_key for layer in _layers(env) if isinstance(layer, RecordEpisodeStatistics)
         }
         self.description = GymDescription(

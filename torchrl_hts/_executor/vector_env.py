@@ -281,7 +281,7 @@ class VectorEnvironment:
         engine = self._engine
         for key, numbers in self._infos:
             found = info_numbers(infos, key, engine.num_envs)
-            if engine.begins_itself and key[0] not in engine.counts:
+            if engine.begins_itself and key[0] not in engine.episode_keys:
                 final = info_numbers(infos.get("final_info", {}), key, engine.num_envs)
                 found[ended] = final[ended]
             numbers[slot][t] = found

@@ -56,8 +56,8 @@ class HTSCollector(StockAttributes, BaseCollector):  # type: ignore[misc]  # tor
 
     Resuming the iterator says that the update with the last batch is done: it stages the newest
     values of the policy and opens the next round. `update_policy_weights_` stages explicitly.
-    With a lag, an update belongs inside a `DelayedGradient`; `UndelayedUpdateWarning` tells of one
-    that is not.
+    With a lag, an update belongs inside a `DelayedGradient` of the same lag;
+    `UndelayedUpdateWarning` tells of one that is not, and a ValueError of another lag.
 
     Args:
         create_env_fn: a callable per environment. Each returns a `gymnasium.Env` (the fast path:
@@ -334,6 +334,7 @@ class HTSCollector(StockAttributes, BaseCollector):  # type: ignore[misc]  # tor
             TypeError: for ``worker_ids``, and for what is no module, TensorDict or dict by name.
             KeyError: for another model, or a name that the policy doesn't have.
             ValueError: for a tensor of another shape, or for two forms at once.
+            RuntimeError: in a block of a `DelayedGradient`, where the policy is not the newest.
         """
         if worker_ids is not None:
             raise TypeError(
@@ -470,6 +471,9 @@ class HTSCollector(StockAttributes, BaseCollector):  # type: ignore[misc]  # tor
         `load_state_dict` warns of it.
 
         One of several learners has the state of its own environments, and says which they are.
+
+        Raises:
+            RuntimeError: in a block of a `DelayedGradient`, where the policy is not the newest.
         """
         self._updates.refuse_within_block("state_dict was called")
         policy = self.policy.state_dict()

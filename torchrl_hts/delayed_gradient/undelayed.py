@@ -1,14 +1,13 @@
-"""Tells once where a batch is learned from with other parameters than those that gathered it.
+"""Tells where a batch is learned from, or rounds act, with other parameters than is thought.
 
 With a lag, that is what a plain training loop does, and A2C learns worse or not at all from it
 (docs/results/delay_study.md). `DelayedGradient` notes here that it is in use, and the
-collector looks whether the policy is changed without it.
+collector looks whether the policy is changed without it, with another lag, or asked for in a block.
 """
 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -40,7 +39,9 @@ def note_use(delayed: Any) -> None:
 
 
 class UpdateWatch:
-    """Warns once if a policy is updated between two batches and no `DelayedGradient` knows of it.
+    """Looks after the updates of a policy, between two batches and within a block.
+
+    Warns once if it is updated and no `DelayedGradient` knows of it.
 
     Args:
         policy: the policy that the collector was given.
@@ -62,9 +63,7 @@ class UpdateWatch:
 
     def refuse_within_block(self, what: str) -> None:
         """Raise RuntimeError where the policy has the parameters of a batch in place of its own."""
-        if any(user.moves_parameters for user in _in_use) and any(
-            user.moves_parameters for user in self._delaying()
-        ):
+        if any(user.moves_parameters and self._is_delayed_by(user) for user in _in_use):
             raise RuntimeError(
                 f"{what} within `with delayed(batch):`, where the policy has the parameters that "
                 "gathered the batch, not the newest: call it after the block"
@@ -89,7 +88,7 @@ class UpdateWatch:
         if self._batches == 1 or not (changed or others_staged):
             return
         # Once is enough, either way: who delays the policy, or has been told, knows.
-        if self._policy_is_delayed():
+        if any(map(self._is_delayed_by, _in_use)):
             self._watching = False
         elif changed or not _in_use:  # with a copy that learns, it may be that which is delayed
             self._watching = False
@@ -114,15 +113,9 @@ class UpdateWatch:
         self._versions = versions
         return has_changed
 
-    def _policy_is_delayed(self) -> bool:
-        return any(True for _ in self._delaying())
-
-    def _delaying(self) -> Iterator[Any]:
-        """The DelayedGradients that have parameters of this policy."""
+    def _is_delayed_by(self, user: Any) -> bool:
         own = {id(parameter) for parameter in self._policy.parameters()}
-        for user in list(_in_use):
-            if any(id(parameter) in own for parameter in user.loss_module.parameters()):
-                yield user
+        return any(id(parameter) in own for parameter in user.loss_module.parameters())
 
     def _compare_lags(self) -> None:
         """Raise ValueError if the batch before was learned from with another lag; looks once."""
@@ -132,8 +125,8 @@ class UpdateWatch:
         since, self._entries = self._entries, max(_in_use.values(), default=0)
         if since is None:
             return
-        for user in self._delaying():
-            if _in_use[user] > since:
+        for user, entry in _in_use.items():
+            if entry > since and self._is_delayed_by(user):
                 self._compares_lags = False
                 if user.gradient_at == "behaviour" and user.lag != self._lag:
                     raise ValueError(
