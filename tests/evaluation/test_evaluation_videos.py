@@ -82,18 +82,27 @@ def test_the_best_return_of_a_queue_counts_in_its_order(tmp_path: Path) -> None:
     assert state["best"] == -math.inf  # so that a resumed run films the same
 
 
-def test_a_film_of_another_game_is_an_error(tmp_path: Path) -> None:
+def test_a_film_that_fails_is_told_and_the_evaluation_counts(tmp_path: Path) -> None:
     pytest.importorskip("imageio_ffmpeg")
+    policy = pays(2.0)
     with Evaluator(
         PayingEnv,
-        pays(),
+        policy,
         num_episodes=1,
         video_path=tmp_path / "best.mp4",
-        create_render_env_fn=rendering(bonus=0.5),
+        create_render_env_fn=rendering(bonus=0.5),  # another game
     ) as evaluator:
         evaluator.submit(0)
-        with pytest.raises(WorkerError, match=r"(?s)can't be played again: step 1 of .* of 1\.5"):
-            evaluator.wait()
+        with pytest.warns(RuntimeWarning, match=r"step 0 .* can't be played again: step 1 of "):
+            (first,) = evaluator.wait()
+        assert (first.video, "can't be played again" in first.video_error) == (None, True)
+        set_value(policy, 1.0)
+        evaluator.submit(1)  # the process plays on
+        (second,) = evaluator.wait()
+    with Evaluator(PayingEnv, pays(2.0), num_episodes=1) as unfilmed:
+        unfilmed.submit(0)
+        assert first.returns == unfilmed.wait()[0].returns
+    assert second.returns < first.returns
     assert not list(tmp_path.iterdir())
 
 

@@ -87,7 +87,8 @@ class Evaluator:
         max_frames_per_episode: length at which an episode is truncated; 0: never. Adds
             ``step_count``, as a collector's ``max_frames_per_traj`` does.
         video_path: an ``.mp4`` file for the best episode so far. It is written after an evaluation
-            whose best return beats those of all earlier ones.
+            whose best return beats those of all earlier ones. If filming fails, a warning tells
+            why, and the evaluation counts nevertheless.
         create_render_env_fn: makes the same environment with ``render_mode="rgb_array"``, or one
             of TorchRL whose ``render()`` gives frames. A batch of them gives those of one by
             ``render(mode="rgb_array", env_index=k)``, as VMAS does. For a gymnasium ``VectorEnv``
@@ -253,6 +254,13 @@ class Evaluator:
         while self._submitted and (evaluation := self._submitted[0].evaluation) is not None:
             parameters = self._by_name(self._submitted.popleft())
             self._best = max(self._best, evaluation.max)
+            if evaluation.video_error:
+                warnings.warn(
+                    f"the best episode of the evaluation at step {evaluation.step} was played, but "
+                    f"could not be filmed: {evaluation.video_error}",
+                    RuntimeWarning,
+                    stacklevel=2,
+                )
             finished.append(replace(evaluation, parameters=parameters))
         return finished
 

@@ -39,6 +39,7 @@ class Evaluation:
         returns: undiscounted return of each episode.
         lengths: steps of each episode.
         video: the file that its best episode was written to, if it beats all earlier ones.
+        video_error: why there is no such file although it does; "" if all is well.
         parameters: of the policy that played, and its buffers, by name.
 
     Example:
@@ -51,6 +52,7 @@ class Evaluation:
     returns: tuple[float, ...]
     lengths: tuple[int, ...]
     video: Path | None = None
+    video_error: str = ""
     parameters: Mapping[str, Tensor] = field(default_factory=dict, compare=False, repr=False)
 
     @property

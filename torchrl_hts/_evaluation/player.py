@@ -318,5 +318,9 @@ class _Player:
             assert isinstance(scene, TorchRLScene)
             self.stage.follow(scene, row, self.memory, self.given.options, self.outputs)
         actions, rewards = scene.actions(row)[: lengths[winner]], scene.rewards[row]
-        film(self.stage, env_seed(self.job.seed, winner), actions, rewards, path, self.job.fps)
+        seed = env_seed(self.job.seed, winner)
+        try:
+            film(self.stage, seed, actions, rewards, path, self.job.fps)
+        except Exception as error:  # what was played counts, with or without a film of it
+            return Evaluation(step, returns, lengths, video_error=f"{type(error).__name__}: {error}")
         return Evaluation(step, returns, lengths, path)
