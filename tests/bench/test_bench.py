@@ -347,6 +347,6 @@ def test_ctrl_c_is_one_line(
     def measure(*_: Any, **__: Any) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(bench, "measure", measure)
+    monkeypatch.setattr(bench, "measure_alone", measure)
     assert main(["--env-id", "CartPole-v1"]) == 128 + signal.SIGINT
     assert capsys.readouterr().err.splitlines()[-1] == "interrupted"

@@ -22,7 +22,7 @@ from torchrl_hts._processes.server_pool import Servers
 from torchrl_hts._processes.worker_process import WorkerProcess
 from torchrl_hts.errors import WorkerId
 
-__all__ = ["Description", "Tryout", "choose_team"]
+__all__ = ["Description", "Tryout", "as_descriptors_allow", "choose_team"]
 
 _LOG = logging.getLogger(__name__)  # what is done at the start, where it may take seconds
 
@@ -143,10 +143,18 @@ def choose_team(
             num_actors=num_actors,
             actor_threads=actor_threads,
         )
-    # No more than there are descriptors for.
+    return as_descriptors_allow(wanted, fewer_actors=num_actors is None), description
+
+
+def as_descriptors_allow(wanted: TeamSize, *, fewer_actors: bool = True) -> TeamSize:
+    """No more workers than there are file descriptors for.
+
+    Args:
+        wanted: how many would be best.
+        fewer_actors: whether there may be fewer actors, so that executors have more descriptors.
+    """
     actors = wanted.actors
-    if num_actors is None:
+    if fewer_actors:
         while actors > 1 and most_executors(actors) < wanted.executors:
             actors -= 1
-    executors = max(1, min(wanted.executors, most_executors(actors)))
-    return TeamSize(executors, actors), description
+    return TeamSize(max(1, min(wanted.executors, most_executors(actors))), actors)

@@ -21,6 +21,7 @@ import importlib
 import signal
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from math import ceil
 from typing import Any
@@ -30,7 +31,7 @@ import torch
 from tensordict.nn import TensorDictModuleBase
 from torchrl.envs import EnvBase
 
-from torchrl_hts._planning.arguments import make_policy
+from torchrl_hts._planning.arguments import check_factories, make_policy
 from torchrl_hts._planning.probe import EnvironmentTimes
 from torchrl_hts._processes.limits import available_cores
 from torchrl_hts._processes.server_pool import keep_servers
@@ -56,13 +57,14 @@ from torchrl_hts.bench.report import (
     recommendation,
     warnings_text,
 )
+from torchrl_hts.collector.rounds import MAX_ROWS
 from torchrl_hts.errors import HTSError
 from torchrl_hts.theory import rollout_time
 
 __all__ = ["main"]
 
 _LOOK_S = 0.5  # how long to look at what other programs use, before and after
-_TRIAL = Setting(num_envs=8, sync_interval=20)
+_TRIED_ENVS, _TRIED_STEPS = 8, 20  # of the trial that shows the collector's own share
 
 
 class _UserError(Exception):
@@ -96,8 +98,19 @@ def find_environment(name: str) -> MakeEnv:
             f"--env-id {name!r} made a {type(env).__module__}.{type(env).__qualname__}; only "
             "environments of gymnasium and TorchRL, and batches of them, can be measured here"
         )
-    env.close()
-    return make_env
+    if not getattr(env, "is_closed", False):  # as batches of TorchRL are until they are used
+        env.close()
+    try:
+        factories = check_factories(make_env, None)
+    except TypeError as error:
+        raise _UserError(f"--env-id {name!r}: {error}") from error
+    if len(factories) > 1:
+        print(
+            f"{name} makes a batch of {len(factories)} environments, which the collector takes "
+            "apart: what is measured, and counted by --num-envs, is the first of them alone",
+            file=sys.stderr,
+        )
+    return factories[0]
 
 
 def batch_of(make_env: MakeEnv) -> int:
@@ -140,29 +153,36 @@ def _find(name: str, option: str) -> Any:
         raise _UserError(f"{option} {name!r} can't be found: {error}") from error
 
 
-def measure(
+def progress(number: int, what: str) -> None:
+    """Say on standard error what is done now."""
+    print(f"[{number}/5] {what}", file=sys.stderr, flush=True)
+
+
+def measure_alone(
     make_env: MakeEnv,
     policy: TensorDictModuleBase,
     *,
+    batch: int,
     rows: Sequence[int],
     epochs: int,
     seconds: float,
 ) -> tuple[EnvironmentTimes, Costs]:
-    """Measure all parts, and say so on standard error."""
-
-    def progress(number: int, what: str) -> None:
-        print(f"[{number}/5] {what}", file=sys.stderr, flush=True)
-
-    batch = batch_of(make_env)
+    """Measure all parts, each alone: the collector's own share is 0."""
     what = "environment" if batch == 1 else f"batch of {batch} environments"
     progress(1, f"stepping the {what} at random for {seconds:g} s")
-    times = measure_environment(make_env, seconds)
+    try:
+        times = measure_environment(make_env, seconds)
+    except Exception as error:
+        raise _UserError(
+            f"the environment failed while it was stepped at random: {type(error).__name__}: "
+            f"{error}"
+        ) from error
     rows = [batch * count for count in rows]
     progress(2, f"running the policy on {', '.join(map(str, rows))} rows")
     passes = measure_passes(make_env, policy, rows, seconds).of_batches(batch)
     progress(3, "learning: the policy forward and back")
     learner_s = epochs * batch * measure_learning(make_env, policy, seconds / 2)
-    alone = Costs(
+    return times, Costs(
         step_times=times.with_resets(),
         step_cpu_share=times.cpu_share,
         executor_cpu_s=0.0,
@@ -172,17 +192,26 @@ def measure(
         cores=ceil(available_cores()),
         batch=batch,
     )
-    progress(4, f"the collector's own share: {described(_TRIAL, batch)}")
-    trial = _try_out(make_env, policy, alone, _TRIAL, seconds)
+
+
+def with_own_share(
+    alone: Costs, make_env: MakeEnv, policy: TensorDictModuleBase, most: int, seconds: float
+) -> Costs:
+    """The costs with what the collector adds to them, by a trial of it.
+
+    Args:
+        alone: the costs of the parts.
+        most: environments, or batches of them, that there may be.
+    """
+    tried = Setting(num_envs=min(_TRIED_ENVS, most), sync_interval=_TRIED_STEPS)
+    progress(4, f"the collector's own share: {described(tried, alone.batch)}")
+    trial = _try_out(make_env, policy, alone, tried, seconds)
     env_cpu_s = alone.mean_step_s * alone.step_cpu_share
-    costs = Costs(
-        **{
-            **vars(alone),
-            "executor_cpu_s": max(0.0, batch * trial.executor_cpu_s - env_cpu_s),
-            "actor_cpu_s": max(0.0, trial.actor_cpu_s - alone.pass_time(trial.rows / batch)),
-        }
+    return replace(
+        alone,
+        executor_cpu_s=max(0.0, alone.batch * trial.executor_cpu_s - env_cpu_s),
+        actor_cpu_s=max(0.0, trial.actor_cpu_s - alone.pass_time(trial.rows / alone.batch)),
     )
-    return times, costs
 
 
 def _try_out(
@@ -222,25 +251,32 @@ def try_recommended(
     best: Forecast, costs: Costs, make_env: MakeEnv, policy: TensorDictModuleBase, seconds: float
 ) -> Tried:
     """Run the collector with the setting that is recommended, without a learner."""
-    print(f"[5/5] trying it out for {seconds:g} s", file=sys.stderr, flush=True)
-    free = forecast(Costs(**{**vars(costs), "learner_step_s": 0.0}), best.setting)
+    progress(5, f"trying it out for {seconds:g} s")
+    free = forecast(replace(costs, learner_step_s=0.0), best.setting)
     trial = _try_out(make_env, policy, costs, best.setting, seconds)
     return Tried(trial.steps_per_second, free.steps_per_second)
 
 
 def report(make_env: MakeEnv, policy: TensorDictModuleBase, options: argparse.Namespace) -> str:
     """Measure, forecast, try out; and say what came of it, the recommendation first."""
-    most = max(options.num_envs)
+    most, batch = max(options.num_envs), batch_of(make_env)
+    if most * batch > MAX_ROWS:
+        raise _UserError(
+            f"--num-envs {most} batches of {batch} are {most * batch} environments; a collector "
+            f"has at most {MAX_ROWS}: at most --num-envs {MAX_ROWS // batch}"
+        )
     sizes = sorted({2**power for power in range(most.bit_length())} | {most})
-    looks = [cores_used_by_others(_LOOK_S)]
-    times, costs = measure(
-        make_env, policy, rows=sizes, epochs=options.epochs, seconds=options.seconds
+    looks = [cores_used_by_others(_LOOK_S)]  # before servers are started, which import much
+    times, alone = measure_alone(
+        make_env, policy, batch=batch, rows=sizes, epochs=options.epochs, seconds=options.seconds
     )
-    rows = forecasts(costs, options)
-    best = recommend([each for row in rows for each in row.each])
-    tried = None
-    if not options.no_check:
-        tried = try_recommended(best, costs, make_env, policy, options.seconds)
+    with keep_servers():
+        costs = with_own_share(alone, make_env, policy, most, options.seconds)
+        rows = forecasts(costs, options)
+        best = recommend([each for row in rows for each in row.each])
+        tried = None
+        if not options.no_check:
+            tried = try_recommended(best, costs, make_env, policy, options.seconds)
     looks.append(cores_used_by_others(_LOOK_S))
     others = max((look for look in looks if look is not None), default=None)
     executors = costs.team(best.setting.num_envs).executors
@@ -293,8 +329,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         make_env = find_environment(options.env_id)
         policy = find_policy(options.policy, make_env)
-        with keep_servers():
-            print(report(make_env, policy, options))
+        print(report(make_env, policy, options))
     except (_UserError, HTSError, TypeError, ValueError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2

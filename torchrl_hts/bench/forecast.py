@@ -28,6 +28,7 @@ import numpy as np
 import numpy.typing as npt
 
 from torchrl_hts._planning.costs import PassCosts, StepCosts, TeamSize, team_for
+from torchrl_hts._planning.worker_counts import as_descriptors_allow
 from torchrl_hts.theory import timetable
 
 __all__ = ["Costs", "Forecast", "Setting", "forecast", "recommend"]
@@ -80,7 +81,8 @@ class Costs:
     def team(self, num_envs: int) -> TeamSize:
         """What `HTSCollector` chooses."""
         step_costs = StepCosts(self.mean_step_s, self.step_cpu_share)
-        return team_for(step_costs, num_envs, self.cores, lambda: self.passes)
+        wanted = team_for(step_costs, num_envs, self.cores, lambda: self.passes)
+        return as_descriptors_allow(wanted)
 
 
 @dataclass(frozen=True)

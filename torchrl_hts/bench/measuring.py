@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -25,6 +26,8 @@ from torchrl_hts._executor.vector_play import VectorPlay
 from torchrl_hts._planning.batch_plan import plan_batch
 from torchrl_hts._planning.costs import PassCosts
 from torchrl_hts._planning.pass_times import median_cpu_time, time_passes
+from torchrl_hts._planning.pickling import pickle_policy
+from torchrl_hts._planning.policy_forms import Fitted
 from torchrl_hts._planning.probe import EnvironmentTimes, GymPlay, time_steps
 from torchrl_hts.collector import HTSCollector
 
@@ -164,8 +167,8 @@ def measure_passes(
         rows: of a pass, ascending from 1.
         seconds: in all.
     """
-    examples = _examples(make_env, policy, max(rows))
-    return time_passes(policy, examples, rows, seconds)
+    own, examples = _to_run(make_env, policy, max(rows))
+    return time_passes(own, examples, rows, seconds)
 
 
 def measure_learning(make_env: MakeEnv, policy: TensorDictModuleBase, seconds: float) -> float:
@@ -173,22 +176,26 @@ def measure_learning(make_env: MakeEnv, policy: TensorDictModuleBase, seconds: f
 
     0.0 if the policy's outputs have no gradient.
     """
-    examples = _examples(make_env, policy, _LEARNING_ROWS)
+    own, examples = _to_run(make_env, policy, _LEARNING_ROWS)
     batch = examples[:_LEARNING_ROWS]
 
     def learn() -> bool:
         with torch.enable_grad(), set_exploration_type(ExplorationType.RANDOM):
-            written = policy(batch.clone(False))
+            written = own(batch.clone(False))
             terms = [v.sum() for v in written.values(True, True) if v.requires_grad]
             if terms:
                 torch.autograd.backward(torch.stack(terms).sum())
-        policy.zero_grad()
+        own.zero_grad()
         return bool(terms)
 
     return median_cpu_time(learn, seconds) / len(batch) if learn() else 0.0
 
 
-def _examples(make_env: MakeEnv, policy: TensorDictModuleBase, rows: int) -> TensorDictBase:
+def _to_run(
+    make_env: MakeEnv, policy: TensorDictModuleBase, rows: int
+) -> tuple[TensorDictModuleBase, TensorDictBase]:
+    """A copy of the policy on the CPU, which running it may change, and inputs for it."""
+    own: TensorDictModuleBase = pickle.loads(pickle_policy(policy))
     env = make_env()
     try:
         if isinstance(env, EnvBase):
@@ -205,15 +212,17 @@ def _examples(make_env: MakeEnv, policy: TensorDictModuleBase, rows: int) -> Ten
             description = GymDescription(env.observation_space, env.action_space, seen)
     finally:
         env.close()
+    if isinstance(own, Fitted):
+        own.fit(description)
     plan = plan_batch(
         description,
-        policy,
+        own,
         rows,
         exploration_type=ExplorationType.RANDOM,
         max_frames_per_traj=0,
         compact_obs=False,
     )
-    return plan.examples
+    return own, plan.examples
 
 
 @dataclass(frozen=True)
