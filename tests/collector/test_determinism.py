@@ -16,7 +16,7 @@ from probe import finished_steps
 from torchrl.envs import Compose, GymEnv, NoopResetEnv, StepCounter, TransformedEnv
 
 from torchrl_hts import HTSCollector
-from torchrl_hts.testing import TASKS, digest, train
+from torchrl_hts.testing import TASKS, checks, digest, train
 from torchrl_hts.testing.checks import main
 
 pytestmark = pytest.mark.usefixtures("nothing_left")
@@ -125,6 +125,28 @@ def test_the_command_compares_and_says_so(capsys: pytest.CaptureFixture[str]) ->
     output = capsys.readouterr().out
     assert "another seed: all differ" in output
     assert "all 2 runs equal by their bits" in output
+
+
+def test_what_cannot_be_run_is_no_difference_of_bits(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    few = ["--tasks", "cartpole", "--actors", "1", "--executors", "1"]
+    assert main(["determinism", *few, "--num-envs", "5000"]) == 2
+    assert "error: the check could not be run: create_env_fn must have" in capsys.readouterr().err
+    monkeypatch.setattr(checks, "find_spec", lambda name: None)
+    assert main(["determinism", "--num-envs", "5000"]) == 2
+    assert "left out: pong" in capsys.readouterr().out
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_a_check_on_a_gpu_that_is_not_there(capsys: pytest.CaptureFixture[str]) -> None:
+    before = torch.are_deterministic_algorithms_enabled()
+    try:
+        assert main(["determinism", "--tasks", "cartpole", "--device", "cuda"]) == 2
+        assert torch.are_deterministic_algorithms_enabled(), "TorchRL's update needs that there"
+    finally:
+        torch.use_deterministic_algorithms(before)
+    assert "error: the check could not be run: " in capsys.readouterr().err
 
 
 def test_batches_share_the_environments_out(capsys: pytest.CaptureFixture[str]) -> None:

@@ -8,11 +8,15 @@ import torchrl_hts._processes.versions  # noqa: F401  (before torchrl)
 
 import argparse
 import itertools
+import os
 import random
+import signal
+import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from importlib.util import find_spec
 from typing import Any, Literal
 
 import gymnasium as gym
@@ -40,6 +44,7 @@ from torchrl_hts.collector import HTSCollector
 from torchrl_hts.delayed_gradient import DelayedGradient
 from torchrl_hts.delayed_gradient.running_norm import RunningNorm
 from torchrl_hts.envs.drawing import DrawingEnv
+from torchrl_hts.errors import HTSError
 
 __all__ = ["TASKS", "RandomDelay", "Task", "digest", "train"]
 
@@ -175,8 +180,8 @@ TASKS: dict[str, Task] = {
     "gfootball": Task(partial(_make_football, "gfootball"), _football, sync_interval=12),
     "envpool": Task(partial(_make_football, "envpool"), _football, sync_interval=12),
 }
-# What needs no engine of football.
-_EVERYWHERE = ["cartpole", "continuous", "lstm", "draws", "draws-torch", "pong"]
+# What needs no extra, and by default what needs no engine of football.
+_EVERYWHERE = ["cartpole", "continuous", "lstm", "draws", "draws-torch"]
 
 
 def _delayed(make_env: Callable[[], gym.Env[Any, Any]]) -> gym.Env[Any, Any]:
@@ -313,11 +318,14 @@ _DESCRIPTION = "Checks that users can run on their own machine, environments and
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run a check from the command line; returns the exit status."""
+    """Run a check from the command line; returns the exit status.
+
+    0: all is well; 1: bits differ; 2: the check could not be run.
+    """
     parser = argparse.ArgumentParser(prog="python -m torchrl_hts.testing", description=_DESCRIPTION)
     commands = parser.add_subparsers(required=True, metavar="CHECK")
     check = commands.add_parser("determinism", help="compare batches and parameters by their bits")
-    check.add_argument("--tasks", nargs="+", choices=TASKS, default=_EVERYWHERE)
+    check.add_argument("--tasks", nargs="+", choices=TASKS)
     check.add_argument("--actors", nargs="+", type=count, default=[1, 2, 4])
     check.add_argument("--executors", nargs="+", type=count, default=[1, 2, 8])
     check.add_argument("--num-envs", type=count, default=8)
@@ -333,5 +341,20 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = parser.parse_args(argv)
     if odd := [k for k in args.batch if args.num_envs % k]:
         check.error(f"--batch {odd[0]} does not divide --num-envs {args.num_envs}: give a divisor")
-    status: int = args.run(args)
+    if args.tasks is None:
+        args.tasks = [*_EVERYWHERE, "pong"]
+        if find_spec("ale_py") is None:
+            args.tasks = _EVERYWHERE
+            print("left out: pong, which needs ale_py: pip install 'torchrl_hts[atari]'")
+    if {args.device, args.policy_device} != {"cpu"}:  # gradients are else summed up in any order
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+        torch.use_deterministic_algorithms(True)
+    try:
+        status: int = args.run(args)
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        return 128 + signal.SIGINT
+    except (HTSError, ImportError, RuntimeError, AssertionError, TypeError, ValueError) as error:
+        print(f"error: the check could not be run: {error}", file=sys.stderr)
+        return 2
     return status
