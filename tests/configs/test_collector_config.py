@@ -14,7 +14,7 @@ from hydra.utils import instantiate
 from omegaconf import MISSING
 from tensordict import TensorDictBase
 from torchrl.trainers.algorithms.configs import PPOTrainerConfig  # noqa: F401  # registers them all
-from torchrl.trainers.algorithms.configs.envs import BatchedEnvConfig
+from torchrl.trainers.algorithms.configs.envs import BatchedEnvConfig, TransformedEnvConfig
 
 from torchrl_hts.configs import (
     GymnasiumEnvConfig,
@@ -48,6 +48,11 @@ def batched(num_workers: int) -> BatchedEnvConfig:
     )
 
 
+def transformed(base_env: Any, transform: str = "StepCounter") -> TransformedEnvConfig:
+    target = f"torchrl.envs.transforms.{transform}"
+    return TransformedEnvConfig(base_env=base_env, transform={"_target_": target})
+
+
 @pytest.mark.parametrize(
     ("changes", "expected"),
     [
@@ -59,6 +64,9 @@ def batched(num_workers: int) -> BatchedEnvConfig:
         ({"create_env_fn": batched(3), "num_envs": 2}, 2),
         ({"create_env_fn": [GymnasiumEnvConfig(id="CartPole-v1")] * 3, "num_workers": 3}, 3),
         ({"create_env_fn": [batched(2), batched(1)]}, 3),
+        ({"create_env_fn": transformed(batched(3)), "num_workers": 2}, 6),
+        ({"create_env_fn": transformed(transformed(batched(2)))}, 2),
+        ({"create_env_fn": transformed({"_target_": "torchrl_environments.cartpole"})}, 1),
     ],
 )
 def test_number_of_environments(changes: dict[str, Any], expected: int) -> None:
@@ -106,6 +114,11 @@ def test_objects_are_taken_as_they_are() -> None:
             {"create_env_fn": [GymnasiumEnvConfig(id="CartPole-v1")], "num_envs": 2},
             "num_envs=2, but create_env_fn lists 1 environments",
         ),
+        (
+            {"create_env_fn": [GymnasiumEnvConfig(id="CartPole-v1")] * 2, "num_workers": 4},
+            "num_workers=4, but create_env_fn lists 2 environments",
+        ),
+        ({"create_env_fn": transformed(batched(2), "VecNorm")}, "a VecNorm around a batched env"),
         ({"create_env_fn": {"id": "CartPole-v1"}}, "with a _target_, such as"),
         ({"create_env_fn": GymnasiumEnvConfig()}, "Missing mandatory value: id"),
         ({"exploration_type": "BOLD"}, "must be one of MODE, .*; got 'BOLD'"),

@@ -61,8 +61,7 @@ def _taken_apart(env: EnvBase, kwargs: Mapping[str, Any]) -> list[Callable[[], A
         inner = _taken_apart(env.base_env, kwargs)
         if inner is None:
             return None
-        bytes_ = pickled([_alone(transform) for transform in _each(env.transform)])
-        return [WithTransforms(factory, bytes_) for factory in inner]
+        return [around_each(factory, env.transform) for factory in inner]
     if not isinstance(env, BatchedEnvBase):
         return None
     pairs = zip(env.create_env_fn, env.create_env_kwargs, strict=True)
@@ -70,9 +69,19 @@ def _taken_apart(env: EnvBase, kwargs: Mapping[str, Any]) -> list[Callable[[], A
     return [partial(factory, **own) if own else factory for factory, own in bound]
 
 
+def around_each(factory: Callable[[], Any], transform: Transform) -> WithTransforms:
+    """A factory of one environment, with what is around all environments of a batch.
+
+    Raises:
+        TypeError: for transforms that can't be put around each environment alone.
+    """
+    return WithTransforms(factory, pickled([_alone(each) for each in _each(transform)]))
+
+
 def _each(transform: Transform) -> Iterator[Transform]:
     if isinstance(transform, Compose):
-        yield from transform
+        for part in transform:
+            yield from _each(part)
     else:
         yield transform
 

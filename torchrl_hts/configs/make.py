@@ -18,6 +18,7 @@ from torchrl.envs.utils import ExplorationType
 from torchrl.trainers import Trainer
 from torchrl.trainers.trainers import TrainerHookBase
 
+from torchrl_hts._planning.batched_envs import around_each
 from torchrl_hts.collector import HTSCollector
 from torchrl_hts.delayed_gradient import DelayedGradient, GradientAt
 from torchrl_hts.errors.checks import check_integer
@@ -25,6 +26,7 @@ from torchrl_hts.errors.checks import check_integer
 __all__ = ["DelayedGradientHook", "make_collector"]
 
 _BATCHED_ENV = "torchrl.trainers.algorithms.configs.envs.make_batched_env"
+_TRANSFORMED_ENV = "torchrl.envs.TransformedEnv"
 
 
 def make_collector(
@@ -129,11 +131,12 @@ def _factories(
         return [factory] * (num_envs or copies * (num_workers or 1))
     entries = [_factory(entry) for entry in create_env_fn]
     factories = [factory for factory, copies in entries for _ in range(copies)]
-    if num_envs not in (None, len(factories)):
-        raise ValueError(
-            f"num_envs={num_envs}, but create_env_fn lists {len(factories)} environments; give "
-            "one that is to be copied, or leave num_envs out"
-        )
+    for name, given in (("num_envs", num_envs), ("num_workers", num_workers)):
+        if given not in (None, len(factories)):
+            raise ValueError(
+                f"{name}={given}, but create_env_fn lists {len(factories)} environments; give "
+                f"one that is to be copied, or leave {name} out"
+            )
     return factories
 
 
@@ -150,10 +153,21 @@ def _factory(source: Any) -> tuple[Callable[..., Any], int]:
         factory, copies = _factory(source.create_env_fn)
         copies *= check_integer("num_workers of the batched environment", source.num_workers)
         return partial(factory, **_plain(source.get("create_env_kwargs")) or {}), copies
+    if source._target_ == _TRANSFORMED_ENV and _is_batched(source.get("base_env")):
+        factory, copies = _factory(source.base_env)
+        transform = instantiate(source.get("transform"))
+        return factory if transform is None else around_each(factory, transform), copies
     config = OmegaConf.to_container(source, resolve=True, throw_on_missing=True)
     # Not what would be made here: each executor makes its own. And nothing but `instantiate` is
     # pickled, so that the executors of gymnasium environments import no torch.
     return partial(instantiate, config, _partial_=False), 1
+
+
+def _is_batched(source: Any) -> bool:
+    """Whether a configuration is that of a batched environment, with transforms or without."""
+    while isinstance(source, DictConfig) and source.get("_target_") == _TRANSFORMED_ENV:
+        source = source.get("base_env")
+    return isinstance(source, DictConfig) and source.get("_target_") == _BATCHED_ENV
 
 
 def _exploration_type(name: str | ExplorationType) -> ExplorationType:
