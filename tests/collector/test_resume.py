@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import array
 import io
+import threading
 from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 import gymnasium as gym
+import numpy as np
 import pytest
 import torch
 from environments import EchoEnv
@@ -186,6 +189,49 @@ def test_environments_that_cannot_be_saved_begin_new_episodes(
     assert len(resumed[0]) == 4
     assert resumed[0][0] == expected[2]
     assert resumed[0][1] != digest(was)
+
+
+class Engine(gym.Env[Any, Any]):
+    """Tells its state itself, and shows where it keeps it: memory that is none of numpy's."""
+
+    observation_space = gym.spaces.Dict({"of": gym.spaces.Box(0, 99, (2,), np.float32)})
+    action_space = gym.spaces.Discrete(2)
+
+    def __init__(self) -> None:
+        self.lock, self.memory = threading.Lock(), array.array("f", [0.0, 0.0])
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        self.memory[0] = 0.0
+        return self._shown(), {}
+
+    def step(self, action: Any) -> Any:
+        self.memory[0] += 1
+        return self._shown(), 1.0, self.memory[0] == 9, False, {}
+
+    def _shown(self) -> Any:
+        return {"of": np.frombuffer(self.memory, np.float32)}
+
+    def get_state(self) -> float:
+        return self.memory[0]
+
+    def set_state(self, state: float) -> None:
+        self.memory[0] = state
+
+
+def test_what_an_engine_shows_of_its_own_memory_does_not_keep_it_from_being_saved() -> None:
+    def gathered(collector: HTSCollector, rounds: int) -> list[str]:
+        batches = iter(collector)
+        return [digest(next(batches)) for _ in range(rounds)]
+
+    options = {"frames_per_batch": 2 * 4, "total_frames": 2 * 4 * 6, "seed": 0}
+    with HTSCollector([Engine] * 2, None, **options) as collector:
+        gathered(collector, 2)
+        state = collector.state_dict()
+        assert not state["why_environments_are_lost"]
+        expected = gathered(collector, 3)
+    with HTSCollector([Engine] * 2, None, **options) as collector:
+        collector.load_state_dict(state)
+        assert gathered(collector, 3) == expected
 
 
 def test_a_state_after_the_shutdown_says_that_episodes_are_lost() -> None:

@@ -20,7 +20,12 @@ from gymnasium import wrappers
 from gymnasium.utils import EzPickle
 from resumption import Plain
 
-from torchrl_hts.env_state import CannotSaveError, restore_environment, save_environment
+from torchrl_hts.env_state import (
+    CannotSaveError,
+    names_of,
+    restore_environment,
+    save_environment,
+)
 
 # What is refused
 
@@ -135,6 +140,36 @@ def test_a_state_of_another_function() -> None:
         ValueError, match=r"another make.*function test_a_state_of_another_function"
     ):
         restore_environment(wrappers.TransformReward(env, lambda reward: reward.clip(-1)), one)
+
+
+def test_functions_that_differ_in_a_constant_are_others() -> None:
+    """Also where the constant is one of a function in them."""
+    pairs = [
+        (lambda reward: reward * 2, lambda reward: reward * 3),
+        (lambda x: [(lambda y: y + 1)(x)], lambda x: [(lambda y: y + 2)(x)]),
+        (lambda x: x in {1, 2}, lambda x: x in {1, 3}),
+    ]
+    for one, other in pairs:
+        state = save_environment(wrappers.TransformReward(Plain(), one))
+        with pytest.raises(ValueError, match="another make"):
+            restore_environment(wrappers.TransformReward(Plain(), other), state)
+        restore_environment(wrappers.TransformReward(Plain(), one), state)
+
+
+def test_what_no_new_environment_could_take_is_refused_when_it_is_saved() -> None:
+    class Chooses(Plain):
+        """Makes a rule in reset, of which the new one has none."""
+
+        def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+            self.value = lambda reward: -reward
+            return super().reset(seed=seed, options=options)
+
+    env = Chooses()
+    names = names_of(env)
+    save_environment(env, names=names)
+    env.reset()
+    with pytest.raises(CannotSaveError, match=r"isn't made up as .* It now has: function .*lambda"):
+        save_environment(env, names=names)
 
 
 @pytest.mark.parametrize("damage", ["empty", "cut", "longer", "flipped", "foreign"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import enum
 import threading
 from typing import Any
 
@@ -11,7 +12,18 @@ import pytest
 from gymnasium import wrappers
 from resumption import Plain, check_resumption
 
-from torchrl_hts.env_state import CannotSaveError, restore_environment, save_environment
+from torchrl_hts.env_state import (
+    CannotSaveError,
+    names_of,
+    restore_environment,
+    save_environment,
+)
+
+
+class Mode(enum.Enum):
+    """How it is played."""
+
+    FAST = 1
 
 
 class Engine:
@@ -98,3 +110,44 @@ def test_methods_of_other_shapes_are_not_taken_for_it() -> None:
     env, restored = LikeMuJoCo([1]), LikeMuJoCo()
     restore_environment(restored, save_environment(env))
     assert restored.value == [1]
+
+
+class Foreign:
+    """As of a package that no layer of the environment is of."""
+
+
+Foreign.__module__ = "another_package.boards"
+
+
+def test_what_may_not_be_named_is_saved_by_what_the_environment_says() -> None:
+    """A refusal advises to define both methods, so they must help."""
+
+    class Late(Plain):
+        def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+            self.value = Foreign()
+            return super().reset(seed=seed, options=options)
+
+    class Tells(Late):
+        def get_state(self) -> Any:
+            return self.count
+
+        def set_state(self, state: Any) -> None:
+            self.count, self.value = state, "made anew"
+
+    silent, env, other = Late(), Tells(), Tells()
+    of_silent, of_tells = names_of(silent), names_of(env)
+    silent.reset()
+    with pytest.raises(CannotSaveError, match="define get_state"):
+        save_environment(silent, names=of_silent)
+    env.reset()
+    env.count = 7
+    restore_environment(other, save_environment(env, names=of_tells), names=names_of(other))
+    assert (other.count, other.value) == (7, "made anew")
+
+
+def test_what_cannot_change_may_be_shared() -> None:
+    env = wrappers.TimeLimit(WithEngine(), 20)
+    base: Any = env.unwrapped
+    base.dtype, base.mode = np.dtype("float32"), Mode.FAST
+    env.dtype, env.mode = base.dtype, base.mode  # type: ignore[attr-defined]
+    save_environment(env)

@@ -9,7 +9,6 @@ its true last observation.
 from __future__ import annotations
 
 import contextlib
-import zlib
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -18,13 +17,14 @@ import gymnasium as gym
 from torchrl_hts._executor.generators import Generators
 from torchrl_hts._executor.gym_actions import action_reader
 from torchrl_hts._executor.info import InfoKey, info_number
-from torchrl_hts._executor.observations import ObservationReader
+from torchrl_hts._executor.observations import ObservationReader, with_own_memory
 from torchrl_hts._executor.old_gym import checked_reset, of_done, of_reset, of_step
 from torchrl_hts._executor.spaces import own_spaces, seed_spaces
 from torchrl_hts._executor.values import FLOAT32_MAX, checked_reward
 from torchrl_hts._rounds.keys import Key
 from torchrl_hts._rounds.shared_memory import Array, SharedMemory
 from torchrl_hts.env_state import names_of, restore_environment, save_environment
+from torchrl_hts.env_state.compressed import compressed, decompressed
 from torchrl_hts.env_state.names import Names
 
 __all__ = [
@@ -212,14 +212,15 @@ class GymEnvironment:
             CannotSaveError: if the environment holds something that can't be saved.
         """
         self._generators.enter()
-        own = (self._observation, self._length, self._state, self._episode)
+        observation = with_own_memory(self._observation)
+        own = (observation, self._length, self._state, self._episode)
         saved = save_environment(self.env, (*own, self._generators.state()), names=self._names)
-        return zlib.compress(saved, 1)
+        return compressed(saved)
 
     def restore(self, state: bytes) -> None:
         """Go on where `save` was called, in another process and another environment maybe."""
         self._generators.enter()
-        own = restore_environment(self.env, zlib.decompress(state), names=self._names)
+        own = restore_environment(self.env, decompressed(state), names=self._names)
         self._observation, self._length, self._state, self._episode, generators = own
         self._values = self._read(self._observation)
         self._generators.restore(generators)

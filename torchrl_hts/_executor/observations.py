@@ -26,7 +26,24 @@ from torchrl_hts._executor.values import (
 from torchrl_hts._rounds.keys import Key
 from torchrl_hts._rounds.shared_memory import Array, Field
 
-__all__ = ["ObservationReader", "observation_fields"]
+__all__ = ["ObservationReader", "observation_fields", "with_own_memory"]
+
+
+def with_own_memory(observation: Any) -> Any:
+    """An observation whose arrays own their memory, so that it can be saved.
+
+    Others lie where an engine in another language keeps them. Copies do: it is only read again.
+    """
+    if isinstance(observation, np.ndarray):
+        owner: Any = observation
+        while isinstance(owner.base, np.ndarray):
+            owner = owner.base
+        return observation if owner.base is None else observation.copy()
+    if type(observation) is dict:
+        return {key: with_own_memory(value) for key, value in observation.items()}
+    if type(observation) is tuple:
+        return tuple(map(with_own_memory, observation))
+    return observation
 
 
 def observation_fields(space: gym.Space[Any]) -> list[tuple[Field, tuple[str, ...]]]:

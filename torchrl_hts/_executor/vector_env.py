@@ -9,7 +9,6 @@ Axes: k environments of the batch, S slots, T steps of a round.
 from __future__ import annotations
 
 import contextlib
-import zlib
 from collections.abc import Sequence
 from typing import Any
 
@@ -28,6 +27,7 @@ from torchrl_hts._executor.vector_engine import Batch, Mask, VectorEngine
 from torchrl_hts._executor.vector_play import vector_observations
 from torchrl_hts._rounds.shared_memory import Array, SharedMemory
 from torchrl_hts.env_state import names_of, restore_environment, save_environment
+from torchrl_hts.env_state.compressed import compressed, decompressed
 from torchrl_hts.env_state.names import Names
 from torchrl_hts.errors import CannotSaveError, EnvError
 
@@ -161,7 +161,7 @@ class VectorEnvironment:
         parts = [save_environment(first[0], extra, names=first[1])]
         parts += [save_environment(single, names=names) for single, names in others]
         sizes = np.array([len(parts), *map(len, parts)], "<i8").tobytes()
-        return _MAGIC + zlib.compress(sizes + b"".join(parts), 1)
+        return _MAGIC + compressed(sizes + b"".join(parts))
 
     def restore(self, state: bytes) -> None:
         """Go on where `save` was called, in another process and another batch maybe."""
@@ -180,7 +180,7 @@ class VectorEnvironment:
         """The states of the environments of a batch."""
         if not state.startswith(_MAGIC):
             raise CannotSaveError("the state is of a single environment, and this is a batch")
-        content = zlib.decompress(state[len(_MAGIC) :])
+        content = decompressed(state[len(_MAGIC) :])
         count = int(np.frombuffer(content, "<i8", 1)[0])
         if count != len(self._singles):
             raise CannotSaveError(

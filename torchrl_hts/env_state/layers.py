@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import enum
 import hashlib
 import inspect
 import io
@@ -13,6 +14,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import gymnasium as gym
+import numpy as np
 from gymnasium.envs.registration import EnvSpec
 
 from torchrl_hts.env_state.engines import (
@@ -39,7 +41,11 @@ _CONSTANTS = frozenset(
 # What gymnasium.Env itself keeps in an environment.
 _GYMNASIUM = ("_np_random", "_np_random_seed", "action_space", "observation_space")
 
-_ATOMS = (int, float, complex, str, bytes, tuple, type, types.FunctionType, types.ModuleType)
+# What can't change may be shared by the base and its wrappers.
+_ATOMS = (
+    *(int, float, complex, str, bytes, tuple, frozenset, range, enum.Enum, np.dtype, np.generic),
+    *(type, types.FunctionType, types.ModuleType),
+)
 
 
 def names_of(env: gym.Env[Any, Any]) -> Names:
@@ -55,7 +61,7 @@ def names_of(env: gym.Env[Any, Any]) -> Names:
     for part in (*parts, *(_function_state(function) for _, function in _functions(fixtures))):
         with contextlib.suppress(Exception):  # it can't be saved, which is said when it is to be
             finder.dump(part)
-    return Names(map(type, layers), finder.named)
+    return Names(map(type, layers), finder.named, _description(layers, fixtures))
 
 
 def save_environment(
@@ -88,10 +94,13 @@ def save_environment(
                 f"of C, which can't be saved. {_REMEDY}"
             )
     fixtures = _fixtures(layers)
+    description = _description(layers, fixtures)
+    names = names or names_of(env)
+    _check_makeup(names.makeup, description)
     base = layers[-1]
     stream = io.BytesIO()
-    saver = StateSaver(stream, fixtures, names or names_of(env))
-    by_protocol = _has_protocol(base) and not _can_be_pickled(base, fixtures)
+    saver = StateSaver(stream, fixtures, names)
+    by_protocol = _has_protocol(base) and not _can_be_pickled(base, fixtures, names)
     if by_protocol:
         saver.private = {
             id(value): name
@@ -119,7 +128,7 @@ def save_environment(
             raise CannotSaveError(f"{_name(layer)}: {error}") from error
         _save_parts(saver, _name(layer), {where[1]: state})
     _save_parts(saver, "what was given to be saved along", {"extra": extra})
-    head = json.dumps({"chain": _description(layers, fixtures), "names": written}).encode()
+    head = json.dumps({"chain": description, "names": written}).encode()
     body = head + b"\n" + stream.getvalue()
     return _MAGIC + hashlib.sha256(body).digest() + body
 
@@ -220,9 +229,9 @@ def _has_protocol(base: gym.Env[Any, Any]) -> bool:
     return True
 
 
-def _can_be_pickled(base: gym.Env[Any, Any], fixtures: dict[Where, Any]) -> bool:
+def _can_be_pickled(base: gym.Env[Any, Any], fixtures: dict[Where, Any], names: Names) -> bool:
     try:
-        _save_parts(StateSaver(io.BytesIO(), fixtures, None), _name(base), _attributes(base))
+        _save_parts(StateSaver(io.BytesIO(), fixtures, names), _name(base), _attributes(base))
     except CannotSaveError:
         return False
     return True
@@ -298,24 +307,53 @@ def _description(layers: list[gym.Env[Any, Any]], fixtures: dict[Where, Any]) ->
     """What the saved environment and the one to restore must have in common."""
     lines = [_name(layer) for layer in layers]
     for _, function in _functions(fixtures):
-        code = function.__code__
-        digest = hashlib.sha256(code.co_code + repr((code.co_names, code.co_freevars)).encode())
-        lines.append(f"function {function.__qualname__} with code {digest.hexdigest()[:16]}")
+        digest = hashlib.sha256(_code_text(function.__code__).encode()).hexdigest()[:16]
+        lines.append(f"function {function.__qualname__} with code {digest}")
     for _, engine in _engines(fixtures):
         lines += describe_engine(engine)
     return lines
 
 
+def _code_text(code: types.CodeType) -> str:
+    """What a function does, constants and the functions in it included."""
+    constants = [
+        _code_text(each)
+        if isinstance(each, types.CodeType)
+        else repr(sorted(map(repr, each)) if isinstance(each, frozenset) else each)
+        for each in code.co_consts
+    ]
+    return repr((code.co_code, code.co_names, code.co_freevars, constants))
+
+
+def _check_makeup(new: list[str] | None, now: list[str]) -> None:
+    """Raise CannotSaveError if no new environment could take the state."""
+    if new is None or new == now:
+        return
+    lacking, surplus = _differing(new, now)
+    raise CannotSaveError(
+        f"the environment isn't made up as it was when it was new, when it had: {lacking}. It now "
+        f"has: {surplus}. No new one could take its state: have the constructor make what reset "
+        "makes anew (functions, engines), and let reset change what is in it"
+    )
+
+
 def _compare(saved: list[str], here: list[str]) -> None:
     if saved == here:
         return
-    missing, surplus = ([x for x in a if x not in b] for a, b in ((saved, here), (here, saved)))
+    missing, surplus = _differing(saved, here)
     raise ValueError(
         "the state is that of an environment of another make. Only the saved one has: "
-        f"{'; '.join(missing) or 'the same in another order'}. Only this one has: "
-        f"{'; '.join(surplus) or 'the same in another order'}. Restore it in an environment of the "
-        "factory that made the saved one"
+        f"{missing}. Only this one has: {surplus}. Restore it in an environment of the factory "
+        "that made the saved one"
     )
+
+
+def _differing(first: list[str], second: list[str]) -> tuple[str, str]:
+    """What only the first has, and what only the second has."""
+    pairs = (first, second), (second, first)
+    only = ("; ".join(x for x in a if x not in b) for a, b in pairs)
+    here, there = (each or "the same, or nothing more" for each in only)
+    return here, there
 
 
 def _contents(function: types.FunctionType) -> list[tuple[object, ...]]:

@@ -159,9 +159,19 @@ class Names:
     Args:
         layers: the classes of its layers.
         held: functions, classes and modules that it has when it is new.
+        makeup: what another one must have in common with it to take its state; None: not known.
+
+    Attributes:
+        makeup: as given.
     """
 
-    def __init__(self, layers: Iterable[type], held: Iterable[object] = ()) -> None:
+    def __init__(
+        self,
+        layers: Iterable[type],
+        held: Iterable[object] = (),
+        makeup: list[str] | None = None,
+    ) -> None:
+        self.makeup = makeup
         self._held = {id(value): value for value in held}
         classes = [value for value in self._held.values() if isinstance(value, type)]
         mros = (cls.__mro__ for cls in (*layers, *classes))
