@@ -9,11 +9,14 @@ from typing import Any
 import gymnasium as gym
 import pytest
 import torch
+from seeding import Seeding
 from tensordict import TensorDictBase
 from walks import FIRST_SEED, Raises, Walk
 
 from torchrl_hts import EnvironmentReplay, HTSCollector, WorkerError
 from torchrl_hts._learner.learner import environment_seed
+from torchrl_hts.env_state import save_environment
+from torchrl_hts.env_state.compressed import compressed
 
 pytestmark = pytest.mark.usefixtures("nothing_left")
 
@@ -31,7 +34,9 @@ def played(replay: EnvironmentReplay, row: TensorDictBase) -> list[float]:
     return rewards
 
 
-@pytest.mark.parametrize("make_env", [Walk, MAKE_CARTPOLE], ids=["a walk", "CartPole"])
+@pytest.mark.parametrize(
+    "make_env", [Walk, MAKE_CARTPOLE, Seeding], ids=["a walk", "CartPole", "seeds with nothing"]
+)
 def test_i7_the_same_actions_lead_to_the_same(make_env: Callable[[], Any]) -> None:
     """From the beginning, from a collector's state on, and from one's own."""
     with HTSCollector(
@@ -97,3 +102,21 @@ def test_the_steps_before_a_failure() -> None:
 def test_what_is_no_single_environment_is_refused(make_env: Callable[[], Any]) -> None:
     with pytest.raises(TypeError, match="plays a single gymnasium environment; its factory made"):
         EnvironmentReplay(make_env, 0, seed=0)
+
+
+def test_states_that_are_none_of_a_single_environment_are_refused() -> None:
+    replay = EnvironmentReplay(MAKE_CARTPOLE, 0, seed=0)
+    replay.reset()
+    saved = replay.save()
+    saved[len(saved) // 2] ^= 1
+    with pytest.raises(ValueError, match=r"state .* is damaged"):
+        replay.restore(saved)
+    make_batch = functools.partial(gym.make_vec, "CartPole-v1", 2, "sync")
+    with HTSCollector([make_batch], frames_per_batch=4, total_frames=8, seed=0) as collector:
+        next(iter(collector))
+        of_batch = collector.state_dict()["environments"][0]
+    with pytest.raises(ValueError, match="or that of a batch of environments"):
+        replay.restore(of_batch)
+    alone = torch.frombuffer(bytearray(compressed(save_environment(replay.env))), dtype=torch.uint8)
+    with pytest.raises(ValueError, match="the state is of save_environment alone"):
+        replay.restore(alone)

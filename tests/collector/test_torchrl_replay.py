@@ -51,6 +51,21 @@ def test_i7_the_same_actions_lead_to_the_same(made: str) -> None:
     replay.close()
 
 
+def test_episodes_end_where_the_collector_cuts_them() -> None:
+    make_env = functools.partial(GymEnv, "CartPole-v1")
+    with HTSCollector(
+        [make_env], frames_per_batch=40, total_frames=40, seed=5, max_frames_per_traj=7
+    ) as collector:
+        (batch,) = collector
+    replay = TorchRLReplay(make_env, 0, seed=5, max_frames_per_traj=7)
+    replay.reset()
+    for step in batch.unbind(1):
+        after = replay.step(step)
+        for key in ("observation", "truncated"):
+            assert torch.equal(after[key], step["next", key]), key
+    assert batch["next", "truncated"].any()
+
+
 def test_another_seed_is_another_replay() -> None:
     first = []
     for seed in (5, 6):

@@ -20,6 +20,7 @@ from environments import wrapped_in_disguise
 from policies import categorical
 from processes import wait_until_gone
 from remote_environments import BadEnv, DrawingEnv, HeldEnv, WhereEnv
+from seeding import Seeding
 from tensordict import TensorDictBase
 
 from torchrl_hts import HTSCollector, WorkerError
@@ -195,6 +196,37 @@ def test_what_cannot_be_saved_is_named(remote: Any) -> None:
 def test_only_one_gymnasium_environment_is_taken(remote: Any, factory: Any) -> None:
     with pytest.raises(TypeError, match=r"expected one gymnasium\.Env"):
         remote(factory)
+
+
+def test_resets_without_a_seed_are_those_of_local_environments(remote: Any) -> None:
+    with start([Seeding] * 2, num_executors=1) as collector:
+        expected = gather(collector)
+    with start([partial(remote, Seeding)] * 2, num_executors=2) as collector:
+        assert (gather(collector) == expected).all()
+
+
+def test_sets_have_one_order_in_all_actors(remote: Any) -> None:
+    env = remote(WhereEnv)
+    assert env.reset(seed=0)[1]["hash_seed"] == "0"
+    env.close()
+
+
+def test_wrappers_that_draw_outside_are_refused(remote: Any) -> None:
+    env = gym.wrappers.StickyAction(remote(DrawingEnv), 0.25)
+    env.reset(seed=0)
+    with pytest.raises(AttributeError, match="put wrappers that draw from it into make_remote's"):
+        env.step(0)
+    env.close()
+
+
+def test_an_environment_whose_actor_is_dead_is_closed(remote: Any, tmp_path: Path) -> None:
+    env = remote(partial(DrawingEnv, str(tmp_path)))
+    (pid,) = actors_in(tmp_path)
+    os.kill(pid, signal.SIGKILL)
+    wait_until_gone({pid})
+    with pytest.raises(RuntimeError, match="the Ray actor of a remote environment has ended"):
+        env.reset(seed=0)
+    env.close()
 
 
 def test_what_would_change_an_episode_unseen_is_refused() -> None:

@@ -78,4 +78,5 @@ class WhereEnv(EchoEnv):
             "pid": os.getpid(),
             "torch": "torch" in sys.modules,
             "options": options,
+            "hash_seed": os.environ.get("PYTHONHASHSEED"),
         }

@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import functools
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
 
-__all__ = ["seed_from_own_draws"]
+__all__ = ["own_draws", "seed_from_own_draws"]
 
 
 def seed_from_own_draws() -> None:
@@ -24,6 +25,17 @@ def seed_from_own_draws() -> None:
     """
     _replace(random, lambda: random.getrandbits(64))
     _replace(np.random, lambda: int(np.random.randint(0, 1 << 32, dtype=np.uint32)))
+
+
+@contextmanager
+def own_draws() -> Iterator[None]:
+    """The same for a while, in a process that does other things too."""
+    before = random.seed, np.random.seed
+    seed_from_own_draws()
+    try:
+        yield
+    finally:
+        random.seed, np.random.seed = before
 
 
 def _replace(module: Any, draw: Callable[[], int]) -> None:

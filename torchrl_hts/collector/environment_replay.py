@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import zlib
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -13,11 +12,13 @@ from torch import Tensor
 from torchrl_hts._executor.generators import Generators
 from torchrl_hts._executor.gym_actions import action_reader
 from torchrl_hts._executor.old_gym import checked_reset
+from torchrl_hts._executor.own_seeds import own_draws
 from torchrl_hts._executor.spaces import own_spaces, seed_spaces
 from torchrl_hts._learner.learner import environment_seed
 from torchrl_hts._learner.packing import to_bytes, to_tensor
 from torchrl_hts._rounds.shared_memory import Array
 from torchrl_hts.env_state import names_of, restore_environment, save_environment
+from torchrl_hts.env_state.compressed import compressed, decompressed
 from torchrl_hts.errors.checks import check_integer
 
 __all__ = ["EnvironmentReplay"]
@@ -57,6 +58,7 @@ class EnvironmentReplay:
         True
     """
 
+    @own_draws()
     def __init__(
         self, create_env_fn: Callable[[], gym.Env[Any, Any]], env: int, *, seed: int
     ) -> None:
@@ -74,6 +76,7 @@ class EnvironmentReplay:
         own_spaces(self.env)
         self._names = names_of(self.env)
 
+    @own_draws()
     def reset(self) -> None:
         """Begin as the collector's environment does in round 0."""
         seed = environment_seed(self._seed, self._number, 0)
@@ -94,12 +97,19 @@ class EnvironmentReplay:
         """
         kept = [(layer, vars(layer).get("render_mode")) for layer in self._layers()]
         self._generators.enter()
-        extra = restore_environment(self.env, zlib.decompress(to_bytes(saved)), names=self._names)
+        state = decompressed(to_bytes(saved))
+        extra = restore_environment(self.env, state, names=self._names)
+        if not isinstance(extra, tuple):
+            raise ValueError(
+                "the state is of save_environment alone, without the generators of a collector's: "
+                "give what save returned, or an entry of state_dict()['environments']"
+            )
         self._generators.restore(extra[-1])
         for layer, mode in kept:  # which is no part of what happens in it
             if mode is not None:
                 vars(layer)["render_mode"] = mode
 
+    @own_draws()
     def step(self, action: Tensor | TensorDictBase) -> tuple[float, bool]:
         """One step; begins no other episode.
 
@@ -121,6 +131,7 @@ class EnvironmentReplay:
         _, reward, terminated, truncated, _ = self.env.step(read(0, 0))
         return float(reward), bool(terminated or truncated)
 
+    @own_draws()
     def begin_episode(self) -> None:
         """Begin the next episode, as the collector does within the step that ends one."""
         self._generators.enter()
@@ -134,7 +145,7 @@ class EnvironmentReplay:
         """
         self._generators.enter()
         state = save_environment(self.env, (self._generators.state(),), names=self._names)
-        return to_tensor(zlib.compress(state, 1))
+        return to_tensor(compressed(state))
 
     def close(self) -> None:
         """Close the environment."""

@@ -12,6 +12,7 @@ from tensordict import TensorDictBase
 from torchrl.envs import EnvBase
 
 from torchrl_hts._executor.generators import Generators
+from torchrl_hts._executor.own_seeds import own_draws
 from torchrl_hts._executor.torchrl_env import TorchRLEnvironment
 from torchrl_hts._learner.learner import environment_seed
 from torchrl_hts._planning.batched_envs import factories_of
@@ -34,6 +35,7 @@ class TorchRLReplay:
         create_env_fn: makes the environment, or the batch, that the collector has.
         env: its number among the environments of all learners, or that of one in the batch.
         seed: of the collector.
+        max_frames_per_traj: of the collector.
 
     Attributes:
         env: the environment.
@@ -57,7 +59,16 @@ class TorchRLReplay:
         True
     """
 
-    def __init__(self, create_env_fn: Callable[[], EnvBase], env: int, *, seed: int) -> None:
+    @own_draws()
+    def __init__(
+        self,
+        create_env_fn: Callable[[], EnvBase],
+        env: int,
+        *,
+        seed: int,
+        max_frames_per_traj: int = 0,
+    ) -> None:
+        self._most_frames = check_integer("max_frames_per_traj", max_frames_per_traj, least=0)
         number = check_integer("env", env, least=0)
         self._seed = check_integer("seed", seed, least=0, most=None)
         factories = factories_of(create_env_fn, {})
@@ -82,8 +93,9 @@ class TorchRLReplay:
                 "TorchRLReplay plays a TorchRL environment, or a batch of them; its factory made a "
                 f"{type(made).__module__}.{type(made).__qualname__}"
             )
-        return TorchRLEnvironment(made, unit, generators)
+        return TorchRLEnvironment(made, unit, generators, max_frames_per_traj=self._most_frames)
 
+    @own_draws()
     def reset(self) -> TensorDictBase:
         """Begin as the collector's does in round 0.
 
@@ -95,6 +107,7 @@ class TorchRLReplay:
         first: TensorDictBase = self._current.clone()
         return first if self.env.batch_size else first.unsqueeze(0)
 
+    @own_draws()
     def step(self, transition: TensorDictBase) -> TensorDictBase:
         """One step; where an episode ends the next one begins.
 

@@ -23,9 +23,11 @@ from typing import Any
 
 import cloudpickle
 import gymnasium as gym
+import numpy as np
 
 from torchrl_hts._executor.generators import Generators, GeneratorState, entered_state
 from torchrl_hts._executor.gym_env import BackgroundEnv
+from torchrl_hts._executor.own_seeds import seed_from_own_draws
 from torchrl_hts._executor.spaces import own_spaces, seed_spaces
 from torchrl_hts.env_state import names_of, restore_environment, save_environment
 from torchrl_hts.env_state.names import Names
@@ -55,6 +57,7 @@ class Simulator:
         Raises:
             TypeError: if it makes anything but one gymnasium environment.
         """
+        seed_from_own_draws()
         self._generators = Generators(0)
         if generators is not None:
             self._generators.restore(generators)
@@ -135,6 +138,18 @@ class RemoteEnv(BackgroundEnv):
         self._actor = actor
         self._begun: Any = None  # Ray's reference to what has begun, and comes next
 
+    @property  # type: ignore[misc]  # nothing may be set
+    def np_random(self) -> np.random.Generator:
+        """There is none on this side.
+
+        Raises:
+            AttributeError: always.
+        """
+        raise AttributeError(
+            "a remote environment has no np_random on this side: put wrappers that draw from it "
+            "into make_remote's factory"
+        )
+
     def begin_reset(self, seed: int) -> None:
         """See `BackgroundEnv`."""
         self._begun = self._actor.reset.remote(seed, None)
@@ -179,7 +194,7 @@ class RemoteEnv(BackgroundEnv):
         ray = _imported_ray()
         try:
             with contextlib.suppress(ray.exceptions.RayActorError):  # it has ended already
-                _get(actor.close.remote())
+                ray.get(actor.close.remote())
         finally:
             ray.kill(actor)
 
@@ -226,6 +241,9 @@ def make_remote(
             "episode or outlive its collector. HTSCollector replaces what fails with "
             "on_executor_failure='restart'"
         )
+    environment = options.get("runtime_env") or {}  # sets are to have an order, as in executors
+    variables = {"PYTHONHASHSEED": "0", **(environment.get("env_vars") or {})}
+    options = {**options, "runtime_env": {**environment, "env_vars": variables}}
     generators = entered_state()  # before Ray can draw from them
     ray = _connected_ray(address)
     actor = ray.remote(Simulator).options(**options).remote()
