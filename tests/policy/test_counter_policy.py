@@ -259,7 +259,7 @@ def test_state_outside_of_inputs_and_outputs_is_refused() -> None:
             return x + random.random()
 
     _refused(_with(Counting()), "change from call to call")
-    _refused(_with(OtherGenerator()), "change from call to call")
+    _refused(_with(OtherGenerator()), "draws from Python's or numpy's generator")
 
 
 def test_a_batch_of_another_size_is_refused() -> None:

@@ -21,7 +21,7 @@ from torchrl.envs.utils import ExplorationType
 
 from torchrl_hts._actor.passes import Passes, Rows
 from torchrl_hts._actor.slot_policies import SlotPolicies
-from torchrl_hts._policy.counter_policy import CounterPolicy
+from torchrl_hts._policy.counter_policy import CounterPolicy, generator_states
 from torchrl_hts._policy.draws import CounterNoise, Words
 from torchrl_hts._policy.invariance import InvariantSizes
 from torchrl_hts._policy.trial_inputs import TrialInputs
@@ -110,13 +110,11 @@ class BatchInference:
         ]
         dtypes = {field.key: field.dtype for field in memory.layout.fields}
         self.outputs_tell_nan = any("float" in dtypes[key] for key in outputs)
+        pinned = self.device.type == "cuda"
+        # With rows that the policy takes, for padding before there were others.
         buffers = [
-            torch.zeros(
-                (self.num_envs, *value.shape[1:]),
-                dtype=value.dtype,
-                pin_memory=self.device.type == "cuda",
-            )
-            for _, value in _items(self.examples)
+            value.pin_memory() if pinned else value
+            for _, value in _items(self.trial.rows(self.num_envs))
         ]
         self.buffer_rows = [as_array(buffer) for buffer in buffers]
         self.width = self.policies[0].width
@@ -145,6 +143,7 @@ class BatchInference:
             seed, self.num_envs, self.sync_interval, self.width, self.first_env
         )
         self.rounds = [None] * self.num_slots
+        self.drawn_from = generator_states(self.device)
 
     def infer(self, round_: int, rows: Rows) -> int:
         """Compute and write the actions of some rows; returns how many were run.
@@ -199,6 +198,11 @@ class BatchInference:
         rows = self.num_envs * self.sync_interval
         self.noise[slot] = self.policies[slot].noise_of(words.reshape(rows, self.width))
         self.policies.refresh(slot)
+        if generator_states(self.device) != self.drawn_from:
+            raise PolicyError(
+                "the policy has drawn from a default generator, of torch, numpy or Python, as it "
+                "did not in its trial run: draw in every call, or in none"
+            )
         if not self.outputs_tell_nan and (names := self._parameters_with(torch.isnan, slot)):
             raise PolicyError(
                 f"the policy's parameters are NaN in {names}, and it returns nothing that would "

@@ -5,6 +5,7 @@ Axes: D example rows.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
@@ -78,6 +79,29 @@ def _try(actor: BatchInference, *, packed: bool, transposed: bool) -> InvariantS
         return None
 
 
+def _rowwise(
+    run: Callable[[npt.NDArray[np.int64]], object], inner: list[Tensor], group: int
+) -> tuple[int, list[int]]:
+    """How many tensors layers pass on, and which of them have a row for each of the batch.
+
+    Args:
+        run: runs such rows, and leaves in `inner` what layers pass on.
+        inner: of the last run.
+        group: the largest number of rows.
+    """
+    run(np.arange(group))
+    many = [value.shape[:1] == (group,) for value in inner]
+    fewer = max(1, group - 1)
+    try:
+        run(np.arange(fewer))
+    except Exception:  # as a policy may that takes so many rows and no fewer
+        return len(many), [index for index, whole in enumerate(many) if whole]
+    few = [value.shape[:1] == (fewer,) for value in inner]
+    if len(many) != len(few):  # each row was run alone
+        return 0, []
+    return len(many), [index for index, both in enumerate(zip(many, few, strict=True)) if all(both)]
+
+
 def measure(actor: BatchInference) -> InvariantSizes:
     """The batch sizes that agree, with the layers as they are.
 
@@ -133,10 +157,14 @@ def _measure_with(
         outputs = [torch.as_tensor(result[key]) for key, _, _ in actor.output_rows[0]]
         if not takes_nan and any(value.isnan().any() for value in outputs):
             raise ValueError("NaN")
-        outputs += [value for value in inner if value.shape[:1] == (size,)]
+        if len(inner) == num_inner:
+            outputs += [inner[index] for index in rowwise]
         return outputs
 
+    # Of what layers pass on those whose first axis is the rows: no layers, tokens or members.
+    num_inner, rowwise = 0, list[int]()
     with policy.watched(inner.append):
+        num_inner, rowwise = _rowwise(run, inner, actor.group)
         floats = sum(
             value[0].numel() for value in run(np.arange(actor.group)) if value.is_floating_point()
         )

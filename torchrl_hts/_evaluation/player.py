@@ -14,7 +14,7 @@ import gymnasium as gym
 import numpy as np
 import torch
 from tensordict import TensorDict
-from tensordict.nn import TensorDictModuleBase
+from tensordict.nn import ProbabilisticTensorDictModule, TensorDictModuleBase
 from torchrl.envs import EnvBase
 from torchrl.envs.utils import set_exploration_type
 
@@ -277,6 +277,9 @@ class _Player:
         self.inputs = {key: rows[key] for key in given.inputs}
         self.outputs = {key: rows[key] for key in given.outputs}
         self.policy: TensorDictModuleBase = unpickled(given.policy)
+        for module in self.policy.modules():
+            if isinstance(module, ProbabilisticTensorDictModule):  # or evaluations went on from it
+                module.__dict__["_resolve_generator"] = lambda td: (None, None)
         bind_parameters(self.policy, slots.parameters[0], torch.device("cpu"))
         keep = stage is not None
         self.scenes = [_scene(each, index, keep_actions=keep) for index, each in enumerate(made)]
@@ -322,5 +325,7 @@ class _Player:
         try:
             film(self.stage, seed, actions, rewards, path, self.job.fps)
         except Exception as error:  # what was played counts, with or without a film of it
-            return Evaluation(step, returns, lengths, video_error=f"{type(error).__name__}: {error}")
+            return Evaluation(
+                step, returns, lengths, video_error=f"{type(error).__name__}: {error}"
+            )
         return Evaluation(step, returns, lengths, path)

@@ -8,6 +8,7 @@ Axes: m rows of a batch, W words per row.
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
@@ -37,18 +38,27 @@ from torchrl_hts._policy.steps import Step, exact_step, flatten, quick_step
 from torchrl_hts._world.generators import forked_generators, seed_generators
 from torchrl_hts.errors import PolicyError
 
-__all__ = ["CounterPolicy", "inference"]
+__all__ = ["CounterPolicy", "generator_states", "inference"]
 
 
 @contextmanager
 def inference(exploration_type: ExplorationType) -> Iterator[None]:
-    """Inside, policies run: without gradients, and NaN is looked for, not warned of."""
-    with (
-        torch.inference_mode(),
-        set_exploration_type(exploration_type),
-        np.errstate(all="ignore"),
-    ):
-        yield
+    """Inside, policies run: without gradients, and NaN is looked for, not warned of.
+
+    Attention runs layer by layer. Torch's fused path gives it up where somebody watches the layers,
+    as calibration does, and has bits of its own.
+    """
+    fused = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)
+    try:
+        with (
+            torch.inference_mode(),
+            set_exploration_type(exploration_type),
+            np.errstate(all="ignore"),
+        ):
+            yield
+    finally:
+        torch.backends.mha.set_fastpath_enabled(fused)
 
 
 class CounterPolicy:
@@ -146,7 +156,7 @@ class CounterPolicy:
         words = CounterNoise(0, example.batch_size[0], 1, self.width).round(0)[:, 0]
 
         def output_bits(td: TensorDictBase) -> dict[Any, bytes]:
-            out = self(td.copy(), words).select(*self._out_keys, strict=False)
+            out = self(td.clone(), words).select(*self._out_keys, strict=False)
             return {key: row_bits([value]).tobytes() for key, value in out.items(True, True)}
 
         expected = [(example, output_bits(example))]
@@ -156,7 +166,8 @@ class CounterPolicy:
                 "and noise. Keep what it remembers in its inputs and outputs, and draw random "
                 "numbers from torch's default generator"
             )
-        modules = None if self.row_by_row or self._unknown else flatten(self.policy)
+        whole = any(isinstance(x, TensorDictBase) for x in inputs)  # `run` is given leaves
+        modules = None if self.row_by_row or self._unknown or whole else flatten(self.policy)
         if modules is None:
             return
         if other is not None:
@@ -291,15 +302,17 @@ class CounterPolicy:
     def _trial(self, example: TensorDictBase) -> bool:
         """Run once, counting the words; returns whether torch's generator was drawn from."""
         noise = WordStream(example.batch_size[0], None, self._device)
-        with (
-            forked_generators(self._device),
-            torch.inference_mode(),
-            set_exploration_type(self.exploration_type),
-        ):
-            before = _generator_state(self._device)
+        with forked_generators(self._device), inference(self.exploration_type):
+            torchs, others = generator_states(self._device)
             with self._hooked(noise), refused_dropout(self.policy):
-                out = self.policy(example.copy())
-            drawn = not torch.equal(before, _generator_state(self._device))
+                out = self.policy(example.clone())
+            torchs_after, others_after = generator_states(self._device)
+        drawn = torchs_after != torchs
+        if others_after != others:
+            raise PolicyError(
+                "the policy draws from Python's or numpy's generator, which batch-mates share: "
+                "draw from torch's default generator"
+            )
         got = out.batch_size if isinstance(out, TensorDictBase) else type(out).__name__
         if got != example.batch_size:
             raise PolicyError(
@@ -354,6 +367,11 @@ def _flat(output: object) -> list[Tensor]:
     return []
 
 
-def _generator_state(device: torch.device) -> Tensor:
-    state = torch.get_rng_state()
-    return state if device.type != "cuda" else torch.cat([state, torch.cuda.get_rng_state(device)])
+def generator_states(device: torch.device) -> tuple[bytes, tuple[bytes, object]]:
+    """Of torch's default generators, of a GPU too; and of numpy's and Python's."""
+    torchs = torch.get_rng_state().numpy().tobytes()
+    if device.type == "cuda":
+        torchs += torch.cuda.get_rng_state(device).numpy().tobytes()
+    numpys: Any = np.random.get_state(legacy=False)
+    key = numpys["state"]["key"].tobytes() + str(numpys["state"]["pos"]).encode()
+    return torchs, (key, random.getstate())
