@@ -46,6 +46,30 @@ def test_any_order_of_rounds_failures_and_reloads(lag, events):
         theta.append(theta[j + lag] - theta[j] / 2)
 
 
+def test_two_that_move_the_same_parameters_are_refused():
+    """One within the other, and in turns; one that takes over, or that moves nothing, is not."""
+    trunk = nn.Linear(2, 2)
+    policy, critic = (nn.Sequential(trunk, nn.Linear(2, 1)) for _ in range(2))
+    said = r"move some of the same parameters: .*ModuleList\(\[policy, critic\]\)"
+    first, second = DelayedGradient(policy), DelayedGradient(critic)
+    with first, pytest.raises(RuntimeError, match=said), second:
+        pass
+    with second:  # alone from here on
+        pass
+    with second:
+        pass
+    with pytest.raises(RuntimeError, match=said), first:
+        pass
+    newest = DelayedGradient(policy, gradient_at="newest")
+    for _ in range(2):
+        with second, newest:
+            pass
+    both = DelayedGradient(nn.ModuleList([policy, critic]))
+    for _ in range(2):
+        with both:
+            pass
+
+
 @pytest.mark.parametrize("error", [ZeroDivisionError, KeyboardInterrupt])
 @pytest.mark.parametrize("gradient_at", ["behaviour", "newest"])
 @pytest.mark.parametrize("lag", [0, 1, 2])

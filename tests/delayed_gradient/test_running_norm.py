@@ -12,7 +12,7 @@ from tensordict import TensorDict
 from tensordict.nn import TensorDictModule
 from torch import Tensor, nn
 from torchrl.modules import ProbabilisticActor, ValueOperator
-from torchrl.objectives import A2CLoss
+from torchrl.objectives import A2CLoss, ClipPPOLoss
 
 from torchrl_hts import DelayedGradient, RunningNorm, World
 
@@ -124,6 +124,34 @@ def test_shards_are_added_in_the_order_of_the_tree() -> None:
 def test_bad_input_is_one_sentence(make, said) -> None:
     with pytest.raises(ValueError, match=said):
         make()
+
+
+def test_a_key_that_is_not_there_is_named() -> None:
+    with pytest.raises(KeyError, match=r"no 'pixels'; give update the key of one of .*observatio"):
+        RunningNorm(1).update(batch_of(torch.ones(2, 2, 1)), key="pixels")
+
+
+@pytest.mark.parametrize("cast", ["half", "bfloat16", "float"])
+def test_statistics_stay_float64_in_networks_of_other_types(cast: str) -> None:
+    norm, alone = RunningNorm(1), RunningNorm(1)
+    net = getattr(nn.Sequential(norm, nn.Linear(1, 1)), cast)()
+    for start in range(3):
+        batch = batch_of(torch.arange(100.0).reshape(2, 50, 1) + 1e6 * start)
+        norm.update(batch)
+        alone.update(batch)
+    assert net[1].weight.dtype != torch.float64
+    assert all(map(torch.equal, norm.buffers(), alone.buffers()))
+
+
+def test_target_networks_with_statistics_are_refused() -> None:
+    """They would stay at mean 0 and variance 1 for ever."""
+    agent = Agent()
+    loss_module = ClipPPOLoss(agent.actor, agent.critic, delay_actor=True)
+    with (
+        pytest.raises(ValueError, match="has a target network with a RunningNorm of its own"),
+        DelayedGradient(loss_module),
+    ):
+        pass
 
 
 # In the block of a DelayedGradient.

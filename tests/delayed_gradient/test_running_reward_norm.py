@@ -130,6 +130,10 @@ NO = torch.zeros(2, 3, dtype=torch.bool)
             "before it is split into trajectories",
         ),
         (
+            lambda: RunningRewardNorm(2).normalize_(batch_of(ONES.long(), NO)),
+            "must be floats, got torch.int64",
+        ),
+        (
             lambda: RunningRewardNorm(6).normalize_(batch_of(ONES, NO).reshape(-1)),
             r"one reward for each of the steps \(6,\) of a batch \[N, T\]",
         ),

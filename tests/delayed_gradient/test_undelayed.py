@@ -233,6 +233,20 @@ def test_what_is_not_the_newest_is_refused_as_such(does: Any, what: str) -> None
             does(collector, batches)
 
 
+@pytest.mark.parametrize("as_module", [False, True])
+def test_what_a_copy_has_in_the_block_is_refused_too(as_module: bool) -> None:
+    policy = categorical()
+    learner = copy.deepcopy(policy)
+    delayed = DelayedGradient(learner, lag=1)
+    weights = learner if as_module else TensorDict.from_module(learner).data
+    with start([EchoEnv] * 2, policy, total_frames=40) as collector:
+        batches = iter(collector)
+        with delayed(next(batches)):
+            with pytest.raises(RuntimeError, match=r"update_policy_weights_.*after the block"):
+                collector.update_policy_weights_(weights)
+            collector.update_policy_weights_(copy.deepcopy(learner))  # which nobody delays
+
+
 def test_in_a_block_that_moves_nothing_it_is_the_newest() -> None:
     policy = categorical()
     delayed = DelayedGradient(policy, lag=1, gradient_at="newest")

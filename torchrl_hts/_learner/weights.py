@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torchrl_hts._policy.compiled import plain_name
 from torchrl_hts._rounds.slots import policy_tensors
 
-__all__ = ["WeightSource"]
+__all__ = ["WeightSource", "tensors_in"]
 
 
 class WeightSource:
@@ -61,7 +61,7 @@ class WeightSource:
         parameters = len(list(self.policy.parameters()))
         values = [tensor.to("cpu", copy=True) for tensor in self.live()]
         for value in values[:parameters]:
-            if value.is_floating_point():
+            if value.is_floating_point() and value.numel():
                 scale = 0.05 if value.ndim < 2 else value[0].numel() ** -0.5
                 value += scale * torch.randn(value.shape, generator=generator).to(value.dtype)
         return values
@@ -139,6 +139,13 @@ def _aliases(policy: nn.Module) -> dict[str, str]:
     ]
     first: dict[int, str] = {}
     return {name: first.setdefault(id(tensor), name) for name, tensor in named}
+
+
+def tensors_in(
+    weights: nn.Module | TensorDictBase | Mapping[str, Any] | None,
+) -> Iterator[Tensor]:
+    """The tensors of what `WeightSource.fix` takes."""
+    yield from () if weights is None else _by_name(weights).values()
 
 
 def _by_name(weights: nn.Module | TensorDictBase | Mapping[str, Any]) -> dict[str, Tensor]:

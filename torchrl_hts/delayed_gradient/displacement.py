@@ -23,7 +23,7 @@ from torchrl_hts.delayed_gradient.running_norm import (
     statistics_of,
 )
 from torchrl_hts.delayed_gradient.trainer import check_trainer, many_of
-from torchrl_hts.delayed_gradient.undelayed import note_use
+from torchrl_hts.delayed_gradient.undelayed import note_use, refuse_shared
 from torchrl_hts.errors.checks import check_integer
 
 if TYPE_CHECKING:
@@ -52,11 +52,14 @@ class DelayedGradient(TrainerHookBase):  # type: ignore[misc]  # torchrl is unty
     theta_j, as part of the update. Finish the optimizer steps of a batch inside the block: one made
     after it belongs to no round.
 
-    With a lag of 0, or with ``gradient_at="newest"``, parameters are left alone, bit for bit; only
-    rounds are counted and batches checked.
+    With a lag of 0, or ``gradient_at="newest"``, parameters are left alone, bit for bit.
 
     If the block raises, the newest parameters are put back and the round isn't counted, so that the
-    same batch can be tried again. The optimizer's own state isn't rolled back.
+    same batch can be tried again. The optimizer's own state isn't rolled back, nor are gradients:
+    call ``optimizer.zero_grad()`` first. To give a batch up, enter an empty block for it.
+
+    What sets parameters (bounds) belongs after the block: inside it is taken for a displacement.
+    Optimizers that keep weights of their own (master weights, Lookahead) don't work with a lag.
 
     Args:
         loss_module: the loss, or any module that holds the parameters to delay, such as the policy.
@@ -100,10 +103,9 @@ class DelayedGradient(TrainerHookBase):  # type: ignore[misc]  # torchrl is unty
             raise TypeError(f"expected a module as loss_module, got {type(loss_module).__name__}.")
         if next(iter(loss_module.parameters()), None) is None:
             raise ValueError("loss_module has no parameters: there is nothing to train.")
-        if not isinstance(gradient_at, str) or gradient_at not in get_args(GradientAt):
-            raise ValueError(
-                f"gradient_at must be one of {get_args(GradientAt)}, got {gradient_at!r}."
-            )
+        kinds = get_args(GradientAt)
+        if not isinstance(gradient_at, str) or gradient_at not in kinds:
+            raise ValueError(f"gradient_at must be one of {kinds}, got {gradient_at!r}.")
         self.loss_module = loss_module
         self.gradient_at = gradient_at
         self._lag_is_given = lag is not None
@@ -164,9 +166,8 @@ class DelayedGradient(TrainerHookBase):  # type: ignore[misc]  # torchrl is unty
         """Put theta_j in place of the newest parameters.
 
         Raises:
-            RuntimeError: inside another block of this object, or of another with the same
-                `RunningNorm`, or if the loss module's parameters are no longer those of the rounds
-                before.
+            RuntimeError: inside another block of this object, if another one shares parameters or
+                a `RunningNorm`, or if the parameters are no longer those of the rounds before.
             ValueError: if a parameter is uninitialised (lazy).
         """
         if self._active:
@@ -180,12 +181,13 @@ class DelayedGradient(TrainerHookBase):  # type: ignore[misc]  # torchrl is unty
             # theta_0 = ... = theta_lag. Not in the constructor, so that weights loaded since count.
             self._allocate_ring(parameters)
         self._check_unchanged(parameters)
+        if self._depth > 1:
+            refuse_shared(self)
         hold(norms)
         self._norms = norms
         live, behaviour, newest = self._values()
         with torch.no_grad():
-            # In place: swapping p.data would leave views held by losses stale, and hide the change
-            # from autograd's version counters.
+            # In place: with p.data swapped, views were stale, and autograd's counters untouched.
             torch._foreach_copy_(newest, live)
             if self._depth > 1:
                 torch._foreach_copy_(live, behaviour)  # I2, I3
@@ -246,10 +248,8 @@ class DelayedGradient(TrainerHookBase):  # type: ignore[misc]  # torchrl is unty
         self._lag = lag
         optim_steps = trainer.optim_steps if many is None else many.join()
 
-        # The method is wrapped, rather than the stages pre_optim_steps and post_optim_complete_log
-        # hooked: those don't get the batch that is to be checked, the second is skipped when there
-        # was no minibatch, neither undoes anything when a step raises, and other hooks of the same
-        # stages would see one or the other parameters by the order of their registration.
+        # Wrapped: hooks of the stages before and after don't get the batch that is to be checked,
+        # undo nothing when a step raises, and see what the order of registration has them see.
         @functools.wraps(optim_steps)
         def delayed_optim_steps(batch: TensorDictBase) -> None:
             with self(batch):
@@ -364,8 +364,8 @@ class DelayedGradient(TrainerHookBase):  # type: ignore[misc]  # torchrl is unty
         changed = known.keys() ^ parameters.keys()
         for name in known.keys() & parameters.keys():
             now, then = parameters[name], known[name]
-            moved = now.shape != then.shape or now.dtype != then.dtype or now.device != then.device
-            if moved or now is not self._parameters[name]:
+            kinds = [(each.shape, each.dtype, each.device) for each in (now, then)]
+            if kinds[0] != kinds[1] or now is not self._parameters[name]:
                 changed.add(name)
         if changed:
             names = ", ".join(sorted(changed))

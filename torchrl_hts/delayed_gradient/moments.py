@@ -6,7 +6,7 @@ Axes: m values that are counted, of any shape S each; n environments, T steps of
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from tensordict import TensorDictBase
@@ -43,6 +43,15 @@ class RunningMoments(nn.Module):
         self.register_buffer("mean", torch.zeros(tuple(shape), dtype=torch.float64))
         self.register_buffer("var", torch.ones(tuple(shape), dtype=torch.float64))
         self.register_buffer("count", torch.zeros((), dtype=torch.float64))
+
+    def _apply(self, fn: Any, recurse: bool = True) -> Any:
+        """Move the statistics, but keep them float64, whatever the networks around them are."""
+        kept = {name: buffer.clone() for name, buffer in self.named_buffers(recurse=False)}
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        for name, buffer in self.named_buffers(recurse=False):
+            if buffer.dtype != kept[name].dtype:
+                self._buffers[name] = kept[name].to(buffer.device)
+        return self
 
     @torch.no_grad()
     def take_in(self, values: Sequence[Tensor], world: World | None, what: str) -> None:

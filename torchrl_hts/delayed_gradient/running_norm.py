@@ -142,7 +142,10 @@ class RunningNorm(RunningMoments):
 
     def _rows(self, part: TensorDictBase, key: NestedKey) -> Tensor:
         """The observations of a part, ``[m, *shape]``."""
-        value: Tensor = part.get(key)
+        value: Tensor | None = part.get(key, None)
+        if value is None:
+            known = ", ".join(map(repr, part.keys(include_nested=True, leaves_only=True)))
+            raise KeyError(f"the batch has no {key!r}; give update the key of one of {known}")
         shape = self.mean.shape
         if value.shape[part.ndim :] != shape:
             raise ValueError(
@@ -193,11 +196,31 @@ def statistics_of(module: nn.Module, norms: Sequence[RunningNorm]) -> dict[str, 
             "the loss module has copies of a RunningNorm's statistics: move networks to their "
             "device before the loss is made of them"
         )
+    _refuse_targets(module, norms)
     return {
         f"running_norm.{index}.{name}": buffer
         for index, norm in enumerate(norms)
         for name, buffer in norm.named_buffers()
     }
+
+
+def _refuse_targets(module: nn.Module, norms: Sequence[RunningNorm]) -> None:
+    """Raise ValueError for target networks of a loss with a layer, which nobody would count for."""
+    own = {norm.mean.data_ptr() for norm in norms}
+    means = {name: buffer for name, buffer in module.named_buffers() if buffer.numel()}
+    frozen = [
+        name
+        for name, buffer in means.items()
+        if name.rpartition(".")[2] == "mean" and "target_" in name and buffer.data_ptr() not in own
+        if any(buffer.shape == norm.mean.shape for norm in norms)
+        if buffer.dtype == norms[0].mean.dtype
+    ]
+    if frozen:
+        raise ValueError(
+            f"the loss has a target network with a RunningNorm of its own, {frozen[0]}, whose "
+            "statistics no target updater moves: use the loss without delayed networks, or "
+            "normalise observations in the environments"
+        )
 
 
 def hold(norms: Sequence[RunningNorm]) -> None:

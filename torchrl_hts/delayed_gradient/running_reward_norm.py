@@ -81,9 +81,14 @@ class RunningRewardNorm(RunningMoments):
 
         Raises:
             ValueError: if the batch isn't of so many environments, or was split into trajectories,
-                or a reward is infinite.
+                rewards are no floats, or one is infinite.
         """
         parts = parts_of(data, world)
+        if not all(part["next", "reward"].is_floating_point() for part in parts):
+            raise ValueError(
+                "rewards are scaled in place and must be floats, got "
+                f"{parts[0]['next', 'reward'].dtype}: write batch['next', 'reward'] as float first"
+            )
         if any(part.get(("collector", "mask"), None) is not None for part in parts):
             raise ValueError(
                 "rewards are scaled along the steps of each environment: scale them in the batch "
@@ -119,14 +124,19 @@ class RunningRewardNorm(RunningMoments):
         Args:
             trainer: of one learner, or of several.
             name: under which the trainer saves the statistics.
+
+        Raises:
+            RuntimeError: if the trainer has such a hook already.
         """
 
         def scale(batch: TensorDictBase) -> TensorDictBase:
             self.normalize_(batch, world_of(trainer))
             return batch
 
-        trainer.register_op("batch_process", scale)
+        if any(isinstance(module, RunningRewardNorm) for module in trainer._modules.values()):
+            raise RuntimeError("the trainer has a RunningRewardNorm already: one is enough")
         trainer.register_module(name, self)
+        trainer.register_op("batch_process", scale)
 
     def extra_repr(self) -> str:
         """What `print` shows."""

@@ -8,13 +8,14 @@ collector looks whether the policy is changed without it, with another lag, or a
 from __future__ import annotations
 
 import warnings
+from collections.abc import Iterable
 from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
 
-__all__ = ["UndelayedUpdateWarning", "UpdateWatch", "note_use"]
+__all__ = ["UndelayedUpdateWarning", "UpdateWatch", "note_use", "refuse_shared"]
 
 
 _SAMPLED = 64  # values of each parameter
@@ -36,6 +37,29 @@ _in_use: WeakKeyDictionary[Any, int] = WeakKeyDictionary()
 def note_use(delayed: Any) -> None:
     """A `DelayedGradient` is entered, of whatever kind: its user knows of the delay."""
     _in_use[delayed] = max(_in_use.values(), default=0) + 1
+
+
+def refuse_shared(delayed: Any) -> None:
+    """Raise RuntimeError where another `DelayedGradient` moves some of the same parameters.
+
+    In the other's block they are theta_j already, and would be taken for the newest. In turns, each
+    would take what the other has made of theta_j for theta_{j+lag}.
+    """
+    others = [user for user in _in_use if user is not delayed]
+    if not others:
+        return
+    own, entered = set(map(id, delayed.loss_module.parameters())), _in_use.get(delayed)
+    for user in others:
+        if user.gradient_at != "behaviour" or user.lag == 0:
+            continue
+        in_turns = entered is not None and _in_use[user] > entered
+        if not (user.moves_parameters or in_turns):
+            continue
+        if any(id(parameter) in own for parameter in user.loss_module.parameters()):
+            raise RuntimeError(
+                "two DelayedGradients with a lag move some of the same parameters: delay policy "
+                "and critic with one of them, DelayedGradient(nn.ModuleList([policy, critic]))"
+            )
 
 
 class UpdateWatch:
@@ -61,9 +85,20 @@ class UpdateWatch:
         self._entries: int | None = None  # of DelayedGradients, when a batch was last handed out
         self._compares_lags = learns_here
 
-    def refuse_within_block(self, what: str) -> None:
-        """Raise RuntimeError where the policy has the parameters of a batch in place of its own."""
-        if any(user.moves_parameters and self._is_delayed_by(user) for user in _in_use):
+    def refuse_within_block(self, what: str, others: Iterable[Tensor] = ()) -> None:
+        """Raise RuntimeError where the policy has the parameters of a batch in place of its own.
+
+        Args:
+            what: is refused.
+            others: tensors that may be a learner's in place of the policy's.
+        """
+        moving = [user for user in _in_use if user.moves_parameters]
+        given = {tensor.data_ptr() for tensor in others} if moving else set()
+        if any(
+            self._is_delayed_by(user)
+            or any(parameter.data_ptr() in given for parameter in user.loss_module.parameters())
+            for user in moving
+        ):
             raise RuntimeError(
                 f"{what} within `with delayed(batch):`, where the policy has the parameters that "
                 "gathered the batch, not the newest: call it after the block"
