@@ -7,7 +7,7 @@
 
 runs `HTSCollector` for each number of environments, alpha and lag with an update that takes 0.3
 alpha mean steps (it sleeps). It takes the time of every step and update from the collector's
-timeline. Compared are, as shares of the throughput of executors that never wait:
+timeline. Compared are, as shares of the time in which environments step:
 
     measured  what it did
     recorded  the recursion (torchrl_hts.theory.timetable) with the very times of the run, in their
@@ -50,6 +50,7 @@ from torchrl_hts.bench.measuring import default_policy, measure_environment  # n
 from torchrl_hts.theory import rollout_time, timetable  # noqa: E402
 
 SLEEP = "sleep"
+CONDITIONS = ("seconds", "rounds", "mean_ms", "num_executors")  # of all points in a directory
 LEARNER = 0.3  # of the mean time of a round's steps
 SHUFFLES = 20
 COLOURS = {0: "#c0392b", 1: "#2471a3", 2: "#1e8449"}
@@ -163,6 +164,8 @@ def draw(points: list[dict[str, Any]], title: str, file: Path) -> None:
     for panel, n in zip(axes, sizes, strict=False):
         for lag in sorted({each["lag"] for each in points}):
             own = [each for each in points if (each["num_envs"], each["lag"]) == (n, lag)]
+            if not own:
+                continue
             own.sort(key=lambda each: each["alpha"])
             alphas = [each["alpha"] for each in own]
             colour = COLOURS.get(lag, "#7d3c98")
@@ -176,6 +179,7 @@ def draw(points: list[dict[str, Any]], title: str, file: Path) -> None:
                 claim = [s / rollout_time(executors * s, executors, s) for s in steps]
                 panel.plot(alphas, claim, "-.", color="#b7950b", lw=1)
         panel.set_xscale("log", base=2)
+        alphas = sorted({each["alpha"] for each in points if each["num_envs"] == n})
         panel.set_xticks(alphas, list(map(str, alphas)))
         panel.set_ylim(0, 1.05)
         panel.set_title(f"{n} environments", fontsize="medium")
@@ -250,7 +254,11 @@ def main() -> None:
     if (report["env_id"], report.get("recorded_at")) != (options.env_id, recorded_at):
         at = f", recorded at {report['recorded_at']}" if report.get("recorded_at") else ""
         parser.error(f"{file} is of {report['env_id']}{at}: choose another --output-dir")
-    report["machine"] = machine()
+    given = {name: getattr(options, name) for name in CONDITIONS}
+    if (before := report.setdefault("options", given)) != given:
+        told = ", ".join(f"--{name.replace('_', '-')} {before[name]}" for name in CONDITIONS)
+        parser.error(f"{file} was measured with {told}: choose another --output-dir")
+    report.setdefault("machine", machine())
     points: list[dict[str, Any]] = report.setdefault("points", [])
     known = {(each["num_envs"], each["alpha"], each["lag"]) for each in points}
     if options.recorded_s is not None:

@@ -315,3 +315,16 @@ def test_claims_refuse_what_makes_no_sense(call: Any) -> None:
 def test_counts_are_integers(call: Any) -> None:
     with pytest.raises(TypeError, match="must be an int, got"):
         call()
+
+
+def test_whole_numbers_may_be_floats() -> None:
+    link = {"latency_s": 1e-4, "bytes_per_second": 1e8}
+    assert exchange_time(1e6, 4.0, **link) == exchange_time(10**6, 4, **link)  # type: ignore[arg-type]
+    times = np.ones((3, 2))
+    found = timetable(times, lag=1.0, learners=2.0)  # type: ignore[arg-type]
+    assert found.duration == timetable(times, lag=1, learners=2).duration
+
+
+def test_the_share_is_of_the_time_that_environments_step() -> None:
+    found = timetable(np.tile([1.0, 3.0], (1000, 1)))
+    assert found.share_of_ideal == pytest.approx((1 / 3 + 1) / 2, abs=2e-3)

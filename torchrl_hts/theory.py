@@ -63,9 +63,9 @@ def rollout_time(
         >>> [round(rollout_time(1600, 16, alpha)) for alpha in (1, 20, 100)]
         [335, 144, 119]
     """
-    check_integer("num_steps", num_steps)
-    check_integer("num_envs", num_envs)
-    check_integer("sync_interval", sync_interval)
+    num_steps = check_integer("num_steps", num_steps)
+    num_envs = check_integer("num_envs", num_envs)
+    sync_interval = check_integer("sync_interval", sync_interval)
     if not 0 <= mean_step_s < math.inf:
         raise ValueError(f"mean_step_s must be finite and not negative, got {mean_step_s}")
     g = np.euler_gamma
@@ -100,7 +100,7 @@ def asynchronous_latency(num_envs: int, env_rate: float, learner_rate: float) ->
         >>> [round(asynchronous_latency(n, 1.0, 20.0), 1) for n in (4, 16, 19, 20)]
         [0.2, 4.0, 19.0, inf]
     """
-    check_integer("num_envs", num_envs)
+    num_envs = check_integer("num_envs", num_envs)
     if not (0 < env_rate < math.inf and 0 < learner_rate < math.inf):
         raise ValueError(f"rates must be positive and finite, got {env_rate} and {learner_rate}")
     load = num_envs * env_rate / learner_rate
@@ -138,8 +138,8 @@ def exchange_time(
         >>> [round(1e3 * exchange_time(1_700_000, w, **link)) for w in (1, 2, 4, 64)]
         [0, 55, 82, 108]
     """
-    check_integer("num_values", num_values)
-    check_integer("learners", learners)
+    num_values = check_integer("num_values", num_values)
+    learners = check_integer("learners", learners)
     if learners & (learners - 1):
         raise ValueError(f"learners must be a power of two, got {learners}")
     if not (0 <= latency_s < math.inf and 0 < bytes_per_second < math.inf):
@@ -179,7 +179,9 @@ class Timetable:
 
     @property
     def share_of_ideal(self) -> float:
-        """Throughput over that of environments that never wait; between 0 and 1.
+        """Share of the time that environments step, on average over them; between 0 and 1.
+
+        For environments alike it is the throughput over that of environments that never wait.
 
         A first round that nobody learns from meanwhile and a last one that nobody steps beside
         count in full: for the value of a long run take some hundred rounds.
@@ -251,8 +253,8 @@ def timetable(
     """
     steps = np.asarray(step_times, np.float64)
     learner, exchange = (np.asarray(each, np.float64) for each in (learner_time, exchange_time))
-    check_integer("lag", lag, least=0)
-    check_integer("learners", learners)
+    lag = check_integer("lag", lag, least=0)
+    learners = check_integer("learners", learners)
     _check_steps(steps, barrier, learners)
     rounds, n = steps.shape[:2]
     if learner.shape not in ((), (rounds,), (rounds, learners)):

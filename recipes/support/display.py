@@ -37,6 +37,7 @@ class Display:
             TextColumn("left:"),
             TimeRemainingColumn(),
             console=self._console,
+            speed_estimate_period=3600,  # rows may be far more than 30 s apart
         )
         self._task = self._progress.add_task("", total=total_steps)
         self._live: Live | None = None

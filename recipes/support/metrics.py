@@ -79,6 +79,12 @@ class Table:
     def append(self, row: Row) -> None:
         """Add a row, to the file as well."""
         writer = csv.DictWriter(self._file, list(row))
+        if self.rows and [*row] != [*self.rows[0]]:
+            differ = ", ".join(sorted({*row} ^ {*self.rows[0]})) or "their order"
+            raise RecipeError(
+                f"all rows of {self._path} must have the same metrics, in one order, and these "
+                f"differ: {differ}. Give NaN where there is none"
+            )
         with self._writing():
             if not self.rows:
                 writer.writeheader()

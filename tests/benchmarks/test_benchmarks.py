@@ -250,6 +250,11 @@ def test_theory_goes_on_with_what_is_missing(tmp_path: Path) -> None:
     assert (second["lag"], second["rounds"]) == (1, 3)
     assert 0 < second["measured"] <= second["recorded"] * 1.001, "nobody is faster than the rules"
     assert "<svg" in (tmp_path / "theory.svg").read_text()
+    others = ("--seconds", "9", "--output-dir", str(tmp_path))
+    message = run_script("theory_check.py", *others, code=2)[1]
+    assert "was measured with --seconds 0.001" in message
+    other = ["--num-envs", "4", "--alpha", "4", "--lag", "1"]  # of which there is no lag 0
+    run("theory_check.py", *other, *flags.split()[6:], str(tmp_path))
 
 
 def test_games_go_on_with_what_is_missing(tmp_path: Path) -> None:

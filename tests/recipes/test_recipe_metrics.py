@@ -33,6 +33,15 @@ def test_a_table_goes_on_where_its_run_does(tmp_path: Path, keep: int) -> None:
     assert (tmp_path / "cut.csv").read_bytes() == whole
 
 
+def test_rows_of_other_metrics_are_refused(tmp_path: Path) -> None:
+    content = written(tmp_path / "table.csv")
+    table = Table(tmp_path / "table.csv", keep=3)
+    with pytest.raises(RecipeError, match=r"these differ: loss/actor\. Give NaN"):
+        table.append({**ROWS[0], "loss/actor": 1.0})
+    table.close()
+    assert (tmp_path / "table.csv").read_bytes() == content
+
+
 def test_rows_that_are_missing_are_told_of_and_none_is_lost(tmp_path: Path) -> None:
     content = written(tmp_path / "table.csv")
     with pytest.raises(RecipeError, match="has 3 rows, and the checkpoint is of 5: put the file"):

@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tensordict import TensorDict
 from torch import Tensor
+from torchrl.collectors.utils import split_trajectories
 
 from torchrl_hts._reports.episodes import EpisodeReturns
 
@@ -216,3 +217,74 @@ def test_several_rewards_of_a_step_are_refused() -> None:
     batch["next", "reward"] = torch.zeros(2, 3, 2)
     with pytest.raises(ValueError, match=r"one reward of each step.*got \[2, 3, 2\]"):
         EpisodeReturns().update(batch)
+
+
+def test_several_agents_are_refused_in_a_sentence() -> None:
+    batch = TensorDict({"next": {"agents": {"reward": torch.zeros(2, 3, 4, 1)}}}, [2, 3])
+    batch["next", "done"] = torch.zeros(2, 3, 1, dtype=torch.bool)
+    with pytest.raises(ValueError, match=r"one reward of each step.*got none at .*add them up"):
+        EpisodeReturns().update(batch)
+
+
+def test_split_trajectories_are_refused() -> None:
+    batch = make_batch(torch.zeros(2, 3), torch.zeros(2, 3, dtype=torch.bool))
+    ids = torch.tensor([[0, 0, 1], [2, 2, 2]])
+    batch["collector", "traj_ids"] = ids
+    with pytest.raises(ValueError, match=r"split trajectories\. Leave split_trajs out"):
+        EpisodeReturns().update(split_trajectories(batch, prefix="collector"))
+    EpisodeReturns().update(batch)
+
+
+def test_infinite_returns_are_averaged() -> None:
+    returns = EpisodeReturns()
+    done = torch.ones(1, 2, dtype=torch.bool)
+    returns.update(make_batch(torch.tensor([[math.inf, -math.inf]]), done))
+    assert math.isnan(returns.mean)
+    assert (returns.min, returns.max, returns.mean_length) == (-math.inf, math.inf, 1.0)
+
+
+@settings(max_examples=50, deadline=None)
+@given(
+    steps_per_batch=st.lists(st.integers(1, 5), min_size=2, max_size=5),
+    seed=st.integers(0, 2**31),
+    resumes=st.booleans(),
+)
+def test_ends_of_rows_are_no_ends_of_episodes(
+    steps_per_batch: list[int], seed: int, resumes: bool
+) -> None:
+    """With set_truncated, whether an episode ended by itself, or was truncated on a row's end."""
+    generator = torch.Generator().manual_seed(seed)
+    shape = (3, sum(steps_per_batch))
+    reward = torch.randint(-3, 4, shape, generator=generator).float()
+    terminated, truncated = (torch.rand(shape, generator=generator) < 0.2 for _ in range(2))
+    truncated[:, -1] = False  # of the last step nothing more would be heard
+    ended = terminated | truncated
+    ids = ended.long().cumsum(1) - ended.long()
+    returns = EpisodeReturns(window=1_000, info_keys=["won"], set_truncated=True)
+    found: list[float] = []
+    parts = (each.split(steps_per_batch, 1) for each in (reward, terminated, truncated, ids))
+    for rewards, ends, cuts, numbers in zip(*parts, strict=True):
+        marked = ends | cuts
+        marked[:, -1] = True
+        batch = make_batch(rewards, marked)
+        batch["next", "terminated"] = ends.unsqueeze(-1)
+        batch["next", "won"] = rewards.unsqueeze(-1)
+        batch["collector", "traj_ids"] = numbers
+        found += returns.update(batch)
+        if resumes:
+            state = returns.state_dict()
+            returns = EpisodeReturns(window=1_000, info_keys=["won"], set_truncated=True)
+            returns.load_state_dict(state)
+    expected, lengths = reference(reward, ended)
+    assert sorted(found) == sorted(expected)
+    assert returns.count == len(expected)
+    if expected:
+        assert returns.mean_length == pytest.approx(sum(lengths) / len(lengths))
+        won = reward[ended].mean().item()
+        assert returns.info_means["won"] == pytest.approx(won, abs=1e-6)
+
+
+def test_ends_of_rows_need_the_trajectories() -> None:
+    batch = make_batch(torch.zeros(1, 2), torch.zeros(1, 2, dtype=torch.bool))
+    with pytest.raises(ValueError, match="set_truncated=True needs"):
+        EpisodeReturns(set_truncated=True).update(batch)

@@ -202,6 +202,30 @@ def test_steps_too_short_to_be_seen_are_drawn_as_runs_and_a_note_says_so(
     assert "<!-- waits for its round -->" not in picture, "nobody waits"
 
 
+def test_the_last_rounds_after_a_state_was_loaded(tmp_path: Path) -> None:
+    """They are those that were gathered since, whatever the numbers of those before."""
+    with collector() as data:
+        batches = iter(data)
+        next(batches)
+        state = data.state_dict()
+        for _ in range(ROUNDS - 2):
+            next(batches)
+        frames = data.statistics().frames
+        before = data.timeline(tmp_path / "before.json")
+        data.load_state_dict(state)
+        for _ in range(2):
+            next(batches)
+        statistics = data.statistics()
+        timeline = data.timeline(tmp_path / "all.json").last(2)
+    collected = frames + 2 * N * ALPHA
+    assert statistics.frames_per_second * statistics.elapsed_s == pytest.approx(collected)
+    loaded = before.of(Activity.BATCH_WAIT)["ended"].max()
+    steps = timeline.of(Activity.STEP)
+    assert (steps["began"] > loaded).all()
+    rounds = set(timeline.rounds(steps).tolist())  # round 1 is of the state
+    assert {2} <= rounds <= {2, 3, 4}
+
+
 def test_nothing_to_show(tmp_path: Path) -> None:
     with collector(timeline_events=0) as data:
         with pytest.raises(RuntimeError, match="timeline_events=100_000"):

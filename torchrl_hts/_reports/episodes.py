@@ -5,7 +5,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from math import isnan, nan
 from statistics import fmean
 from typing import Any
@@ -35,6 +35,9 @@ class EpisodeReturns:
         window: how many of the most recent episodes the averages are over.
         info_keys: names below ``"next"`` of one number per step, NaN where there is none: those of
             the collector, or some of them. Of each episode its last number counts.
+        set_truncated: whether the collector was given ``set_truncated=True``, which marks the last
+            step of each row as an end. The next batch then tells, by ``("collector", "traj_ids")``,
+            whether the episode had been truncated there, and it counts with that batch.
 
     Example:
         >>> import torch
@@ -50,10 +53,17 @@ class EpisodeReturns:
         (2.0, 2.0, 1)
     """
 
-    def __init__(self, window: int = 100, info_keys: Sequence[str | InfoKey] = ()) -> None:
+    def __init__(
+        self,
+        window: int = 100,
+        info_keys: Sequence[str | InfoKey] = (),
+        *,
+        set_truncated: bool = False,
+    ) -> None:
         if window < 1:
             raise ValueError(f"expected a window of at least one episode, and got {window}")
         self.count = 0
+        self._set_truncated = set_truncated
         self._returns: deque[float] = deque(maxlen=window)
         self._lengths: deque[int] = deque(maxlen=window)
         self._open_return: Tensor | None = None  # [N] float64, episodes that have not ended yet
@@ -72,19 +82,20 @@ class EpisodeReturns:
                 ``[N, T, 1]``. It is only read.
 
         Raises:
-            ValueError: the batch is not ``[N, T]``, N differs from the batches before, or a step
-                has several rewards or flags.
+            ValueError: the batch is not ``[N, T]``, N differs from the batches before, a step has
+                several rewards or flags, or trajectories have been split. With ``set_truncated``
+                also if there are no ``("collector", "traj_ids")``.
         """
-        if batch.ndim != 2:
-            raise ValueError(f"expected a batch [environments, steps], and got {batch.batch_size}")
-        for name in ("reward", "done"):
-            if (found := batch["next", name]).numel() != batch.numel():
+        reward, done = _checked(batch)
+        trajectory = batch.get(("collector", "traj_ids"), None)  # [N, T]
+        if self._set_truncated:
+            if trajectory is None:
                 raise ValueError(
-                    f"expected one {name} of each step, [N, T, 1], and got {list(found.shape)}: of "
-                    "several objectives or agents, add them up before"
+                    "set_truncated=True needs ('collector', 'traj_ids') in the batch, by which "
+                    "the next batch tells what had ended"
                 )
-        reward = batch["next", "reward"].detach().cpu().flatten(1).double()  # [N, T]
-        done = batch["next", "done"].detach().cpu().flatten(1)  # [N, T]
+            done = done.clone()
+            done[:, -1] = batch["next", "terminated"].detach().cpu().flatten(1)[:, -1]
         num_envs, num_steps = done.shape
         if self._open_return is None or self._open_length is None:
             self._open_return = torch.zeros(num_envs, dtype=torch.float64)
@@ -95,17 +106,12 @@ class EpisodeReturns:
                 f"and got {num_envs}: use one EpisodeReturns for each collector"
             )
 
-        trajectory = batch.get(("collector", "traj_ids"), None)  # [N, T]
+        ended: list[float] = []
         if trajectory is not None:
             if self._trajectory is not None:
-                begun_anew = trajectory[:, 0].cpu() != self._trajectory
-                self._open_return[begun_anew] = 0.0
-                self._open_length[begun_anew] = 0
-                for numbers in self._infos.values():
-                    numbers.drop(begun_anew)
+                ended += self._begin_anew(trajectory[:, 0].cpu() != self._trajectory)
             self._trajectory = trajectory[:, -1].cpu().clone()
 
-        ended: list[float] = []
         cursor = 0  # the first step that is not added up yet
         for step in torch.nonzero(done.any(0)).flatten().tolist():  # few steps see an end
             self._open_return += reward[:, cursor : step + 1].sum(1)
@@ -123,6 +129,21 @@ class EpisodeReturns:
         self._returns += ended
         self.count += len(ended)
         return ended
+
+    def _begin_anew(self, rows: Tensor) -> list[float]:
+        """Close the episodes of rows ``[N]`` that are True; returns what counts of them."""
+        assert self._open_return is not None
+        assert self._open_length is not None
+        ended = torch.zeros_like(rows)
+        if self._set_truncated:  # their last step was marked, and it was an end indeed
+            ended = rows & (self._open_length > 0)
+        returns: list[float] = self._open_return[ended].tolist()
+        self._lengths += self._open_length[ended].tolist()
+        self._open_return[rows] = 0.0
+        self._open_length[rows] = 0
+        for numbers in self._infos.values():
+            numbers.close(rows, ended)
+        return returns
 
     def state_dict(self) -> dict[str, Any]:
         """All that the coming averages depend on."""
@@ -150,7 +171,7 @@ class EpisodeReturns:
         self._lengths = deque(state_dict["lengths"], self._lengths.maxlen)
         for name in ("open_return", "open_length", "trajectory"):
             value = state_dict[name]
-            setattr(self, f"_{name}", None if value is None else value.clone())
+            setattr(self, f"_{name}", None if value is None else value.cpu().clone())
         for key, state in state_dict.get("infos", []):  # there are older states, without any
             if tuple(key) in self._infos:
                 self._infos[tuple(key)].load(state)
@@ -166,7 +187,7 @@ class EpisodeReturns:
     @property
     def mean(self) -> float:
         """Mean return of the most recent episodes; NaN before the first has ended."""
-        return fmean(self._returns) if self._returns else float("nan")
+        return _mean(self._returns)
 
     @property
     def min(self) -> float:
@@ -181,7 +202,7 @@ class EpisodeReturns:
     @property
     def mean_length(self) -> float:
         """Mean number of steps of the most recent episodes; NaN before the first has ended."""
-        return fmean(self._lengths) if self._lengths else float("nan")
+        return _mean(self._lengths)
 
     @property
     def min_length(self) -> float:
@@ -192,6 +213,39 @@ class EpisodeReturns:
     def max_length(self) -> float:
         """Length of the longest of the most recent episodes; NaN before the first has ended."""
         return max(self._lengths, default=float("nan"))
+
+
+def _checked(batch: TensorDictBase) -> tuple[Tensor, Tensor]:
+    """Rewards and flags of ends, ``[N, T]``, on the CPU."""
+    if batch.ndim != 2:
+        remedy = ": batch.unsqueeze(0) is of one environment" if batch.ndim == 1 else ""
+        raise ValueError(
+            f"expected a batch [environments, steps], and got {list(batch.batch_size)}{remedy}"
+        )
+    if batch.get(("collector", "mask"), None) is not None:
+        raise ValueError(
+            "the batch holds split trajectories. Leave split_trajs out, give the batch to update, "
+            "and split it then: torchrl.collectors.utils.split_trajectories(batch, "
+            "prefix='collector')"
+        )
+    found = {name: batch.get(("next", name), None) for name in ("reward", "done")}
+    for name, value in found.items():
+        if value is None or value.numel() != batch.numel():
+            what = "none at ('next', ...)" if value is None else str(list(value.shape))
+            raise ValueError(
+                f"expected one {name} of each step, [N, T, 1], and got {what}: of several "
+                "objectives or agents, add them up before"
+            )
+    reward, done = (value.detach().cpu().flatten(1) for value in found.values())
+    return reward.double(), done
+
+
+def _mean(values: Collection[float]) -> float:
+    """NaN of none."""
+    try:
+        return fmean(values) if values else nan
+    except (ValueError, OverflowError):  # of both infinities, or beyond the largest number
+        return sum(values) / len(values)
 
 
 class _LastNumbers:
@@ -207,9 +261,10 @@ class _LastNumbers:
         self._ended: deque[float] = deque(maxlen=window)  # NaN of an episode without any
         self._open: Tensor | None = None  # [N] float64, NaN of those without any so far
 
-    def drop(self, rows: Tensor) -> None:
-        """Forget the episodes that have not ended, in the rows ``[N]`` that are True."""
+    def close(self, rows: Tensor, ended: Tensor) -> None:
+        """Forget the open episodes of some rows ``[N]``, but for those that have ended."""
         if self._open is not None:
+            self._ended += self._open[ended].tolist()
             self._open[rows] = nan
 
     def update(self, batch: TensorDictBase, done: Tensor) -> None:
@@ -233,8 +288,7 @@ class _LastNumbers:
     @property
     def mean(self) -> float:
         """Over the episodes that had a number; NaN if none had one."""
-        known = [value for value in self._ended if not isnan(value)]
-        return fmean(known) if known else nan
+        return _mean([value for value in self._ended if not isnan(value)])
 
     def state(self) -> dict[str, Any]:
         """All that the coming means depend on."""
@@ -246,4 +300,4 @@ class _LastNumbers:
     def load(self, state: Mapping[str, Any]) -> None:
         """Go on where `state` was called."""
         self._ended = deque(state["ended"], self._ended.maxlen)
-        self._open = None if state["open"] is None else state["open"].clone()
+        self._open = None if state["open"] is None else state["open"].cpu().clone()

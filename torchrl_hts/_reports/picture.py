@@ -30,6 +30,7 @@ _SHARE_PER_LETTER = 0.0066  # a label is written where there is room for it
 _VISIBLE = 1 / 600  # boxes that are mostly narrower are merged
 _LEAST = 1 / 1000  # no box is drawn narrower
 _APART = 1 / 80  # boxes of a run are no farther apart
+_MOST_PIXELS = 65_000  # of a side: matplotlib draws no more
 
 Span = tuple[int, int]  # from, to; in nanoseconds
 
@@ -113,7 +114,8 @@ def draw(timeline: Timeline, file: Path) -> None:
     ]
     apart = int((end - zero) * _APART)
 
-    figure = Figure(figsize=(8.4, 1.4 + 0.24 * len(names)), layout="constrained")
+    height = 1.4 + 0.24 * len(names)  # inches
+    figure = Figure(figsize=(8.4, height), layout="constrained")
     axes = figure.add_subplot()
     axes.set_xlim(0, (end - zero) / 1e6)
     rounds: set[int] = set()
@@ -142,7 +144,7 @@ def draw(timeline: Timeline, file: Path) -> None:
         key.append(Patch(**_WAITING, label="waits for its round"))
     if key:
         axes.legend(handles=key, ncols=7, fontsize=8, loc="lower left", bbox_to_anchor=(0, 1))
-    figure.savefig(file, dpi=150)
+    figure.savefig(file, dpi=min(150, _MOST_PIXELS / height))
 
 
 def _draw_row(axes: Any, y: int, found: list[Box], zero: int, end: int) -> None:

@@ -142,6 +142,7 @@ def summarise(
     actors = counters[num_executors:].sum(0)
     waiting, gathering = (_share(actors, c) for c in (Counter.WAITING_NS, Counter.GATHERING_NS))
     batches, rows = int(actors[Counter.EVENTS]), int(actors[Counter.ROWS])
+    padded = int(actors[Counter.PADDED_ROWS])  # actors write it after the rows
     return Statistics(
         frames=frames,
         rounds=rounds,
@@ -157,7 +158,7 @@ def summarise(
         actor_gathering_share=gathering,
         actor_batches=batches,
         mean_actor_batch_size=rows / batches if batches else 0.0,
-        padding_share=1 - rows / int(actors[Counter.PADDED_ROWS]) if rows else 0.0,
+        padding_share=max(0.0, 1 - rows / padded) if padded else 0.0,
         episodes=int(executors[Counter.RESETS]),
         executor_restarts=restarts.get("executor", 0),
         actor_restarts=restarts.get("actor", 0),

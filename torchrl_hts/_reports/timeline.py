@@ -92,8 +92,8 @@ class Timeline:
             num_rounds: how many of the rounds that were handed out are kept.
         """
         handed_out = self.of(Activity.BATCH_WAIT)["number"]
-        first = int(handed_out.max(initial=0)) - num_rounds + 1
-        steps = self.of(Activity.STEP)
+        first = (int(handed_out[-1]) if len(handed_out) else 0) - num_rounds + 1
+        steps = _since_a_state_was_loaded(self.of(Activity.STEP))
         begin = steps["began"][self.rounds(steps) >= first].min(initial=np.iinfo(np.int64).max)
         kept = {name: events[events["ended"] > begin] for name, events in self.events.items()}
         return Timeline(kept, self.sync_interval, self.lag)
@@ -167,6 +167,16 @@ class Timeline:
         return details
 
 
+def _since_a_state_was_loaded(steps: Array) -> Array:
+    """The steps of each environment from where its numbers last went back, if they did."""
+    kept = []
+    for env in np.unique(steps["env"]):
+        own = steps[steps["env"] == env]
+        back = np.flatnonzero(np.diff(own["number"].astype(np.int64)) < 0)
+        kept.append(own[back[-1] + 1 :] if len(back) else own)
+    return np.concatenate(kept) if kept else steps
+
+
 def check_path(path: str | os.PathLike[str]) -> Path:
     """The path of a file that can be written.
 
@@ -195,8 +205,11 @@ def read_timeline(memory: SharedMemory, num_executors: int) -> Timeline:
     names |= {f"actor {index}": num_executors + index for index in range(num_actors)}
     names |= {f"executor {index}": index for index in range(num_executors)}
     events = {name: read_ring(memory, worker) for name, worker in names.items()}
-    for records in events.values():
+    for name, records in events.items():
         of_one = np.isin(records["activity"], [Activity.STEP, Activity.RESET])
+        kinds = records.dtype
+        wide = [(each, np.int64 if each == "env" else kinds[each]) for each in kinds.names or ()]
+        events[name] = records = records.astype(wide)  # there are more of all learners together
         records["env"][of_one] += layout.first_env
     return Timeline(events, layout.sync_interval, layout.lag)
 

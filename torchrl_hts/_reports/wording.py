@@ -11,11 +11,13 @@ def time_text(seconds: float) -> str:
     Example:
         >>> time_text(0.0123), time_text(0.0000456), time_text(2)
         ('12.3 ms', '45.6 us', '2 s')
+        >>> time_text(3605), time_text(0.9999)
+        ('3,605 s', '1 s')
     """
     for unit, size in (("s", 1.0), ("ms", 1e-3)):
-        if seconds >= size:
-            return f"{seconds / size:.3g} {unit}"
-    return f"{seconds / 1e-6:.3g} us"
+        if seconds >= 0.9995 * size:
+            return f"{_digits(seconds / size)} {unit}"
+    return f"{_digits(seconds / 1e-6)} us"
 
 
 def bytes_text(number: int) -> str:
@@ -24,12 +26,18 @@ def bytes_text(number: int) -> str:
     Example:
         >>> bytes_text(1 << 30), bytes_text(3 << 20), bytes_text(2000)
         ('1 GiB', '3 MiB', '1.95 KiB')
+        >>> bytes_text(1_040_000), bytes_text(1022 << 20)
+        ('1,016 KiB', '1,022 MiB')
     """
     for unit, power in (("GiB", 30), ("MiB", 20)):
         if number >= 1 << power:
-            size = number / (1 << power)
-            return f"{size:.3g} {unit}" if size < 1000 else f"{size:,.0f} {unit}"
-    return f"{number / 1024:.3g} KiB"
+            return f"{_digits(number / (1 << power))} {unit}"
+    return f"{_digits(number / 1024)} KiB"
+
+
+def _digits(value: float) -> str:
+    """Three digits, or all before the point."""
+    return f"{value:.3g}" if value < 999.5 else f"{value:,.0f}"
 
 
 def plural(number: int, thing: str) -> str:

@@ -23,7 +23,7 @@ from torchrl.collectors.utils import split_trajectories
 from torchrl.envs.utils import ExplorationType
 
 from torchrl_hts._learner.saved_state import own_state, saved_sizes
-from torchrl_hts._learner.weights import WeightSource
+from torchrl_hts._learner.weights import WeightSource, tensors_in
 from torchrl_hts._planning.arguments import Device, check_flags
 from torchrl_hts._reports.statistics import Statistics, summarise
 from torchrl_hts._reports.timeline import Timeline, check_path, read_timeline
@@ -98,7 +98,8 @@ class HTSCollector(StockAttributes, BaseCollector):  # type: ignore[misc]  # tor
         postproc: applied to each batch before it is handed out.
         split_trajs: whether batches are handed out as ``[trajectories, time]``, padded, with
             ``("collector", "mask")``.
-        set_truncated: whether the last step of every row is marked as truncated.
+        set_truncated: whether the last step of every row is marked as truncated. `EpisodeReturns`
+            needs to be told.
         compact_obs: whether ``("next", observation)`` is left out.
         info_keys: numbers in the ``info`` of a gymnasium environment's steps that batches carry
             too, such as ``["is_success", ("episode", "r")]``. They are ``("next", "is_success")``
@@ -203,7 +204,7 @@ class HTSCollector(StockAttributes, BaseCollector):  # type: ignore[misc]  # tor
         super().__init__()
         self._show(settings)
         self._frames = 0
-        self._frames_loaded = 0  # of which so many were collected by an earlier collector
+        self._frames_loaded = 0  # of which so many were collected before a state was loaded
         self._iter = -1
         self._weights = WeightSource(settings.policy)
         # One of several collectors has its learner elsewhere.
@@ -365,7 +366,9 @@ class HTSCollector(StockAttributes, BaseCollector):  # type: ignore[misc]  # tor
         """Stage parameters for the next round that opens (see ``update_policy_weights_``)."""
         if model_id not in (None, "policy"):
             raise KeyError(f"HTSCollector has one model, 'policy'; got model_id={model_id!r}")
-        self._updates.refuse_within_block("update_policy_weights_ was called")
+        self._updates.refuse_within_block(
+            "update_policy_weights_ was called", tensors_in(policy_or_weights)
+        )
         self._learner.stage(policy_or_weights)
         if self._weights.are_others():
             self._updates.staged_others()
@@ -523,9 +526,10 @@ class HTSCollector(StockAttributes, BaseCollector):  # type: ignore[misc]  # tor
         self.policy.load_state_dict(state["policy_state_dict"])  # refuses another policy's
         self._learner.load_state_dict(state)
         self._updates.forget()
+        collected = self._frames - self._frames_loaded
         self._frames = state["frames"] * self._num_learners
         self._iter = state["iter"]
-        self._frames_loaded = self._frames
+        self._frames_loaded = self._frames - collected
         if self.world is not None:
             policy = digest(value for _, value in policy_tensors(self.policy))
             self.world.agree(round=state["round"], policy=policy)
