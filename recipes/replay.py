@@ -20,8 +20,9 @@ takes as long as it took. An episode that had begun before the checkpoint is fil
 
 Environments that step as one, such as VMAS's, are played again together.
 
-With --until-error the run goes on until an environment raises. The state that it had just before
-is saved for `torchrl_hts.EnvironmentReplay`, with the action that it fails at.
+With --until-error the run goes on until an environment fails. The state that it had just before is
+saved for `torchrl_hts.EnvironmentReplay`, with the action that it fails at. That step is played
+once more, unless it has ended its process.
 """
 
 from __future__ import annotations

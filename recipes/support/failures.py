@@ -13,11 +13,16 @@ from tensordict import TensorDictBase
 from support.digests import Digests
 from support.errors import RecipeError
 from support.replays import Start, round_of, train_again
-from support.stages import Key, stage_of
+from support.stages import Key, Stage, stage_of
 from support.trained import TrainedRun
-from torchrl_hts import CannotSaveError, HTSCollector, WorkerError
+from torchrl_hts import CannotSaveError, Failure, HTSCollector, InvalidValueError, WorkerError
 
 __all__ = ["until_error"]
+
+_OF_ENVIRONMENTS = (Exception, SystemExit)  # some engines call sys.exit
+
+# How processes end, or stand still, in which an environment is stepped.
+_OF_PROCESSES = (Failure.CRASHED, Failure.KILLED, Failure.EXITED, Failure.HUNG)
 
 
 class FailureWatch:
@@ -37,11 +42,15 @@ class FailureWatch:
         self._start, self._keys, self._digests = start, keys, digests
         self._rounds: list[TensorDictBase] = []
         self.collector: HTSCollector | None = None
-        self.next_round = 0
+        self.next_round = start.round
+
+    def begin(self, collector: HTSCollector) -> None:
+        """Take in the collector, before its first batch."""
+        self.collector = collector
 
     def __call__(self, collector: HTSCollector, batch: TensorDictBase) -> None:
         """Take in a batch."""
-        self.collector, round_ = collector, round_of(batch)
+        round_ = round_of(batch)
         self.next_round = round_ + 1
         self._digests.check_parameters(round_ * collector.frames_per_batch, collector.policy)
         if round_ >= self._start.first:
@@ -78,13 +87,13 @@ def until_error(
         debug: whether to debug the step that fails.
 
     Raises:
-        RecipeError: if no environment is to blame.
+        RecipeError: if none is to blame, or it is not known which one is.
     """
     stage = stage_of(run.training_env(), 0, run.options.seed)
     stage.close()
     watch = FailureWatch(start, stage.keys, digests)
     try:
-        code = train_again(run, start, directory, watch)
+        code = train_again(run, start, directory, watch, watch.begin)
     except WorkerError as error:
         print(error)
         _fail_again(run, start, watch, error, file, debug=debug)
@@ -103,21 +112,20 @@ def _fail_again(
     debug: bool,
 ) -> None:
     """Play what the environment has played, save it before the last step, and let that fail."""
-    if error.worker_kind != "executor" or error.round is None or error.step is None:
+    if error.worker_kind != "executor" or watch.collector is None:
+        raise RecipeError("no environment has failed in its steps: there is no state to save")
+    if not error.stepped:
+        possible = ", ".join(map(str, error.env_indices))
         raise RecipeError(
-            "no single environment is known to be to blame: there is no state to save"
+            f"which environment has failed is not known, of {possible}: there is no state to save"
         )
-    seed, env = run.options.seed, error.env_indices[0]
+    seed, env = run.options.seed, error.stepped[0]
+    where = f"environment {env}, round {error.round}, step {error.step}"
     stage = stage_of(run.training_env(), env, seed)
-    *steps, last = watch.steps(stage.envs)
-    start.put(stage)
-    for step in steps:
-        stage.step(step)
-        stage.next_episode()
+    last = _play_until(stage, start, watch, where)
     saved = {"env": env, "seed": seed, "round": error.round, "step": error.step}
     action = last[stage.action_key]
     saved |= {"action": action[0] if len(stage.envs) == 1 else action, "error": str(error)}
-    where = f"environment {env}, round {error.round}, step {error.step}"
     file.parent.mkdir(parents=True, exist_ok=True)
     try:
         torch.save({**saved, "environment": stage.save()}, file)
@@ -125,11 +133,50 @@ def _fail_again(
         print(f"{where}: its state can't be saved: {refusal}")
     else:
         print(f"{where}: its state is in {file}")
+    if error.failure in _OF_PROCESSES:
+        print("the step that failed is not played here: it might end, or stop, this process too")
+    else:
+        _fail_here(stage, last, error, debug=debug)
+
+
+def _play_until(stage: Stage, start: Start, watch: FailureWatch, where: str) -> TensorDictBase:
+    """Play all that an environment has played but for the last step, which is returned.
+
+    Raises:
+        RecipeError: if it fails before.
+    """
+    *steps, last = watch.steps(stage.envs)
+    try:
+        start.put(stage)
+    except _OF_ENVIRONMENTS as again:
+        raise RecipeError(
+            f"{where}: it fails here too, where it begins: {_said(again)}. There is no state to "
+            "save"
+        ) from again
+    for step in steps:
+        stage.step(step)
+        stage.next_episode()
+    return last
+
+
+def _fail_here(stage: Stage, last: TensorDictBase, error: WorkerError, *, debug: bool) -> None:
+    """Play the step that failed, and say what comes of it."""
+    outside = "something outside of the environment decides"
     try:
         stage.fail(last)
-    except Exception as again:
-        print(f"from there it fails here too: {traceback.format_exception_only(again)[-1].strip()}")
+    except _OF_ENVIRONMENTS as again:
+        if isinstance(again, InvalidValueError):
+            print(f"from there this is refused here too: {again}")
+        else:
+            print(f"from there it fails here too: {_said(again)}")
         if debug:
             pdb.post_mortem(again.__traceback__)
     else:
-        print("from there it does not fail here: something outside of the environment decides")
+        if error.failure is Failure.INVALID:
+            print(f"from there nothing is refused here: it was an info, or {outside}")
+        else:
+            print(f"from there it does not fail here: {outside}")
+
+
+def _said(error: BaseException) -> str:
+    return traceback.format_exception_only(error)[-1].strip()

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from support.checkpoints import Checkpoints
 from support.errors import RecipeError
 from support.options import RunOptions
-from support.saves import ON_BATCH
+from support.saves import ON_BATCH, ON_BEGIN
 from support.stages import Stage
 from support.trained import TrainedRun
 from torchrl_hts import HTSCollector
@@ -42,6 +42,7 @@ class Start:
     Attributes:
         checkpoint: the file; None for the run's beginning.
         step: environment steps that it has learned from.
+        round: the round of the next batch.
         first: the first round after the environments' states.
         why: how it comes that there is no newer one, for people; "" where it is as it should be.
         environments: the states, by the environments' numbers.
@@ -52,6 +53,7 @@ class Start:
 
     checkpoint: Path | None = None
     step: int = 0
+    round: int = 0
     first: int = 0
     why: str = ""
     environments: Sequence[Tensor] = ()
@@ -116,6 +118,7 @@ def _start_from(checkpoints: Checkpoints, path: Path, state: Mapping[str, Any]) 
     return Start(
         path,
         int(state["step"]),
+        parts[0]["round"],
         parts[0]["round"] + len(parts[0]["collected"]),
         "",
         [saved for part in parts for saved in part["environments"] or ()],
@@ -123,7 +126,13 @@ def _start_from(checkpoints: Checkpoints, path: Path, state: Mapping[str, Any]) 
     )
 
 
-def train_again(run: TrainedRun, start: Start, directory: Path, watch: Watch) -> int:
+def train_again(
+    run: TrainedRun,
+    start: Start,
+    directory: Path,
+    watch: Watch,
+    begin: Callable[[HTSCollector], None] | None = None,
+) -> int:
     """Goes on with a run in another directory, until a watch has seen enough.
 
     Args:
@@ -131,6 +140,7 @@ def train_again(run: TrainedRun, start: Start, directory: Path, watch: Watch) ->
         start: what to go on from.
         directory: that does not exist yet.
         watch: called with the collector and each batch, before it is learned from.
+        begin: called with the collector before its first batch.
 
     Returns:
         The recipe's exit code; 0 if the watch has ended it.
@@ -144,7 +154,7 @@ def train_again(run: TrainedRun, start: Start, directory: Path, watch: Watch) ->
         for file in start.checkpoint.parent.glob(f"{start.checkpoint.stem}.*"):
             if not file.name.endswith(".tmp"):
                 shutil.copy(file, directory / "checkpoints" / file.name)
-    ON_BATCH[:] = [watch]
+    ON_BATCH[:], ON_BEGIN[:] = [watch], [] if begin is None else [begin]
     try:
         return run.recipe.train(_options(run.options, directory))
     except Enough:
@@ -153,6 +163,7 @@ def train_again(run: TrainedRun, start: Start, directory: Path, watch: Watch) ->
         raise RecipeError(str(error).replace(str(directory), str(run.directory))) from error
     finally:
         ON_BATCH.clear()
+        ON_BEGIN.clear()
 
 
 def _options(options: RunOptions, directory: Path) -> RunOptions:

@@ -10,7 +10,7 @@ from tensordict import TensorDictBase
 from support.metrics import Row
 from torchrl_hts import HTSCollector
 
-__all__ = ["ON_BATCH", "WHEN_SAVED", "batches_of"]
+__all__ = ["ON_BATCH", "ON_BEGIN", "WHEN_SAVED", "batches_of"]
 
 # That a checkpoint is complete: called on every learner, at the same moment of the run, with the
 # run's directory and the newest row of its metrics, which is empty on all learners but the first.
@@ -20,9 +20,14 @@ WHEN_SAVED: list[Callable[[Path, Row], None]] = []
 # more, and plays no evaluations.
 ON_BATCH: list[Callable[[HTSCollector, TensorDictBase], None]] = []
 
+# Of a collector, before its first batch.
+ON_BEGIN: list[Callable[[HTSCollector], None]] = []
+
 
 def batches_of(collector: HTSCollector) -> Iterator[TensorDictBase]:
     """Yield a collector's batches, after those were told who want to be."""
+    for begin in ON_BEGIN:
+        begin(collector)
     for batch in collector:
         for tell in ON_BATCH:
             tell(collector, batch)

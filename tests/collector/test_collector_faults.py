@@ -79,6 +79,7 @@ class TestEnvironments:
         with pytest.raises(WorkerError, match="ended with exit code 7") as e:
             next(iter(collector))
         assert e.value.env_indices == envs
+        assert e.value.stepped == (1,)
         assert ", ".join(map(str, envs)) in str(e.value)
         assert_others_ended_by_themselves(collector, e.value.worker)
 

@@ -3,15 +3,24 @@
 from __future__ import annotations
 
 import functools
+import math
 
 import gymnasium as gym
 import pytest
 import torch
 from tensordict import TensorDictBase
-from torchrl.envs import Compose, GymEnv, NoopResetEnv, SerialEnv, StepCounter, TransformedEnv
+from torchrl.envs import (
+    Compose,
+    GymEnv,
+    NoopResetEnv,
+    SerialEnv,
+    StepCounter,
+    Transform,
+    TransformedEnv,
+)
 from torchrl_environments import Clocks
 
-from torchrl_hts import HTSCollector, TorchRLReplay
+from torchrl_hts import HTSCollector, InvalidValueError, TorchRLReplay
 
 pytestmark = pytest.mark.usefixtures("nothing_left")
 
@@ -72,6 +81,20 @@ def test_another_seed_is_another_replay() -> None:
         replay = TorchRLReplay(single, 0, seed=seed)
         first.append(replay.reset()["observation"])
     assert not torch.equal(*first)
+
+
+class Loses(Transform):
+    """It no longer knows where it is."""
+
+    def _step(self, _: TensorDictBase, after: TensorDictBase) -> TensorDictBase:
+        return after.set("observation", after["observation"] * math.nan)
+
+
+def test_what_the_collector_refuses_is_refused() -> None:
+    replay = TorchRLReplay(lambda: TransformedEnv(GymEnv("CartPole-v1"), Loses()), 0, seed=5)
+    step = replay.reset().set("action", torch.tensor([[1, 0]]))
+    with pytest.raises(InvalidValueError, match=r"the environment returned NaN in .*observation"):
+        replay.step(step)
 
 
 def test_what_is_no_environment_of_torchrl_is_refused() -> None:

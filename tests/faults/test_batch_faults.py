@@ -92,7 +92,7 @@ def test_raised(fault: str, tmp_path: Path) -> None:
     error = e.value
     assert error.failure is failure
     assert (error.worker, error.env_indices) == ("executor 1", (1, 2))
-    assert (error.round, error.step) == (3, 1)
+    assert (error.round, error.step, error.stepped) == (3, 1, (1, 2))
     assert re.search(f"(?s){said}", str(error)), str(error)
     assert LAST_WORDS in error.stderr
     assert_prefix(received, 3)

@@ -96,6 +96,7 @@ def test_raised(fault: str, phase: str, tmp_path: Path, tried: Tried) -> None:
     assert error.failure is failure
     assert (error.worker, error.worker_kind, error.worker_index) == ("executor 1", "executor", 1)
     assert (error.env_indices, error.round, error.step) == ((VICTIM,), round_, step)
+    assert error.stepped == (VICTIM,)
     where = rf"in round {round_}, step {step}"
     pattern = said.replace("{where}", where)
     pattern = pattern.replace("{while}", rf" while environment 1 was stepped {where}")
@@ -162,6 +163,7 @@ def test_start_up(fault: str, said: str, mode: str, tmp_path: Path, tried: Tried
         )
     tried.told(fault, marker)
     assert (e.value.worker, e.value.env_indices) == ("executor 1", (VICTIM,))
+    assert e.value.stepped == ()
     tried("executor", fault, "start-up", "raised")
 
 

@@ -14,13 +14,15 @@ from typing import Any
 import gymnasium as gym
 import pytest
 import support.episodes
+import support.failures
 import torch
-import walks  # noqa: F401  which registers its environments
 from recipe_runs import CARTPOLE, run
 from replaying import replay
 from small_recipes import flags_of, is_saved, options_of
+from walks import STEP
 
-from torchrl_hts import EnvironmentReplay
+from torchrl_hts import EnvironmentReplay, InvalidValueError, WorkerError
+from torchrl_hts.errors import WorkerId
 
 pytest.importorskip("rich")
 pytest.importorskip("matplotlib")
@@ -128,15 +130,29 @@ def test_what_is_not_the_run_is_told_with_the_reason(changed: Path) -> None:
     assert "cpu_capability was ABACUS and is" in replay(changed, "--round", 17, code=1)
 
 
+def failed_run(directory: Path, env_id: str) -> str:
+    """A run of an environment that fails; returns what it has said."""
+    flags = f"{CARTPOLE} --env-id walks:{env_id} --total-frames 6400 --eval-interval 0"
+    flags += " --log-interval 128 --checkpoint-interval 1024"
+    return run(flags, "--output-dir", str(directory), code=1)
+
+
+def restored(file: str, env_id: str) -> tuple[EnvironmentReplay, Any]:
+    """The environment as it was before it failed, and the action that it was given."""
+    saved = torch.load(file)
+    environment = EnvironmentReplay(
+        functools.partial(gym.make, env_id), saved["env"], seed=saved["seed"]
+    )
+    environment.restore(saved["environment"])
+    return environment, saved["action"]
+
+
 def test_a_run_goes_once_more_into_the_failure_that_ended_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The environment's state just before it lets it fail once more, wherever it is restored."""
     failed = tmp_path / "failed"
-    flags = f"{CARTPOLE} --env-id walks:Raises-v0 --total-frames 6400 --eval-interval 0"
-    flags += " --log-interval 128 --checkpoint-interval 1024"
-    output = run(flags, "--output-dir", str(failed), code=1)
-    (said,) = re.findall(r"ValueError: (the wing came off at .*)", output)
+    (said,) = re.findall(r"ValueError: (the wing came off at .*)", failed_run(failed, "Raises-v0"))
     before = files(failed)
     monkeypatch.chdir(tmp_path)
     output = replay(failed, "--until-error", "--save", "new/failed-error.pt")
@@ -145,12 +161,73 @@ def test_a_run_goes_once_more_into_the_failure_that_ended_it(
     assert "environment 2, round 40, step 5: its state is in new/failed-error.pt" in output
     assert f"from there it fails here too: ValueError: {said}" in output
     assert "the same as in the run, bit for bit: rows of metrics.csv (" in output
-    saved = torch.load("new/failed-error.pt")
-    make_env = functools.partial(gym.make, "Raises-v0")
-    environment = EnvironmentReplay(make_env, saved["env"], seed=saved["seed"])
-    environment.restore(saved["environment"])
+    environment, action = restored("new/failed-error.pt", "Raises-v0")
     with pytest.raises(ValueError, match=re.escape(said)):
-        environment.step(saved["action"])
+        environment.step(action)
+
+
+def test_what_was_refused_is_refused_once_more(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is the executor that failed, at what the environment has returned."""
+    monkeypatch.chdir(tmp_path)
+    failed_run(Path("failed"), "IsLost-v0")
+    output = replay("failed", "--until-error")
+    assert "environment 3, round 40, step 5: its state is in failed-error.pt" in output
+    refused = "the environment returned NaN in 'observation', at [[0]] of shape (3,)"
+    assert f"from there this is refused here too: {refused}" in output
+    assert "something outside" not in output
+    environment, action = restored("failed-error.pt", "IsLost-v0")
+    with pytest.raises(InvalidValueError, match="the environment returned NaN"):
+        environment.step(action)
+
+
+def test_an_environment_that_ends_its_process_does_not_end_the_replay(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The one that was being stepped is found among all that the executor steps."""
+    monkeypatch.chdir(tmp_path)
+    assert "ended with exit code 3" in failed_run(Path("failed"), "Exits-v0")
+    output = replay("failed", "--until-error")
+    assert "environment 3, round 40, step 5: its state is in failed-error.pt" in output
+    assert "the step that failed is not played here" in output
+    environment, _ = restored("failed-error.pt", "Exits-v0")
+    assert environment.env.unwrapped.steps == STEP
+
+
+def test_an_environment_that_fails_before_the_first_batch(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    failed_run(Path("failed"), "RaisesAtOnce-v0")
+    output = replay("failed", "--until-error")
+    assert "environment 2, round 0, step 3: its state is in failed-error.pt" in output
+    assert "from there it fails here too: ValueError: the wing came off at" in output
+
+
+@pytest.mark.parametrize(
+    ("worker", "envs", "message"),
+    [
+        ("executor", (1, 3), "which environment has failed is not known, of 1, 3: there is no st"),
+        ("actor", (1, 3), "no environment has failed in its steps: there is no state to save"),
+    ],
+)
+def test_who_failed_is_not_known(
+    trained: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    worker: Any,
+    envs: tuple[int, ...],
+    message: str,
+) -> None:
+    """As where a process is killed between two steps."""
+    error = WorkerError("it left", worker=WorkerId(worker, 0), env_indices=envs)
+
+    def learn(*_: Any) -> Any:
+        raise error
+
+    monkeypatch.setattr(support.failures.FailureWatch, "__call__", learn)
+    output = replay(trained, "--until-error", "--from-start", code=1)
+    assert f"error: {message}" in output
 
 
 def test_a_run_without_a_failure(trained: Path) -> None:

@@ -1,7 +1,9 @@
-"""Gymnasium environments to be filmed, and to fail: ``walks:Walk-v0`` and ``walks:Raises-v0``."""
+"""Gymnasium environments to be filmed, and to fail: ``walks:Walk-v0``, ``walks:Raises-v0`` ..."""
 
 from __future__ import annotations
 
+import math
+import os
 import random
 from typing import Any
 
@@ -9,7 +11,15 @@ import gymnasium as gym
 import numpy as np
 
 FIRST_SEED = 3141116543  # of environment 2 of a run of seed 0
+LAST_SEED = 2613022947  # of its environment 3
 STEP = 40 * 16 + 5  # in round 40 of a run with an alpha of 16
+# How one of them fails: which by its seed, and after how many steps.
+FAULTS = {
+    "raises": (FIRST_SEED, STEP),
+    "raises at once": (FIRST_SEED, 3),
+    "exits": (LAST_SEED, STEP),
+    "is lost": (LAST_SEED, STEP),
+}
 
 
 class Walk(gym.Env[Any, Any]):
@@ -17,15 +27,15 @@ class Walk(gym.Env[Any, Any]):
 
     Args:
         render_mode: ``"rgb_array"``, ``"human"`` or None.
-        raises: whether one of them, that with `FIRST_SEED`, fails at `STEP`.
+        fault: one of `FAULTS`, or "".
     """
 
     metadata = {"render_modes": ["rgb_array", "human"], "render_fps": 20}  # noqa: RUF012
 
-    def __init__(self, render_mode: str | None = None, raises: bool = False) -> None:
+    def __init__(self, render_mode: str | None = None, fault: str = "") -> None:
         self.action_space = gym.spaces.Discrete(2)
         self.observation_space = gym.spaces.Box(-np.inf, np.inf, (3,), np.float32)
-        self.render_mode, self.raises = render_mode, raises
+        self.render_mode, self.fault = render_mode, fault
         self.first_seed: int | None = None
         self.steps = 0
 
@@ -44,9 +54,18 @@ class Walk(gym.Env[Any, Any]):
         self.steps += 1
         self.left -= 1
         self.place += self.luck * (2 * int(action) - 1) + float(np.random.normal())
-        if self.raises and self.first_seed == FIRST_SEED and self.steps > STEP:
-            raise ValueError(f"the wing came off at {self.place}")
+        if self.fault:
+            self._fail(*FAULTS[self.fault])
         return self._observe(), self.place, self.left == 0, False, {}
+
+    def _fail(self, seed: int, step: int) -> None:
+        if self.first_seed != seed or self.steps <= step:
+            return
+        if self.fault.startswith("raises"):
+            raise ValueError(f"the wing came off at {self.place}")
+        if self.fault == "exits":
+            os._exit(3)
+        self.place = math.nan
 
     def render(self) -> Any:
         if self.render_mode == "rgb_array":
@@ -55,10 +74,10 @@ class Walk(gym.Env[Any, Any]):
 
 
 class Raises(Walk):
-    """The one that fails."""
+    """The one that raises."""
 
     def __init__(self, render_mode: str | None = None) -> None:
-        super().__init__(render_mode, raises=True)
+        super().__init__(render_mode, "raises")
 
 
 def falls(**_: Any) -> gym.Env[Any, Any]:
@@ -69,3 +88,6 @@ def falls(**_: Any) -> gym.Env[Any, Any]:
 gym.register("Walk-v0", Walk)
 gym.register("Falls-v0", falls)
 gym.register("Raises-v0", Raises)
+gym.register("RaisesAtOnce-v0", Walk, kwargs={"fault": "raises at once"})
+gym.register("Exits-v0", Walk, kwargs={"fault": "exits"})
+gym.register("IsLost-v0", Walk, kwargs={"fault": "is lost"})

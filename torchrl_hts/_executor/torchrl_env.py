@@ -33,7 +33,7 @@ from torchrl_hts._rounds.shared_memory import Array, SharedMemory
 from torchrl_hts._rounds.slots import tensor_over
 from torchrl_hts.errors import CannotSaveError, EnvError, InvalidValueError
 
-__all__ = ["TorchRLDescription", "TorchRLEnvironment"]
+__all__ = ["TorchRLDescription", "TorchRLEnvironment", "copy_value"]
 
 
 @dataclass(frozen=True)
@@ -245,7 +245,7 @@ class TorchRLEnvironment:
     def write_observation(self, slot: int, t: int) -> None:
         """Write what the policy reads at step ``t``."""
         for key, rows in self._root:
-            _copy(key, self._current.get(key), rows[slot][t])
+            copy_value(key, self._current.get(key), rows[slot][t])
 
     def step(self, slot: int, t: int) -> int:
         """Step with the actions at ``t`` and write the transitions; returns how many ended."""
@@ -257,7 +257,7 @@ class TorchRLEnvironment:
             check_specified(done_step.get("next"), self._known, ("next",))
             self._has_stepped = True
         for key, rows in self._next:
-            _copy(key, done_step.get(key), rows[slot][t])
+            copy_value(key, done_step.get(key), rows[slot][t])
         self._trajectory[slot][t] = self._numbers + self._all_envs * self._episode
         ended = self._ended(done_step.get("next"))
         self._episode += ended
@@ -315,7 +315,7 @@ def _name(env: EnvBase) -> str:
     return type(env).__name__
 
 
-def _copy(key: Key, value: Tensor, row: Tensor) -> None:
+def copy_value(key: Key, value: Tensor, row: Tensor) -> None:
     """Write a value into its row; raises if it isn't what the specs say, or NaN."""
     name = named(key)
     if value.shape != row.shape or value.dtype != row.dtype:

@@ -27,12 +27,14 @@ class Site:
         text: the same for people, as the end of a sentence.
         round: the round that it was at.
         step: the step that it was at, of one environment.
+        stepped: the environments that it was stepping: one, or those of a batch.
     """
 
     env_indices: tuple[int, ...] = ()
     text: str = ""
     round: int | None = None
     step: int | None = None
+    stepped: tuple[int, ...] = ()
 
     @classmethod
     def of_making(cls, envs: tuple[int, ...], made: Collection[int], first_env: int) -> Site:
@@ -63,14 +65,16 @@ class Site:
         if env < 0:
             return cls(envs, " between two steps")
         round_, step = schedule.position(env)
-        doing = "stepped" if schedule.phase[env] == Phase.ANSWERED else "reset, saved or restored"
         which = numbers(memory.layout.rows(env), first_env)
+        is_stepped = schedule.phase[env] == Phase.ANSWERED
+        doing = "stepped" if is_stepped else "reset, saved or restored"
         was = "was" if len(which) == 1 else "were"
         return cls(
             envs,
             f" while {named(which)} {was} {doing} in round {round_}, step {step}",
             round_,
             step,
+            which if is_stepped else (),
         )
 
     @classmethod
@@ -132,6 +136,7 @@ def failed(worker: WorkerProcess, told: Failed, first_env: int) -> WorkerError:
         failure=failure,
         round_=round_,
         step=step,
+        stepped=() if step is None else envs,
         stderr=worker.stderr(),
     )
 
@@ -168,6 +173,7 @@ def _without_traceback(
         failure=failure,
         round_=site.round,
         step=site.step,
+        stepped=site.stepped,
         exit_signal=by,
         stderr=worker.stderr(),
     )

@@ -11,9 +11,11 @@ from torch import Tensor
 
 from torchrl_hts._executor.generators import Generators
 from torchrl_hts._executor.gym_actions import action_reader
-from torchrl_hts._executor.old_gym import checked_reset
+from torchrl_hts._executor.observations import ObservationReader
+from torchrl_hts._executor.old_gym import checked_reset, of_done, of_step
 from torchrl_hts._executor.own_seeds import own_draws
 from torchrl_hts._executor.spaces import own_spaces, seed_spaces
+from torchrl_hts._executor.values import checked_reward
 from torchrl_hts._learner.learner import environment_seed
 from torchrl_hts._learner.packing import to_bytes, to_tensor
 from torchrl_hts._rounds.shared_memory import Array
@@ -75,6 +77,7 @@ class EnvironmentReplay:
         self.env: gym.Env[Any, Any] = made
         own_spaces(self.env)
         self._names = names_of(self.env)
+        self._read = ObservationReader(self.env.observation_space).read
 
     @own_draws()
     def reset(self) -> None:
@@ -83,7 +86,7 @@ class EnvironmentReplay:
         self._generators.seed(seed)
         seed_spaces(self.env, seed)
         self._generators.enter()
-        checked_reset(self.env.reset(seed=seed))
+        self._read(checked_reset(self.env.reset(seed=seed)))
 
     def restore(self, saved: Tensor) -> None:
         """Go on from a state.
@@ -113,11 +116,16 @@ class EnvironmentReplay:
     def step(self, action: Tensor | TensorDictBase) -> tuple[float, bool]:
         """One step; begins no other episode.
 
+        What it returns is looked at as the collector does.
+
         Args:
             action: ``batch["action"][env, t]``, as the policy wrote it.
 
         Returns:
             The reward, and whether the episode ends by the environment itself.
+
+        Raises:
+            InvalidValueError: if it returns NaN, or what its spaces don't allow.
         """
 
         def rows(*key: str) -> list[Array]:
@@ -128,14 +136,25 @@ class EnvironmentReplay:
 
         read = action_reader(self.env.action_space, ("action",), rows)
         self._generators.enter_step()
-        _, reward, terminated, truncated, _ = self.env.step(read(0, 0))
-        return float(reward), bool(terminated or truncated)
+        taken = read(0, 0)
+        try:
+            observation, reward, terminated, truncated, _ = self.env.step(taken)
+        except (TypeError, ValueError) as error:
+            if (told := of_step(error)) is not None:
+                raise told from error
+            raise
+        self._read(observation)
+        number = checked_reward(reward)
+        try:
+            return number, bool(terminated or truncated)
+        except (TypeError, ValueError) as error:  # arrays, as of several environments
+            raise of_done(terminated, truncated) from error
 
     @own_draws()
     def begin_episode(self) -> None:
         """Begin the next episode, as the collector does within the step that ends one."""
         self._generators.enter()
-        checked_reset(self.env.reset())
+        self._read(checked_reset(self.env.reset()))
 
     def save(self) -> Tensor:
         """Its state, for `restore` of another one.

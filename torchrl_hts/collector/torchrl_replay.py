@@ -13,10 +13,10 @@ from torchrl.envs import EnvBase
 
 from torchrl_hts._executor.generators import Generators
 from torchrl_hts._executor.own_seeds import own_draws
-from torchrl_hts._executor.torchrl_env import TorchRLEnvironment
+from torchrl_hts._executor.torchrl_env import TorchRLEnvironment, copy_value
 from torchrl_hts._learner.learner import environment_seed
 from torchrl_hts._planning.batched_envs import factories_of
-from torchrl_hts._rounds.entries import leaves
+from torchrl_hts._rounds.entries import is_private, leaves
 from torchrl_hts.errors.checks import check_integer
 
 __all__ = ["TorchRLReplay"]
@@ -81,8 +81,15 @@ class TorchRLReplay:
             self._made = self._make(create_env_fn, number // count)
         self.env: EnvBase = self._made.env
         self.envs = range(number // count * count, (number // count + 1) * count)
-        self._given = {key for key, _ in leaves(self._made.description.transition)}
+        transition = dict(leaves(self._made.description.transition))
+        self._given = {*transition}
         self._given -= set(self._made.description.action_keys)
+        size = self.env.batch_size
+        self._rows = {
+            key: value.expand(*size, *value.shape).clone()
+            for key, value in transition.items()
+            if key[0] == "next" and not is_private(key)
+        }
 
     def _make(self, create_env_fn: Callable[[], EnvBase], unit: int) -> TorchRLEnvironment:
         generators = Generators(self._seed, unit)
@@ -111,12 +118,17 @@ class TorchRLReplay:
     def step(self, transition: TensorDictBase) -> TensorDictBase:
         """One step; where an episode ends the next one begins.
 
+        What it returns is looked at as the collector does.
+
         Args:
             transition: ``batch[envs, t]``, of shape ``[k]``, with what the policy wrote; of a
                 single environment ``[1]``.
 
         Returns:
             What the step has given: of all environments, the entry ``"next"`` of such a transition.
+
+        Raises:
+            InvalidValueError: if it returns NaN, or what its specs don't allow.
         """
         batched = bool(self.env.batch_size)
         for key, value in leaves(transition.exclude("next", "collector")):
@@ -124,6 +136,8 @@ class TorchRLReplay:
                 own = value if batched else value[0]
                 self._current.set(key, own.to(self.env.device or own.device, copy=True))
         done_step, self._current = self._made.advance(self._current)
+        for key, row in self._rows.items():
+            copy_value(key, done_step.get(key), row)
         after: TensorDictBase = done_step.get("next")
         return after if batched else after.unsqueeze(0)
 

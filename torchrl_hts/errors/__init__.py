@@ -146,6 +146,8 @@ class WorkerError(HTSError, RuntimeError):
         failure: how it failed.
         round_: the round that it was at; None if it was at none, or not known.
         step: the step within the round, where one environment is to blame.
+        stepped: the environment of these that was being stepped, or that raised, or all of its
+            batch; empty if there was none, or it is not known.
         exit_signal: the signal that ended it, or None.
         stderr: the last lines that it wrote to stderr.
 
@@ -168,6 +170,7 @@ class WorkerError(HTSError, RuntimeError):
         failure: Failure = Failure.RAISED,
         round_: int | None = None,
         step: int | None = None,
+        stepped: tuple[int, ...] = (),
         exit_signal: signal.Signals | None = None,
         stderr: str = "",
     ) -> None:
@@ -177,6 +180,7 @@ class WorkerError(HTSError, RuntimeError):
         self.failure = failure
         self.round = round_
         self.step = step
+        self.stepped = stepped
         self.exit_signal = exit_signal
         self.stderr = stderr
         parts = [message]
