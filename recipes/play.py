@@ -133,10 +133,9 @@ def main(options: argparse.Namespace) -> int:
         if fmean(returns) == values.mean_return:
             print("bit for bit what the run's own evaluation gave")
         else:
-            print(
-                f"the run's own evaluation gave {values.mean_return:.1f}: "
-                f"{why_other_bits(run.config)}"
-            )
+            # A resumed run plays what had been asked for before.
+            why = why_other_bits(run.config, (values.step or 0) - 1)
+            print(f"the run's own evaluation gave {values.mean_return:.1f}: {why}")
     return 0
 
 

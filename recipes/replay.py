@@ -106,11 +106,13 @@ def main(options: argparse.Namespace) -> int:
         else:
             code = one_episode(options, run, start, digests, directory)
         digests.check_rows(directory)
-    for difference in digests.differences[:3]:
+    for _, difference in digests.differences[:3]:
         print(f"this is not the run as it was: {difference}")
     if digests.differences:
         resumed = "; or the run was resumed, and has begun new episodes there"
-        print(f"why: {why_other_bits(run.config)}{resumed if start.loses else ''}")
+        first = min(step for step, _ in digests.differences)
+        why = why_other_bits(run.config, start.step, first)
+        print(f"why: {why}{resumed if start.loses else ''}")
         return 1
     print(digests.verdict())
     return code

@@ -26,12 +26,12 @@ class Digests:
         after: environment steps from which on it is had once more.
 
     Attributes:
-        differences: what was found to differ, a sentence each.
+        differences: what was found to differ, a sentence each, with the steps after which it does.
         compared: what was found to be equal bit for bit, by name.
     """
 
     def __init__(self, run: TrainedRun, after: int) -> None:
-        self.differences: list[str] = []
+        self.differences: list[tuple[int, str]] = []
         self.compared: dict[str, int] = {"rows of metrics.csv": 0, "sets of parameters": 0}
         self._rows = {step: row for step, row in _rows(run.directory).items() if step > after}
         self._parameters: dict[int, tuple[str, Mapping[str, Tensor]]] = {}
@@ -58,7 +58,8 @@ class Digests:
         own = policy.state_dict()
         wrong = [key for key in saved if not torch.equal(own[key].cpu(), saved[key])]
         if wrong:
-            self.differences.append(f"after {step:,} steps {wrong[0]} is not that of {name}")
+            said = f"after {step:,} steps {wrong[0]} is not that of {name}"
+            self.differences.append((step, said))
         else:
             self.compared["sets of parameters"] += 1
 
@@ -70,10 +71,9 @@ class Digests:
                 continue
             wrong = [name for name in row if row[name] != saved.get(name)]
             if wrong:
-                self.differences.append(
-                    f"after {step:,} steps {wrong[0]} was {saved.get(wrong[0])} and is "
-                    f"{row[wrong[0]]}"
-                )
+                was, now = saved.get(wrong[0]), row[wrong[0]]
+                said = f"after {step:,} steps {wrong[0]} was {was} and is {now}"
+                self.differences.append((step, said))
             else:
                 self.compared["rows of metrics.csv"] += 1
 

@@ -24,7 +24,7 @@ from support.metrics import (
     time_metrics,
 )
 from support.options import RunOptions, to_json
-from support.states import machine, versions
+from support.states import machine, versions, with_this_start
 from torchrl_hts import EpisodeReturns, Evaluation, Statistics
 
 __all__ = ["Records"]
@@ -40,6 +40,7 @@ class Records:
         display: that shows the newest row, and says what has to be said.
         run_id: of the run, at W&B too unless that has another name for it.
         earlier_names: of the run at W&B, if it has been there.
+        earlier_starts: see `starts_of`; of those before this one.
         kept_rows: of metrics; what was written after them is cut off.
         elapsed_before_s: the time that the run took before it was resumed.
 
@@ -59,6 +60,7 @@ class Records:
         *,
         run_id: str,
         earlier_names: Mapping[str, Any] | None,
+        earlier_starts: Sequence[Mapping[str, Any]],
         kept_rows: int,
         elapsed_before_s: float,
         first_step: int,
@@ -82,6 +84,7 @@ class Records:
                 "options": to_json(options),
                 "versions": versions(),
                 "machine": machine(),
+                "starts": with_this_start(earlier_starts, first_step),
             }
             write_atomically(
                 output_dir / "config.json", (json.dumps(config, indent=2) + "\n").encode()

@@ -25,7 +25,7 @@ from support.output_dir import claim_output_dir, find_output_dir
 from support.records import Records
 from support.saves import ON_BATCH, WHEN_SAVED, batches_of
 from support.signals import StopSignals
-from support.states import FORMAT, Stateful, random_states, take_on, versions
+from support.states import FORMAT, Stateful, random_states, starts_of, take_on, versions
 from torchrl_hts import EpisodeReturns, HTSCollector, World, WorldError
 
 __all__ = ["Run"]
@@ -83,6 +83,7 @@ class Run:
         self._checkpoints = Checkpoints(self.output_dir / "checkpoints", options.keep_checkpoints)
         self._id = uuid.uuid4().hex[:8]
         self._wandb_names: Mapping[str, Any] | None = None  # of the run at W&B, if it is there
+        self._earlier_starts: Sequence[Mapping[str, Any]] = ()
         self._elapsed_before_s = 0.0
         self._recorded: list[Row] = []
         self._first_step = 0  # of this start
@@ -124,6 +125,7 @@ class Run:
                     self._display,
                     run_id=self._id,
                     earlier_names=self._wandb_names,
+                    earlier_starts=self._earlier_starts,
                     kept_rows=kept_rows,
                     elapsed_before_s=self._elapsed_before_s,
                     first_step=self._first_step,
@@ -370,6 +372,7 @@ class Run:
         """Load the newest checkpoint; returns the rows of metrics before it."""
         config = json.loads((self.output_dir / "config.json").read_text())
         self._wandb_names = config.get("wandb")
+        self._earlier_starts = starts_of(config)
         newest, world = self._told(self._checkpoints.newest), self._world
         if newest is None:
             self.say(f"there is no checkpoint in {self.output_dir} yet: the run begins anew")

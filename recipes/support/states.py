@@ -7,7 +7,7 @@ import importlib.metadata
 import platform
 import random
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -27,9 +27,11 @@ __all__ = [
     "other_versions",
     "random_states",
     "set_random_states",
+    "starts_of",
     "take_on",
     "versions",
     "why_other_bits",
+    "with_this_start",
 ]
 
 FORMAT = 2  # of checkpoints
@@ -177,21 +179,52 @@ def machine() -> dict[str, str]:
     return {"cpu": model, "cpu_capability": torch.backends.cpu.get_cpu_capability()}
 
 
-def why_other_bits(config: Mapping[str, Any]) -> str:
-    """What differs here from where a run's config.json was written, as far as it says."""
-    own, saved = machine(), config.get("machine", {})
-    other = other_versions(config.get("versions", {}))
-    other += [
+def starts_of(config: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """From which step on, with which versions and where a run went on, each time that it began.
+
+    Of a run that was begun by an older version, the newest such start is all that is known.
+    """
+    known = {name: config.get(name, {}) for name in ("versions", "machine")}
+    return list(config.get("starts") or [{"step": 0, **known}])
+
+
+def with_this_start(earlier: Sequence[Mapping[str, Any]], step: int) -> list[Mapping[str, Any]]:
+    """The starts of a run that goes on here after so many steps; later ones are made void."""
+    own = {"step": step, "versions": versions(), "machine": machine()}
+    return [*(start for start in earlier if start["step"] < step), own]
+
+
+def why_other_bits(config: Mapping[str, Any], after: int, step: int | None = None) -> str:
+    """What differs here from where a run took some of its steps, as far as config.json says.
+
+    Args:
+        config: what config.json holds.
+        after, step: the steps are those after the first number, up to the second; None: all.
+    """
+    starts = starts_of(config)
+    ends = [start["step"] for start in starts[1:]]
+    other: dict[str, None] = {}  # each once, in order
+    for start, end in zip(starts, [*ends, None], strict=True):
+        is_before = step is None or start["step"] < step
+        if is_before and (end is None or end > after):
+            other |= dict.fromkeys(_differences(start))
+    if other:
+        return "; ".join(other)
+    return (
+        "the versions and the kind of CPU that its config.json names for these steps are the same "
+        "here, so that something else has changed: the recipe, the environment's package, or a "
+        "driver"
+    )
+
+
+def _differences(start: Mapping[str, Any]) -> list[str]:
+    """What differs here from one start of a run."""
+    own, saved = machine(), start["machine"]
+    return other_versions(start["versions"]) + [
         f"{name} was {saved[name]} and is {own[name]}"
         for name in own
         if name in saved and saved[name] != own[name]
     ]
-    if other:
-        return "; ".join(other)
-    return (
-        "the versions and the kind of CPU that its config.json names are the same here, so that "
-        "something else has changed: the recipe, the environment's package, or a driver"
-    )
 
 
 def random_states() -> dict[str, Any]:

@@ -69,11 +69,15 @@ def test_another_machine_is_named_where_the_returns_differ(changed: Path) -> Non
     torch.save({**best, "return": -1.0}, changed / "best.pt")
     assert "gave -1.0: the versions and the kind of CPU" in play(changed)
     config = json.loads((changed / "config.json").read_text())
-    config["versions"]["numpy"], config["machine"]["cpu"] = "1.0", "abacus"
-    (changed / "config.json").write_text(json.dumps(config))
-    output = play(changed)
-    assert "numpy was 1.0 and is" in output
-    assert "cpu was abacus and is" in output
+    (start,) = config["starts"]
+    start["versions"]["numpy"], start["machine"]["cpu"] = "1.0", "abacus"
+    older = {**config, **start}  # as it was written before it had starts
+    del older["starts"]
+    for written in (config, older):
+        (changed / "config.json").write_text(json.dumps(written))
+        output = play(changed)
+        assert "numpy was 1.0 and is" in output
+        assert "cpu was abacus and is" in output
 
 
 def test_episodes_of_a_seed_of_ones_own(trained: Path) -> None:

@@ -113,21 +113,45 @@ def test_parameters_are_compared_too(trained: Path) -> None:
     assert re.search(r"bit for bit: rows of metrics.csv \(\d+\), sets of parameters \(\d", output)
 
 
-def test_what_is_not_the_run_is_told_with_the_reason(changed: Path) -> None:
-    with (changed / "metrics.csv").open() as lines:
+def change_row(directory: Path, index: int) -> None:
+    """Write another loss into a row of metrics."""
+    with (directory / "metrics.csv").open() as lines:
         rows = [*csv.DictReader(lines)]
-    rows[8]["loss/critic"] = "7.5"
-    with (changed / "metrics.csv").open("w") as lines:
+    rows[index]["loss/critic"] = "7.5"
+    with (directory / "metrics.csv").open("w") as lines:
         writer = csv.DictWriter(lines, rows[0])
         writer.writeheader()
         writer.writerows(rows)
+
+
+SAME = "why: the versions and the kind of CPU that its config.json names for these steps are the sa"
+
+
+def test_what_is_not_the_run_is_told_with_the_reason(changed: Path) -> None:
+    change_row(changed, 8)
     output = replay(changed, "--round", 17, code=1)
     assert "this is not the run as it was: after 1,152 steps loss/critic was 7.5 and is" in output
-    assert "why: the versions and the kind of CPU that its config.json names are the same" in output
+    assert SAME in output
     config = json.loads((changed / "config.json").read_text())
-    config["machine"]["cpu_capability"] = "ABACUS"
+    config["starts"][0]["machine"]["cpu_capability"] = "ABACUS"
     (changed / "config.json").write_text(json.dumps(config))
     assert "cpu_capability was ABACUS and is" in replay(changed, "--round", 17, code=1)
+
+
+def test_the_machine_is_that_of_the_steps_that_are_replayed(changed: Path) -> None:
+    """A run that was begun elsewhere, and resumed here after 1,024 steps."""
+    config = json.loads((changed / "config.json").read_text())
+    config["starts"][0]["machine"]["cpu_capability"] = "ABACUS"
+    (changed / "config.json").write_text(json.dumps(config))
+    for newer in ("1280", "1536"):
+        (changed / "checkpoints" / f"step-00000000{newer}.pt").unlink()
+    run("ppo_cartpole.py", "--resume", str(changed))
+    starts = json.loads((changed / "config.json").read_text())["starts"]
+    assert [start["step"] for start in starts] == [0, 1024]
+    change_row(changed, 8)
+    assert SAME in replay(changed, "--round", 17, code=1)
+    change_row(changed, 7)
+    assert "cpu_capability was ABACUS" in replay(changed, "--round", 17, "--from-start", code=1)
 
 
 def failed_run(directory: Path, env_id: str) -> str:
