@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 from recipe_ranks import run_recipe
 from recipe_runs import assert_equal_runs, rows, run
+from replaying import play, replay
 from script_paths import RECIPES
 from small_recipes import SMALL, flags_of, is_saved, options_of
 from support.options import parse_options
@@ -56,7 +57,7 @@ def test_a_heading_speaks_of_defaults_only_where_they_are_this_recipes(recipe: s
             assert not changed, heading
 
 
-@pytest.mark.timeout(900)  # three runs, one of them of two processes, on a machine that may be busy
+@pytest.mark.timeout(900)  # four runs, one of them of two processes, on a busy machine
 @pytest.mark.parametrize("recipe", SMALL)
 def test_i7_a_run_its_files_its_resumption_and_its_learners(recipe: str, tmp_path: Path) -> None:
     small = f"{recipe}.py {flags_of(recipe)}"
@@ -80,6 +81,7 @@ def test_i7_a_run_its_files_its_resumption_and_its_learners(recipe: str, tmp_pat
     assert [int(row["step"]) for row in rows(whole / "evaluations.csv")] == steps[2:]
     checkpoints = sorted((whole / "checkpoints").iterdir())
     assert [int(path.stem[5:]) for path in checkpoints] == steps[1:]
+    assert "bit for bit what the run's own evaluation gave" in play(whole)
 
     shutil.copytree(whole, resumed)
     for path in checkpoints[1:]:
@@ -96,3 +98,7 @@ def test_i7_a_run_its_files_its_resumption_and_its_learners(recipe: str, tmp_pat
     ended = run_recipe(2, flags, "--output-dir", str(of_two))
     assert [one.code for one in ended] == [0, 0], ended
     assert_equal_runs(whole, of_two)
+    said = replay(of_two, "--round", 3, "--env", 3)  # which the second of them has had
+    assert f"step-{steps[1]:012d}.pt" in said or not is_saved(recipe)
+    assert "environment 3, round 3: an episode of" in said
+    assert "the same as in the run, bit for bit: rows of metrics.csv (" in said

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import ast
 import importlib
-import io
 import json
 import shutil
 import sys
 from collections.abc import Iterator
-from contextlib import redirect_stderr, redirect_stdout
 from functools import partial
 from pathlib import Path
 
@@ -17,9 +15,10 @@ import gymnasium as gym
 import pytest
 import torch
 from recipe_runs import CARTPOLE, run
+from replaying import play
 from script_paths import RECIPES
 from small_recipes import SMALL, options_of
-from support.errors import RecipeError, exit_with
+from support.errors import RecipeError
 from support.exporting import export
 from tensordict import TensorDict
 from tensordict.nn import TensorDictModule
@@ -29,16 +28,6 @@ pytest.importorskip("rich")
 pytest.importorskip("matplotlib")
 
 pytestmark = pytest.mark.usefixtures("nothing_left")
-
-
-def play(*flags: object, code: int = 0) -> str:
-    """Play in this process; returns what was printed."""
-    module = importlib.import_module("play")
-    printed = io.StringIO()
-    with redirect_stdout(printed), redirect_stderr(printed), pytest.raises(SystemExit) as end:
-        exit_with(lambda: module.main(module.parse([*map(str, flags)])))
-    assert end.value.code == code, printed.getvalue()
-    return printed.getvalue()
 
 
 @pytest.fixture(scope="module")

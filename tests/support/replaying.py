@@ -1,4 +1,4 @@
-"""Replays of runs, as users ask for them."""
+"""Runs that are replayed, or whose policies are played, as users ask for it."""
 
 from __future__ import annotations
 
@@ -12,9 +12,18 @@ import torch
 from support.errors import exit_with
 
 
+def play(*flags: object, code: int = 0) -> str:
+    """Play what a run has trained in this process; returns what was printed."""
+    return _script("play", flags, code)
+
+
 def replay(*flags: object, code: int = 0) -> str:
     """Replay in this process; returns what was printed."""
-    module = importlib.import_module("replay")
+    return _script("replay", flags, code)
+
+
+def _script(name: str, flags: tuple[object, ...], code: int) -> str:
+    module = importlib.import_module(name)
     threads = torch.get_num_threads()
     printed = io.StringIO()
     try:
