@@ -15,7 +15,7 @@ import torch
 from support.errors import RecipeError, quoted
 from support.old_runs import checkpoints_in
 
-__all__ = ["Checkpoints", "read_saved", "save_atomically", "write_atomically"]
+__all__ = ["Checkpoints", "of_another_version", "read_saved", "save_atomically", "write_atomically"]
 
 
 class Checkpoints:
@@ -152,6 +152,14 @@ class Checkpoints:
 def _part(checkpoint: Path, rank: int, learners: int) -> Path:
     """Where a learner's part of a checkpoint lies."""
     return checkpoint.with_name(f"{checkpoint.stem}.part-{rank}-of-{learners}")
+
+
+def of_another_version(path: Path, error: Exception) -> RecipeError:
+    """The error of a checkpoint that holds something else than is looked for in it."""
+    return RecipeError(
+        f"{path} is of another version ({type(error).__name__}: {error}): replay it with the one "
+        "that made it"
+    )
 
 
 def read_saved(path: Path) -> dict[str, Any]:

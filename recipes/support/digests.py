@@ -5,11 +5,12 @@ from __future__ import annotations
 import csv
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from support.checkpoints import Checkpoints
+from support.checkpoints import Checkpoints, of_another_version
 from support.errors import RecipeError
 from support.trained import TrainedRun, read_values
 
@@ -38,8 +39,7 @@ class Digests:
         checkpoints = Checkpoints(run.directory / "checkpoints", 1)
         for path in checkpoints.paths():
             if int(path.stem[5:]) > after and (state := checkpoints.load(path)) is not None:
-                policy = state["parts"]["collector"]["policy_state_dict"]
-                self._parameters[state["step"]] = (path.name, policy)
+                self._parameters[int(path.stem[5:])] = (path.name, _policy_in(path, state))
         if (run.directory / "best.pt").exists():
             best = read_values(run.directory)
             if best.step is not None and best.step > after:
@@ -56,7 +56,11 @@ class Digests:
         if not saved:
             return
         own = policy.state_dict()
-        wrong = [key for key in saved if not torch.equal(own[key].cpu(), saved[key])]
+        wrong = [
+            key
+            for key, value in saved.items()
+            if key not in own or not torch.equal(own[key].cpu(), value)
+        ]
         if wrong:
             said = f"after {step:,} steps {wrong[0]} is not that of {name}"
             self.differences.append((step, said))
@@ -83,6 +87,19 @@ class Digests:
         if not found:
             return "not compared: the run has written nothing down of these steps"
         return f"the same as in the run, bit for bit: {', '.join(found)}"
+
+
+def _policy_in(path: Path, state: Mapping[str, Any]) -> Mapping[str, Tensor]:
+    """The policy's parameters in a checkpoint.
+
+    Raises:
+        RecipeError: if it is of a version that keeps them elsewhere.
+    """
+    try:
+        found = dict(state["parts"]["collector"]["policy_state_dict"])
+    except (KeyError, TypeError, ValueError) as error:
+        raise of_another_version(path, error) from error
+    return {name: value for name, value in found.items() if isinstance(value, Tensor)}
 
 
 def _rows(directory: Path) -> dict[int, dict[str, str]]:

@@ -11,7 +11,7 @@ from typing import Any
 from tensordict import TensorDictBase
 from torch import Tensor, nn
 
-from support.checkpoints import Checkpoints
+from support.checkpoints import Checkpoints, of_another_version
 from support.errors import RecipeError
 from support.options import RunOptions
 from support.saves import ON_BATCH, ON_BEGIN
@@ -86,9 +86,7 @@ def find_start(run: TrainedRun, before: int | None = None, *, from_start: bool =
         try:
             start = _start_from(checkpoints, path, state)
         except (KeyError, TypeError, ValueError, AttributeError) as error:
-            raise RecipeError(
-                f"{path} is of another version ({error}): replay it with the one that made it"
-            ) from error
+            raise of_another_version(path, error) from error
         if start.checkpoint is None or before is None or start.first <= before:
             return start
     if from_start:

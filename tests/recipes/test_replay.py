@@ -289,6 +289,17 @@ def test_a_checkpoint_that_is_damaged(changed: Path) -> None:
 
 
 @pytest.mark.parametrize("flags", [[], ["--from-start"]])
+def test_a_checkpoint_of_another_version(changed: Path, flags: list[str]) -> None:
+    newest = max((changed / "checkpoints").iterdir())
+    torch.save({"step": 1536}, newest)
+    output = replay(changed, "--round", 23, *flags, code=1)
+    assert (
+        f"error: {newest} is of another version (KeyError: 'parts'): replay it with the" in output
+    )
+    assert "Traceback" not in output
+
+
+@pytest.mark.parametrize("flags", [[], ["--from-start"]])
 def test_learners_whose_bits_one_alone_cannot_have(changed: Path, flags: list[str]) -> None:
     newest = max((changed / "checkpoints").iterdir())
     torch.save(torch.load(newest, weights_only=True) | {"learners": 2}, newest)
