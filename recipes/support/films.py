@@ -17,6 +17,8 @@ from support.errors import RecipeError
 
 __all__ = ["ffmpeg", "filming", "frame_of", "to_gif", "try_out"]
 
+_NO_WINDOW = "this environment has no window"
+
 # At most 25 frames per second and 480 pixels across, in 256 colours of its own.
 _GIF = (
     "fps='min(source_fps,25)',scale='min(480,iw)':-1:flags=lanczos,"
@@ -58,6 +60,10 @@ def try_out(make_env: Callable[..., Any], render_mode: str) -> None:
         env = make_env(render_mode=render_mode)
     except TypeError as error:
         raise RecipeError(f"this environment takes no render_mode: {error}") from error
+    except ValueError as error:
+        if render_mode != "human":
+            raise
+        raise RecipeError(f"{_NO_WINDOW} ({error}): film an episode with --video FILE") from error
     try:
         if not isinstance(env, gym.Env):
             _try_out_torchrl(env, render_mode)
@@ -71,9 +77,7 @@ def try_out(make_env: Callable[..., Any], render_mode: str) -> None:
 def _try_out_torchrl(env: Any, render_mode: str) -> None:
     """The same of an environment of TorchRL, such as a batch of VMAS's."""
     if render_mode != "rgb_array":
-        raise RecipeError(
-            "a window shows gymnasium environments alone: film an episode with --video FILE"
-        )
+        raise RecipeError(f"{_NO_WINDOW}, being TorchRL's: film an episode with --video FILE")
     env.reset()
     try:
         env.render(mode=render_mode) if env.batch_size else env.render()

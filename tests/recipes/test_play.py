@@ -20,9 +20,13 @@ from script_paths import RECIPES
 from small_recipes import SMALL, options_of
 from support.errors import RecipeError
 from support.exporting import export
+from support.films import try_out
 from tensordict import TensorDict
 from tensordict.nn import TensorDictModule
+from torchrl.envs import GymEnv
 from torchrl.modules import set_recurrent_mode
+
+from torchrl_hts.envs import make_football
 
 pytest.importorskip("rich")
 pytest.importorskip("matplotlib")
@@ -100,6 +104,15 @@ def test_a_window(shown: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SDL_VIDEODRIVER", "dummy")
     output = play(shown, "--render", "human", "--episodes", 2, "--max-steps", 3)
     assert output.count("3 steps") == 2
+
+
+def test_what_has_no_window_can_be_filmed() -> None:
+    make_env = partial(make_football, "academy_empty_goal_close", engine="envpool")
+    said = r"no window \(render_mode is 'human'; .*\): film an episode with --video FILE"
+    with pytest.raises(RecipeError, match=said):
+        try_out(make_env, "human")
+    with pytest.raises(RecipeError, match=r"no window, being TorchRL's: film an .* --video FILE"):
+        try_out(lambda render_mode: GymEnv("CartPole-v1"), "human")
 
 
 def test_a_package_that_is_missing(
