@@ -138,7 +138,8 @@ def _module(name: Any, script: Path | None, file: Path) -> ModuleType:
     for needed in ("Options", "train", "to_play"):
         if not hasattr(recipe, needed):
             raise RecipeError(
-                f"the recipe {name} offers no {needed}, which this needs: see recipes/README.md"
+                f"the recipe {name} offers no {needed}, which this needs: see "
+                "docs/how_to/play_and_replay.md"
             )
     return recipe
 
