@@ -5,18 +5,15 @@ from __future__ import annotations
 import os
 import signal
 from functools import partial
-from math import ceil
 from typing import Any
 
 import pytest
 import torch
 from probe import exchange_sum, halve_from, summed
-from processes import needs_linux
 from ranks import results, run_ranks
 from tensordict import TensorDict
 from torch import nn
 
-from torchrl_hts._processes.limits import available_cores
 from torchrl_hts._world.launch import place
 from torchrl_hts._world.tree import tree_sum
 from torchrl_hts._world.world import World
@@ -71,7 +68,6 @@ def ask() -> dict[str, Any]:
             "own": [*world.own(range(8))],
             "local": world.local_size,
             "first": world.is_first,
-            "threads": torch.get_num_threads(),
         }
 
 
@@ -173,19 +169,6 @@ def test_what_is_gathered_is_not_taken_for_something_else() -> None:
             f"WorldError: rank {other} is at {its!r}, and this one at {own!r}: every rank must do "
             "the same in the same order"
         )
-
-
-def bound_to_a_core() -> tuple[int, float]:
-    cores = sorted(os.sched_getaffinity(0))
-    os.sched_setaffinity(0, [cores[int(os.environ["SLURM_PROCID"])]])
-    with World(timeout_s=60) as world:
-        return world.local_size, world.cores
-
-
-@needs_linux
-@pytest.mark.skipif(ceil(available_cores()) < 2, reason="two learners need two cores")
-def test_cores_that_ranks_are_bound_to_are_not_shared_out_again() -> None:
-    assert results(run_ranks(bound_to_a_core, 2, variables=OF_SLURM)) == [(2, 1.0)] * 2
 
 
 def leave_early() -> str:
