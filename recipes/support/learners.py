@@ -10,6 +10,7 @@ from tensordict import TensorDictBase
 from torch import Tensor
 
 from support.options import RunOptions, check_minibatches, to_json
+from support.states import versions
 from torchrl_hts import World
 
 __all__ = ["learners", "loss_of", "minibatches"]
@@ -19,15 +20,16 @@ _OF_A_MACHINE = ("num_actors", "num_executors")
 
 @contextlib.contextmanager
 def learners(options: RunOptions) -> Iterator[World]:
-    """Join the other learners, if there are any; all must have been given the same options.
+    """Join the other learners, if there are any; all must have the same options and versions.
 
     Raises:
         ValueError: if so many learners can't share the shards.
-        WorldError: names a learner that has other options, or doesn't come.
+        WorldError: names a learner that has other options or versions, or doesn't come.
     """
     with World(shards=options.shards, threads=options.torch_threads) as world:
         given = to_json(options)
         world.agree(**{name: given[name] for name in given if name not in _OF_A_MACHINE})
+        world.agree(**versions())  # also of packages that the world doesn't know, such as games
         yield world
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import json
 import os
 import re
@@ -16,10 +17,13 @@ import script_paths  # noqa: F401  so that the scripts are found
 from _hosts import Hosts, why_not
 from deeds import Deed
 from processes import processes_below, wait_until
+from ranks import run_ranks
+from recipe_options import Options
 from recipe_ranks import Ended, run_recipe
 from recipe_runs import CARTPOLE, assert_equal_runs, rows, run
 from script_paths import RECIPES
 from support.errors import RecipeError
+from support.learners import learners
 from support.old_runs import refuse_old_run
 
 pytest.importorskip("rich")
@@ -227,6 +231,24 @@ def test_what_learners_cannot_do_is_told_by_each(flags: str, message: str, tmp_p
         assert message in one.said
         assert "Traceback" not in one.said
     assert not (tmp_path / "run" / "checkpoints").exists()
+
+
+def join(package: str) -> None:
+    """Rank 1 has another version of a package."""
+    version = importlib.metadata.version
+
+    def other(name: str) -> str:
+        return "0.0" if name == package else version(name)
+
+    if os.environ["RANK"] == "1":
+        importlib.metadata.version = other
+    with learners(Options()):
+        pass
+
+
+def test_a_learner_with_another_version_of_what_is_played_is_named() -> None:
+    for outcome in run_ranks(join, 2, "gymnasium"):
+        assert outcome.error.startswith("WorldError: rank 1 has gymnasium 0.0, the others ")
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+import torchrl
 from probe import exchange_sum, halve_from, summed
 from ranks import results, run_ranks
 from tensordict import TensorDict
@@ -109,13 +110,15 @@ def differ(what: str) -> None:
     with torch.no_grad():
         for p in model.parameters():
             p.fill_(2.0 if odd and what == "parameters" else 1.0)
+    if odd and what == "torchrl":
+        torchrl.__version__ = "0.0"
     with World(shards=8 if odd and what == "shards" else 4, timeout_s=30) as world:
         world.agree(seed=1 if odd and what == "seed" else 0)
         for part in world.gradients(model, batch_of(torch.ones(4, 2))):
             model(part["x"]).sum().backward()
 
 
-@pytest.mark.parametrize("what", ["shards", "seed", "parameters"])
+@pytest.mark.parametrize("what", ["shards", "torchrl", "seed", "parameters"])
 def test_a_rank_of_another_run_is_named_on_all_ranks(what: str) -> None:
     for outcome in run_ranks(differ, 4, what):
         assert outcome.error.startswith(f"WorldError: rank 2 has {what} ")

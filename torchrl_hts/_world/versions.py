@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import tensordict
 import torch
+import torchrl
 
 __all__ = ["versions"]
 
@@ -21,6 +22,7 @@ def versions(with_shards: bool) -> Mapping[str, Any]:
         "torchrl_hts": __version__,
         "torch": torch.__version__,
         "tensordict": tensordict.__version__,
+        "torchrl": torchrl.__version__,
         "numpy": np.__version__,
         "python": platform.python_version(),
         "instructions": torch.backends.cpu.get_cpu_capability(),
