@@ -260,6 +260,17 @@ def test_the_gradient_is_the_mean_over_all_ranks(earlier: bool) -> None:
         torch.testing.assert_close(torch.frombuffer(bytearray(bits), dtype=torch.float32), expected)
 
 
+def mean_of(shards: int | None) -> tuple[float, float]:
+    with World(shards=shards, timeout_s=30) as world:
+        own = torch.tensor(float(world.rank))
+        return world.mean([own]).item(), own.item()
+
+
+@pytest.mark.parametrize("shards", [None, 2])
+def test_what_a_mean_is_taken_of_stays_as_it_is(shards: int | None) -> None:
+    assert results(run_ranks(mean_of, 2, shards)) == [(0.5, 0.0), (0.5, 1.0)]
+
+
 def modules_that_come_and_go() -> int:
     """Each loop trains another module; rank 0 alone keeps them."""
     kept = []

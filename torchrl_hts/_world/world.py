@@ -364,7 +364,7 @@ class World:
 
     def _sum(self, vectors: Sequence[Tensor], what: str) -> Tensor:
         """The sum of one vector for each part on all ranks."""
-        own = tree_sum(vectors) if self.shards is not None else vectors[0].clone()
+        own = tree_sum(vectors) if len(vectors) > 1 else vectors[0].clone()  # written to below
         if self._group is None:
             return own
         add = self._group.all_reduce if self.shards is None else self._group.tree_sum
