@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Iterator, Sequence
 
 import torch
 from tensordict import TensorDictBase
 from torch import Tensor
 
+from support.errors import RecipeError
+from support.metrics import Row, learning_metrics
 from support.options import RunOptions, check_minibatches, to_json
 from support.states import versions
 from torchrl_hts import World
 
-__all__ = ["learners", "loss_of", "minibatches"]
+__all__ = ["check_finite", "learners", "loss_of", "minibatches"]
 
 _OF_A_MACHINE = ("num_actors", "num_executors")
 
@@ -77,3 +80,36 @@ def minibatches(
     for minibatch in world.minibatches(items, count, seed=seed, epoch=epoch, whole_rows=whole_rows):
         world.normalize(minibatch)
         yield minibatch
+
+
+def check_finite(world: World, row: Row, losses: Sequence[TensorDictBase], step: int) -> None:
+    """Refuse an optimizer step with an infinite loss or gradient, or NaN; on every learner.
+
+    Args:
+        world: the learners.
+        row: the step's metrics, of all learners.
+        losses: of which they are the means, for each part of this learner.
+        step: environment steps that have been learned from.
+
+    Raises:
+        RecipeError: names those that are alone with it.
+    """
+    wrong = [name for name, value in row.items() if not math.isfinite(value)]
+    if not wrong:
+        return
+    own = learning_metrics(losses, torch.zeros(()), 0.0, lambda parts: torch.stack([*parts]).sum(0))
+    found = world.gather([name for name in wrong if not math.isfinite(own[name])])
+    blame = ""
+    for name in wrong:
+        ranks = [str(rank) for rank, names in enumerate(found) if name in names]
+        if 0 < len(ranks) < world.size:
+            many = "s" * (len(ranks) > 1)
+            blame = (
+                f". Of rank{many} {', '.join(ranks)} alone {name} is infinite or NaN: look at the "
+                "rewards and observations there"
+            )
+            break
+    raise RecipeError(
+        f"the training has diverged: {', '.join(wrong)} after {step:,} steps{blame}. Begin anew "
+        "with another --output-dir and a lower --learning-rate"
+    )

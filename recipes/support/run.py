@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import math
 import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -19,6 +18,7 @@ from support.checkpoints import Checkpoints, save_atomically
 from support.display import Display
 from support.errors import RecipeError, quoted
 from support.evaluations import Evaluations
+from support.learners import check_finite
 from support.metrics import Row, learning_metrics
 from support.options import RunOptions, to_json
 from support.output_dir import claim_output_dir, find_output_dir
@@ -283,12 +283,7 @@ class Run:
             RecipeError: if one of them is infinite or NaN; on every learner.
         """
         row = learning_metrics(losses, gradient_norm, learning_rate, self._world.mean)
-        if not all(map(math.isfinite, row.values())):
-            wrong = ", ".join(name for name, value in row.items() if not math.isfinite(value))
-            raise RecipeError(
-                f"the training has diverged: {wrong} after {self.step:,} steps. Begin anew with "
-                "another --output-dir and a lower --learning-rate"
-            )
+        check_finite(self._world, row, losses, self.step)
         self._recorded.append(row)
 
     def say(self, text: str) -> None:

@@ -200,6 +200,15 @@ def test_a_training_that_diverges_ends_all_learners(tmp_path: Path) -> None:
     assert all("error: the training has diverged" in one.said for one in ended), ended
 
 
+def test_what_diverges_on_one_learner_alone_is_told_by_each(tmp_path: Path) -> None:
+    flags = f"{FLAGS} --env-id walks:Bursts-v0"
+    ended = run_recipe(2, flags, "--output-dir", str(tmp_path))
+    assert codes(ended) == [1, 1]
+    for one in ended:
+        assert "error: the training has diverged: loss/" in one.said, ended
+        assert "Of rank 1 alone loss/critic is infinite or NaN" in one.said
+
+
 def test_a_logger_that_fails_ends_all_learners_and_what_was_learned_is_saved(
     whole: Path, tmp_path: Path
 ) -> None:

@@ -80,12 +80,23 @@ class Raises(Walk):
         super().__init__(render_mode, "raises")
 
 
+class Bursts(Walk):
+    """On rank 1 its rewards are so large that their squares are infinite."""
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        observation, reward, *rest = super().step(action)
+        if os.environ.get("RANK") == "1" and self.steps > 20:
+            reward = 1e30
+        return observation, reward, *rest
+
+
 def falls(**_: Any) -> gym.Env[Any, Any]:
     """None is ever made."""
     raise OverflowError("there is no ground")
 
 
 gym.register("Walk-v0", Walk)
+gym.register("Bursts-v0", Bursts)
 gym.register("Falls-v0", falls)
 gym.register("Raises-v0", Raises)
 gym.register("RaisesAtOnce-v0", Walk, kwargs={"fault": "raises at once"})

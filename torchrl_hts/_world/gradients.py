@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+import warnings
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-__all__ = ["check_unwrapped", "flat_gradient", "set_gradient"]
+__all__ = ["check_unwrapped", "flat_gradient", "set_gradient", "tell_of_odd"]
 
 
 def check_unwrapped(module: nn.Module) -> None:
@@ -52,3 +55,31 @@ def set_gradient(
             own = mean[offset : offset + p.numel()].view_as(p).to(p.device)
             p.grad = own.clone() if earlier is None else earlier + own
         offset += p.numel()
+
+
+def tell_of_odd(mean: Tensor, own: Sequence[Tensor], gather: Callable[[Any], list[Any]]) -> None:
+    """Warn of ranks whose gradients are infinite or NaN, where those of other ranks are finite.
+
+    It is no error: whoever scales gradients skips such a step.
+
+    Args:
+        mean: over all ranks, the same on each of them.
+        own: gradients of this rank's parts.
+        gather: takes this rank's value and returns those of all ranks.
+    """
+    if _is_finite(mean):
+        return
+    finite = gather(all(map(_is_finite, own)))  # W1: all have the same mean, and come here
+    odd = [rank for rank, fine in enumerate(finite) if not fine]
+    if 0 < len(odd) < len(finite):
+        many = "s" * (len(odd) > 1)
+        warnings.warn(
+            f"the gradients of rank{many} {', '.join(map(str, odd))} alone are infinite or NaN, "
+            "and so is the mean that all ranks get: look at the rewards and observations there",
+            stacklevel=3,
+        )
+
+
+def _is_finite(values: Tensor) -> bool:
+    """In one pass, without a copy; NaN is the least and the greatest."""
+    return all(map(math.isfinite, values.aminmax()))

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torchrl_hts._world import protocol
 from torchrl_hts._world.digest import digest
 from torchrl_hts._world.draws import PartDraws, minibatches, seeded
-from torchrl_hts._world.gradients import check_unwrapped, flat_gradient, set_gradient
+from torchrl_hts._world.gradients import check_unwrapped, flat_gradient, set_gradient, tell_of_odd
 from torchrl_hts._world.group import Group
 from torchrl_hts._world.joining import join
 from torchrl_hts._world.launch import place
@@ -275,6 +275,7 @@ class World:
                 self._group.give_up("a loop over World.gradients was left before its end")
             raise
         mean = self._sum(found, "gradients") / self.num_parts
+        tell_of_odd(mean, found, self.gather)
         set_gradient(parameters, mean, before)
 
     def _meet(self, module: nn.Module) -> None:
