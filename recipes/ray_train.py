@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from support.errors import RecipeError, exit_with
-from support.start import announce, parse_or_exit
+from support.start import announce, check_task_or_exit, parse_or_exit
 
 RECIPES = (
     *("a2c_atari", "mappo", "ppo_atari", "ppo_cartpole"),
@@ -88,9 +88,26 @@ def learn(settings: dict[str, Any]) -> None:
         raise RuntimeError(f"the recipe ended with exit code {code}")
 
 
+def scaling(options: argparse.Namespace, run: Any) -> dict[str, Any]:
+    """The arguments of Ray Train's ScalingConfig.
+
+    Args:
+        options: of this script.
+        run: those of the recipe.
+    """
+    devices = (vars(run).get(name) or "" for name in ("device", "policy_device"))
+    return {
+        "num_workers": options.learners,
+        "resources_per_worker": {"CPU": options.cpus},
+        # One each. A learner sees those of all on its machine, and takes one by its local rank.
+        "use_gpu": any(device.startswith("cuda") for device in devices),
+    }
+
+
 def main(options: argparse.Namespace) -> int:
     """Starts the learners and waits for them."""
     run = checked(options.recipe, options.arguments)
+    check_task_or_exit(run)  # here once, in place of by each learner again and again
     try:
         import ray
         from ray.train import (
@@ -122,9 +139,7 @@ def main(options: argparse.Namespace) -> int:
             "directory": os.getcwd(),
         },
         torch_config=TorchConfig(backend="gloo"),
-        scaling_config=ScalingConfig(
-            num_workers=options.learners, resources_per_worker={"CPU": options.cpus}
-        ),
+        scaling_config=ScalingConfig(**scaling(options, run)),
         run_config=RunConfig(
             name=name,
             storage_path=str(directory / "ray"),

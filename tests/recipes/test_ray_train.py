@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import signal
+import sys
+from argparse import Namespace
 from pathlib import Path
 
 import pytest
+import script_paths  # noqa: F401  so that the scripts are found
 from processes import processes_below, wait_until, wait_until_gone
 from recipe_runs import assert_equal_runs, run, start
+from support.errors import RecipeError
+
+ray_train = importlib.import_module("ray_train")
 
 REASON = "ray.train is not installed: pip install 'torchrl_hts[ray]'"
 FLAGS = "--num-envs 8 --minibatch-size 64 --shards 4 --total-frames 3072 --checkpoint-interval 512"
@@ -48,9 +55,58 @@ def test_ray_train_gives_the_bits_of_one_learner_also_if_a_learner_is_killed(
     wait_until_gone(everything)
 
 
+DIRECTORY = ["--output-dir", "run"]
+
+
+def main(recipe: str, *arguments: str) -> None:
+    """Without Ray, which would start a cluster."""
+    options = Namespace(recipe=recipe, arguments=[*arguments], learners=2, cpus=1.0, address=None)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(sys.modules, "ray", None)
+        ray_train.main(options)
+
+
 def test_a_directory_has_to_be_named() -> None:
-    pytest.importorskip("ray.train", reason=REASON)
-    output, _ = start("ray_train.py ppo_cartpole --shards 4").communicate(timeout=250)
-    assert output.splitlines()[-1] == (
-        "error: name a directory that all learners reach: --output-dir /shared/run"
-    )
+    with pytest.raises(RecipeError, match="name a directory that all learners reach: --output-dir"):
+        main("ppo_cartpole", "--shards", "4")
+
+
+@pytest.mark.parametrize(
+    ("recipe", "flags", "message"),
+    [
+        ("ppo_cartpole", ["--env-id", "CartPoll-v1"], "error: .*`CartPoll` doesn't exist"),
+        ("mappo", [], r"error: this needs the package vmas: pip install 'torchrl_hts\[vmas\]'"),
+    ],
+)
+def test_what_cannot_be_made_is_told_before_a_cluster_is_started(
+    recipe: str, flags: list[str], message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    find = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda n: None if n == "vmas" else find(n))
+    with pytest.raises(SystemExit, match=message):
+        main(recipe, *flags, *DIRECTORY)
+
+
+def test_ray_is_missing() -> None:
+    with pytest.raises(RecipeError, match=r"provides 'ray': pip install 'torchrl_hts\[ray\]'"):
+        main("ppo_cartpole", *DIRECTORY)
+
+
+@pytest.mark.parametrize(
+    ("recipe", "flags", "gpus"),
+    [
+        ("ppo_cartpole", [], False),
+        ("ppo_football", [], False),
+        ("ppo_football", ["--device", "cuda"], True),
+        ("ppo_football", ["--policy-device", "cuda"], True),
+    ],
+)
+def test_each_learner_gets_a_gpu_where_a_device_is_one(
+    recipe: str, flags: list[str], gpus: bool
+) -> None:
+    run = ray_train.checked(recipe, [*flags, *DIRECTORY])
+    assert ray_train.scaling(Namespace(learners=3, cpus=2.0), run) == {
+        "num_workers": 3,
+        "resources_per_worker": {"CPU": 2.0},
+        "use_gpu": gpus,
+    }
