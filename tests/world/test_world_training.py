@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -12,7 +13,7 @@ import pytest
 import torch
 from environments import generous_cartpole
 from policies import categorical
-from ranks import run_ranks
+from ranks import results, run_ranks
 from tensordict import TensorDictBase
 from tensordict.nn import TensorDictModule
 from torch import Tensor, nn
@@ -31,12 +32,12 @@ from torchrl_hts import (
 from torchrl_hts.testing import digest
 
 NUM_ENVS, ALPHA, UPDATES, SHARDS = 8, 16, 5, 4
+MOST_KL = 1e-3
 EPISODES = [("next", "reward"), ("next", "done"), ("collector", "traj_ids")]
 RESULTS = ["parameters", "metrics", "episodes", "trajectories", "frames", "versions"]
 
 
-def loss_of(loss_module: nn.Module, part: TensorDictBase) -> Tensor:
-    losses = loss_module(part)
+def sum_of(losses: TensorDictBase) -> Tensor:
     return sum(value for key, value in losses.items() if key.startswith("loss_"))  # type: ignore[no-any-return]
 
 
@@ -57,17 +58,41 @@ def networks(algorithm: str) -> tuple[nn.Module, ValueOperator, nn.Module]:
 
 def step(
     world: World, loss_module: nn.Module, optimizer: torch.optim.Optimizer, parts: Any
-) -> bytes:
-    """A step of the optimizer; returns the bits of the loss."""
-    losses = []
+) -> tuple[bytes, Tensor]:
+    """A step of the optimizer; returns the bits of the loss, and the KL divergence, if any."""
+    losses, kls = [], []
     for part in world.gradients(loss_module, parts):
-        losses.append(loss_of(loss_module, part))
+        found = loss_module(part)
+        losses.append(sum_of(found))
         losses[-1].backward()
-    loss = world.mean(losses).numpy().tobytes()
+        kls.append(found.get("kl_approx", torch.zeros(())))
+    loss, kl = world.mean(losses).numpy().tobytes(), world.mean(kls)
     nn.utils.clip_grad_norm_(loss_module.parameters(), 0.5)
     optimizer.step()
     optimizer.zero_grad()
-    return loss
+    return loss, kl
+
+
+def learn(
+    world: World,
+    loss_module: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    parts: Sequence[TensorDictBase],
+    seed: int,
+    most_kl: float,
+) -> list[bytes]:
+    """All steps of the optimizer with a batch; returns the bits of their losses."""
+    if isinstance(loss_module, A2CLoss):
+        return [step(world, loss_module, optimizer, [part.reshape(-1) for part in parts])[0]]
+    found = []
+    for epoch in range(2):
+        for minibatch in world.minibatches(parts, 4, seed=seed, epoch=epoch):
+            world.normalize(minibatch)
+            loss, kl = step(world, loss_module, optimizer, minibatch)
+            found.append(loss)
+            if kl > most_kl:
+                return found
+    return found
 
 
 def train(
@@ -77,13 +102,15 @@ def train(
     pause_s: float,
     seed: int = 0,
     entries: Sequence[Any] = (generous_cartpole,) * NUM_ENVS,
+    lag: int = 1,
+    most_kl: float = math.inf,
 ) -> dict[str, Any]:
     """What a user's loop does, and what came of it."""
     torch.manual_seed(seed)
     actor, critic, loss_module = networks(algorithm)
     advantage = GAE(gamma=0.99, lmbda=0.95, value_network=critic)
     optimizer = torch.optim.Adam(loss_module.parameters(), lr=1e-3)
-    metrics: list[bytes] = []
+    metrics: list[list[bytes]] = []
     versions: list[int] = []
     episodes, everywhere = EpisodeReturns(), []
     with World(shards=shards, timeout_s=60) as world:
@@ -94,13 +121,10 @@ def train(
             total_frames=NUM_ENVS * ALPHA * UPDATES,
             seed=seed,
             num_executors=executors,
+            lag=lag,
             world=world,
         )
         delayed = DelayedGradient(loss_module, lag=collector.lag)
-
-        def update(parts: Any) -> None:
-            metrics.append(step(world, loss_module, optimizer, parts))
-
         for batch in collector:
             versions.append(int(batch["policy_version"][0, 0]))
             if world.rank == world.size - 1:
@@ -110,12 +134,7 @@ def train(
                 for part in parts:
                     with torch.no_grad():
                         advantage(part)
-                if algorithm == "a2c":
-                    update([part.reshape(-1) for part in parts])
-                for epoch in range(2 if algorithm == "ppo" else 0):
-                    for minibatch in world.minibatches(parts, 4, seed=seed, epoch=epoch):
-                        world.normalize(minibatch)
-                        update(minibatch)
+                metrics.append(learn(world, loss_module, optimizer, parts, seed, most_kl))
             seen = batch.select(*EPISODES)
             episodes.update(torch.cat(world.gather(seen)))
             everywhere.append(batch["collector", "traj_ids"])
@@ -165,6 +184,25 @@ def test_the_number_of_learners_makes_no_difference(size: int, alone: dict[str, 
     assert alone["a2c"]["largest"] > NUM_ENVS // SHARDS  # batches of several shards' environments
     assert alone["a2c"]["episodes"][0] > 0
     assert len({result["parameters"] for result in alone.values()}) == 2
+
+
+def train_lags() -> dict[int, dict[str, Any]]:
+    """PPO whose epochs end early, at other lags than one."""
+    with keep_servers():
+        return {lag: train("ppo", SHARDS, 1, 0.0, lag=lag, most_kl=MOST_KL) for lag in (0, 2)}
+
+
+def test_other_lags_and_a_stop_by_kl_make_no_difference() -> None:
+    (alone,), learners = (results(run_ranks(train_lags, size, timeout_s=200)) for size in (1, 2))
+    for found in learners:
+        for lag, expected in alone.items():
+            for name in RESULTS:
+                assert found[lag][name] == expected[name], (lag, name)
+    for result in alone.values():
+        steps = {len(losses) for losses in result["metrics"]}
+        assert min(steps) < 8, "no round was stopped"
+        assert len(steps) > 1
+    assert alone[0]["parameters"] != alone[2]["parameters"]
 
 
 def train_batches() -> list[dict[str, Any]]:
