@@ -242,6 +242,41 @@ def test_batches_of_several_sizes_are_not_shared_out() -> None:
         assert [batch.shape for batch in data] == [(3, 2)]
 
 
+def train_one(world: World | None) -> str:
+    """A2C by one learner, in a loop that knows of no others, or of a world of one."""
+    torch.manual_seed(0)
+    actor, critic, loss_module = networks("a2c")
+    advantage = GAE(gamma=0.99, lmbda=0.95, value_network=critic)
+    optimizer = torch.optim.Adam(loss_module.parameters(), lr=1e-3)
+    with HTSCollector(
+        [generous_cartpole] * NUM_ENVS,
+        actor,
+        frames_per_batch=NUM_ENVS * ALPHA,
+        total_frames=NUM_ENVS * ALPHA * UPDATES,
+        seed=0,
+        num_executors=1,
+        world=world,
+    ) as collector:
+        delayed = DelayedGradient(loss_module, lag=collector.lag)
+        for batch in collector:
+            with delayed(batch):
+                for part in [batch] if world is None else world.gradients(loss_module, batch):
+                    with torch.no_grad():
+                        advantage(part)
+                    sum_of(loss_module(part.reshape(-1))).backward()
+                nn.utils.clip_grad_norm_(loss_module.parameters(), 0.5)
+                optimizer.step()
+                optimizer.zero_grad()
+    return digest(loss_module.parameters())
+
+
+def test_a_world_of_one_without_shards_gives_the_bits_of_none(warm_servers: None) -> None:
+    torch.manual_seed(0)
+    before = digest(networks("a2c")[2].parameters())
+    with World() as world:
+        assert before != train_one(world) == train_one(None)
+
+
 def collector_of(world: World, policy: nn.Module, **options: Any) -> HTSCollector:
     options = {"frames_per_batch": 8, "total_frames": 24, "seed": 0, "num_executors": 1} | options
     return HTSCollector(
