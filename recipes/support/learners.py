@@ -27,12 +27,15 @@ def learners(options: RunOptions) -> Iterator[World]:
 
     Raises:
         ValueError: if so many learners can't share the shards.
+        RecipeError: if they can't share the batch.
         WorldError: names a learner that has other options or versions, or doesn't come.
     """
     with World(shards=options.shards, threads=options.torch_threads) as world:
         given = to_json(options)
         world.agree(**{name: given[name] for name in given if name not in _OF_A_MACHINE})
         world.agree(**versions())  # also of packages that the world doesn't know, such as games
+        if world.size > 1 and world.shards is None:
+            options.check_parts(world.size)
         yield world
 
 

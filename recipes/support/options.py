@@ -153,11 +153,19 @@ class RunOptions:
                 raise RecipeError(f"{_flag(entry.name)} must be at most {most}, and is {value}")
         if self.shards is not None and self.shards & (self.shards - 1):
             raise RecipeError(f"--shards must be a power of two, and is {self.shards}")
-        if (size := vars(self).get("minibatch_size")) is not None:
-            batch, rows = vars(self)["num_envs"], vars(self)["sync_interval"]
-            check_minibatches(batch * rows, size, self.shards, rows if self.whole_rows else 1)
+        self.check_parts(self.shards)
         if self.record_video and not self.eval_interval:
             raise RecipeError("--record-video films evaluations: leave --eval-interval 0 out")
+
+    def check_parts(self, parts: int | None) -> None:
+        """Refuse what parts of a batch can't have equally.
+
+        Args:
+            parts: shards, or learners without shards; None: one learner alone.
+        """
+        if (size := vars(self).get("minibatch_size")) is not None:
+            batch, rows = vars(self)["num_envs"], vars(self)["sync_interval"]
+            check_minibatches(batch * rows, size, parts, rows if self.whole_rows else 1)
 
 
 def check_minibatches(total: int, size: int, parts: int | None, length: int = 1) -> None:

@@ -54,6 +54,16 @@ class VmasOptions(RunOptions):
                 f"{self.num_batches}, which share them out equally"
             )
 
+    def check_parts(self, parts: int | None) -> None:
+        """Refuse what parts of a batch can't have equally; simulations stay whole."""
+        super().check_parts(parts)
+        if parts is not None and self.num_batches % parts:
+            of = "learners" if self.shards is None else "shards"
+            raise RecipeError(
+                f"--num-batches {self.num_batches} simulations can't be shared out equally among "
+                f"{parts} {of}: give a multiple of {parts}"
+            )
+
     @property
     def task(self) -> str:
         """What is learned."""

@@ -127,11 +127,25 @@ def test_what_the_recipe_adds_to_a_batch() -> None:
     ("flags", "message"),
     [
         ("--num-envs 10", "--num-envs 10 must be a multiple of --num-batches 4"),
+        (
+            "--shards 8",
+            "--num-batches 4 simulations can't be shared out equally among 8 shards: give a multi",
+        ),
     ],
 )
 def test_options_that_make_no_sense(flags: str, message: str) -> None:
     with pytest.raises(RecipeError, match=message):
         parse_options(importlib.import_module("mappo").Options, "", flags.split())
+
+
+def test_learners_have_whole_batches() -> None:
+    options = importlib.import_module("mappo").Options()
+    options.check_parts(2)
+    message = (
+        "--num-batches 4 simulations can't be shared out equally among 8 learners: give a mult"
+    )
+    with pytest.raises(RecipeError, match=message):
+        options.check_parts(8)
 
 
 def test_scenarios() -> None:

@@ -194,6 +194,17 @@ def test_without_shards_another_number_of_learners_is_refused(tmp_path: Path) ->
     assert "this run has ended" in said
 
 
+def test_minibatches_that_learners_cannot_share_are_refused_before_anything_is_made(
+    tmp_path: Path,
+) -> None:
+    flags = f"{CARTPOLE} --minibatch-size 24 --eval-interval 0"  # one alone may have a smaller last
+    ended = run_recipe(2, flags, "--output-dir", str(tmp_path / "run"))
+    assert codes(ended) == [1, 1]
+    for one in ended:
+        assert "error: --minibatch-size 24 does not fit a batch of 64 steps in 2 parts" in one.said
+    assert not (tmp_path / "run").exists()
+
+
 def test_a_training_that_diverges_ends_all_learners(tmp_path: Path) -> None:
     ended = run_recipe(2, f"{FLAGS} --learning-rate 1e30", "--output-dir", str(tmp_path))
     assert codes(ended) == [1, 1]
