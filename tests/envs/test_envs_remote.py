@@ -199,10 +199,13 @@ def test_only_one_gymnasium_environment_is_taken(remote: Any, factory: Any) -> N
 
 
 def test_resets_without_a_seed_are_those_of_local_environments(remote: Any) -> None:
-    with start([Seeding] * 2, num_executors=1) as collector:
-        expected = gather(collector)
-    with start([partial(remote, Seeding)] * 2, num_executors=2) as collector:
-        assert (gather(collector) == expected).all()
+    found = []
+    for factory, num_executors in ((Seeding, 1), (partial(remote, Seeding), 2)):
+        with HTSCollector(
+            [factory] * 2, None, frames_per_batch=24, seed=5, num_executors=num_executors
+        ) as collector:
+            found.append(gather(collector))
+    assert (found[0] == found[1]).all()
 
 
 def test_sets_have_one_order_in_all_actors(remote: Any) -> None:
@@ -214,6 +217,7 @@ def test_sets_have_one_order_in_all_actors(remote: Any) -> None:
 def test_wrappers_that_draw_outside_are_refused(remote: Any) -> None:
     env = gym.wrappers.StickyAction(remote(DrawingEnv), 0.25)
     env.reset(seed=0)
+    env.step(0)
     with pytest.raises(AttributeError, match="put wrappers that draw from it into make_remote's"):
         env.step(0)
     env.close()
