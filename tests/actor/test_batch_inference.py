@@ -124,6 +124,26 @@ def test_before_the_calibration_padded_rows_have_proper_noise() -> None:
     assert written.isfinite().all()
 
 
+class NoZeros(nn.Module):
+    """Refuses rows that no environment gives, as bounds and lengths of 0 are refused."""
+
+    def forward(self, observation: torch.Tensor) -> torch.Tensor:
+        if not observation.any(-1).all():
+            raise ValueError("a row of zeros")
+        return torch.ones(observation.shape[:-1], dtype=torch.int64)
+
+
+def test_before_the_calibration_padded_rows_are_such_as_the_policy_takes() -> None:
+    """Likewise."""
+    policy = TensorDictModule(NoZeros(), ["observation"], ["action"])
+    with HTSCollector([partial(EchoEnv, (4,))] * 3, policy, frames_per_batch=12) as collector:
+        next(iter(collector))
+        with inference(ExplorationType.RANDOM):
+            actor = inference_of(collector)
+            written: Any = actor.run(actor.policies[0], size=3)["action"]
+    assert (torch.as_tensor(written) == 1).all()
+
+
 @pytest.mark.parametrize(
     ("make", "error"),
     [
