@@ -57,7 +57,9 @@ def set_gradient(
         offset += p.numel()
 
 
-def tell_of_odd(mean: Tensor, own: Sequence[Tensor], gather: Callable[[Any], list[Any]]) -> None:
+def tell_of_odd(
+    mean: Tensor, own: Sequence[Tensor], gather: Callable[[Any], list[Any]], *, ranks: int
+) -> None:
     """Warn of ranks whose gradients are infinite or NaN, where those of other ranks are finite.
 
     It is no error: whoever scales gradients skips such a step.
@@ -66,8 +68,9 @@ def tell_of_odd(mean: Tensor, own: Sequence[Tensor], gather: Callable[[Any], lis
         mean: over all ranks, the same on each of them.
         own: gradients of this rank's parts.
         gather: takes this rank's value and returns those of all ranks.
+        ranks: how many there are; of one there is nothing to tell, and nothing is looked through.
     """
-    if _is_finite(mean):
+    if ranks == 1 or _is_finite(mean):
         return
     finite = gather(all(map(_is_finite, own)))  # W1: all have the same mean, and come here
     odd = [rank for rank, fine in enumerate(finite) if not fine]

@@ -275,7 +275,7 @@ class World:
                 self._group.give_up("a loop over World.gradients was left before its end")
             raise
         mean = self._sum(found, "gradients") / self.num_parts
-        tell_of_odd(mean, found, self.gather)
+        tell_of_odd(mean, found, self.gather, ranks=self.size)
         set_gradient(parameters, mean, before)
 
     def _meet(self, module: nn.Module) -> None:
