@@ -71,7 +71,7 @@ from _workloads import CORES, TRAININGS, WORKLOADS, find_workload
 from torchrl_hts import keep_large_blocks
 from torchrl_hts.bench.command_line import count, make_directory, positive
 
-STARTUP = "startup"
+STARTUP, RUNS = "startup", Path("runs")
 STARTUP_EXECUTORS = 16
 DEFAULT_CELLS = [
     Cell("sleep", "collect", 16),
@@ -121,6 +121,7 @@ def check(options: argparse.Namespace, parser: argparse.ArgumentParser) -> None:
             parser.error("--readme says which --workloads and --contenders are measured: name none")
         options.keep_large_blocks = True
         os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+    options.output_dir = options.output_dir or RUNS / ("readme" if options.readme else "throughput")
     options.contenders = options.contenders or DEFAULT_CONTENDERS
     for contender in lacking() & {*options.contenders}:
         package, how = PACKAGES[contender]
@@ -184,7 +185,9 @@ def parse() -> argparse.Namespace:
         help="measure what the README's table shows, with what is installed, and print the table; "
         "blocks are kept, and OpenMP's threads wait passively",
     )
-    parser.add_argument("--output-dir", type=Path, default=Path("runs/throughput"))
+    parser.add_argument(
+        "--output-dir", type=Path, help="runs/throughput, or runs/readme with --readme"
+    )
     parser.add_argument("--alone", nargs=4, help=argparse.SUPPRESS)
     options = parser.parse_args()
     check(options, parser)

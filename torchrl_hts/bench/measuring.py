@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pickle
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -29,6 +28,7 @@ from torchrl_hts._planning.pass_times import median_cpu_time, time_passes
 from torchrl_hts._planning.pickling import pickle_policy
 from torchrl_hts._planning.policy_forms import Fitted
 from torchrl_hts._planning.probe import EnvironmentTimes, GymPlay, time_steps
+from torchrl_hts._processes.messages import unpickled
 from torchrl_hts.collector import HTSCollector
 
 __all__ = [
@@ -195,7 +195,7 @@ def _to_run(
     make_env: MakeEnv, policy: TensorDictModuleBase, rows: int
 ) -> tuple[TensorDictModuleBase, TensorDictBase]:
     """A copy of the policy on the CPU, which running it may change, and inputs for it."""
-    own: TensorDictModuleBase = pickle.loads(pickle_policy(policy))
+    own: TensorDictModuleBase = unpickled(pickle_policy(policy))
     env = make_env()
     try:
         if isinstance(env, EnvBase):
