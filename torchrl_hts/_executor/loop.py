@@ -8,6 +8,7 @@ one by one, in the same order.
 from __future__ import annotations
 
 import contextlib
+import os
 from collections import deque
 from collections.abc import Mapping
 from math import ceil
@@ -62,6 +63,7 @@ def run_executor(control: Connection, fds: list[int]) -> None:
         fds: shared memory, own inbox (read), actors' inbox (write), learner's inbox (write).
     """
     job: ExecutorJob = receive_object(control)
+    pid = os.getpid()
     environments: dict[int, Environment] = {}
     try:
         make_environments(environments, job, control)
@@ -72,11 +74,18 @@ def run_executor(control: Connection, fds: list[int]) -> None:
         assert isinstance(plan, ExecutorPlan)
         _work(environments, plan, control, fds)
     except EnvironmentFailedError as error:
+        if os.getpid() != pid:  # a fork that an environment has made, and that was to end
+            os._exit(0 if _exits_well(error.__cause__) else 1)
         send_object(control, error.told)
     finally:
         with contextlib.ExitStack() as closing:  # all of them, also where closing one fails
             for environment in environments.values():
                 closing.callback(environment.close)
+
+
+def _exits_well(error: BaseException | None) -> bool:
+    """Whether it is what ``sys.exit()`` raises to say that all is well."""
+    return isinstance(error, SystemExit) and error.code in (None, 0)
 
 
 def _work(

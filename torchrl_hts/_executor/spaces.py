@@ -51,16 +51,22 @@ def seed_spaces(env: gym.Env[Any, Any], seed: int) -> None:
         space.seed(one)
 
 
-def _spaces_in(value: Any) -> Iterator[gym.Space[Any]]:
-    """A space itself, or those in a plain container."""
+def _spaces_in(value: Any, seen: set[int] | None = None) -> Iterator[gym.Space[Any]]:
+    """A space itself, or those in a plain container.
+
+    Args:
+        value: to look into.
+        seen: ids of the containers that have been looked into; they may hold each other.
+    """
     if isinstance(value, gym.Space):
         yield value
-    elif type(value) in (list, tuple):
-        for part in value:
-            yield from _spaces_in(part)
-    elif type(value) is dict:
-        for part in value.values():
-            yield from _spaces_in(part)
+    elif type(value) in (list, tuple, dict):
+        seen = set() if seen is None else seen
+        if id(value) in seen:
+            return
+        seen.add(id(value))
+        for part in value.values() if isinstance(value, dict) else value:
+            yield from _spaces_in(part, seen)
 
 
 def _with_own(value: Any, copies: dict[int, Any]) -> Any:

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
+from tensordict import TensorDictBase
 from torch import Tensor
 from torchrl.data import Composite, MultiOneHot, NonTensor, OneHot, TensorSpec
 from torchrl.envs import EnvBase, GymLikeEnv, TransformedEnv
@@ -46,9 +47,18 @@ def guard_conversions(env: EnvBase) -> None:
             key = next(iter(spec.keys(True, True)), None)
             if key is not None:
                 _check_observation(observations, spec[key], as_path(key))
-        return read_obs(observations)
+        return _own(read_obs(observations))  # which may lie where the next reset writes
 
     base.read_reward, base.read_obs = guarded_reward, guarded_obs
+
+
+def _own(value: Any) -> Any:
+    """The same in memory of its own."""
+    if isinstance(value, Tensor | TensorDictBase):
+        return value.clone()
+    if isinstance(value, Mapping):
+        return {name: _own(part) for name, part in value.items()}
+    return value
 
 
 def _check_reward(reward: Any) -> None:

@@ -32,7 +32,7 @@ from gymnasium.wrappers.vector import (
 )
 
 from torchrl_hts._executor.gym_env import GymDescription
-from torchrl_hts._executor.old_gym import checked_reset, of_step
+from torchrl_hts._executor.old_gym import checked_reset, of_reset, of_step
 from torchrl_hts._rounds.shared_memory import Array
 from torchrl_hts.errors import EnvError, InvalidValueError
 
@@ -106,6 +106,14 @@ class VectorEngine:
             )
             self._seed_as = _as_none
             return self.reset(seeds)
+        if isinstance(self.env.unwrapped, SyncVectorEnv | AsyncVectorEnv):  # take lists
+            self._seed_as = _as_list
+            try:
+                return self.reset(seeds)
+            except TypeError as error:
+                if (told := of_reset(error)) is not None:
+                    raise told from error
+                raise
         forms: tuple[Callable[[Sequence[int]], Any], ...] = (_as_list, _as_array)
         for form in forms:
             try:

@@ -16,6 +16,7 @@ import signal
 import socket
 import sys
 import threading
+import traceback
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from multiprocessing.connection import Connection
 from types import FrameType
@@ -205,6 +206,8 @@ def _run_worker(
         faulthandler.enable(file=2)  # an engine that crashes leaves a traceback on stderr
         signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        # Ignored, it would be so in what environments start, too.
+        signal.signal(signal.SIGINT, signal.default_int_handler)
         for fd in server_fds:
             os.close(fd)
         wake_on_time()
@@ -220,8 +223,10 @@ def _run_worker(
         except (EOFError, BrokenPipeError, ConnectionResetError):
             code = 0  # the main process has closed its side
         except BaseException as error:
-            with contextlib.suppress(OSError):
+            try:
                 send_object(control, Raised.of(error))
+            except OSError:  # nobody listens any more, as where closing fails at the end
+                traceback.print_exception(error)
         control.close()
         sys.stdout.flush()
         sys.stderr.flush()

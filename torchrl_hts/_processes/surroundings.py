@@ -32,6 +32,9 @@ WORKER_ENVIRONMENT = {
     "OMP_WAIT_POLICY": "PASSIVE",
     "MKL_NUM_THREADS": "1",
     "OPENBLAS_NUM_THREADS": "1",
+    # Servers import what environments do: torch.cuda.is_available() there would else initialise
+    # CUDA, which no fork can then use.
+    "PYTORCH_NVML_BASED_CUDA_CHECK": "1",
 }
 
 _LIMITS = tuple(sorted({getattr(resource, n) for n in dir(resource) if n.startswith("RLIMIT_")}))

@@ -98,9 +98,15 @@ class WorkerProcess:
         with self._lock:
             self._close_end()
 
-    def dismiss(self) -> None:
-        """Make sure that the worker has ended, and has nothing open here; may be called again."""
+    def dismiss(self, *, politely: bool = False) -> None:
+        """Make sure that the worker has ended, and has nothing open here; may be called again.
+
+        Args:
+            politely: whether it may take its time to close its environments.
+        """
         self.hang_up()
+        if politely:
+            self.exit_status(POLITE_S)
         self.kill()
         self.exit_status(5.0)
         self.close()

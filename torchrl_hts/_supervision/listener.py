@@ -62,14 +62,19 @@ class Listener:
             for poll in (self._poll, self._control_poll):
                 poll.register(fd, select.POLLIN)
 
-    def dismiss(self, worker: WorkerProcess) -> None:
-        """Make sure that a worker has ended, and listen to it no more; may be called again."""
+    def dismiss(self, worker: WorkerProcess, *, politely: bool = False) -> None:
+        """Make sure that a worker has ended, and listen to it no more; may be called again.
+
+        Args:
+            worker: the worker.
+            politely: see `WorkerProcess.dismiss`.
+        """
         for fd in worker.fds:
             if self._by_fd.get(fd) is worker:  # another may have been given the number since
                 del self._by_fd[fd]
                 for poll in (self._poll, self._control_poll):
                     poll.unregister(fd)
-        worker.dismiss()
+        worker.dismiss(politely=politely)
 
     def send(self, worker: WorkerProcess, message: object) -> None:
         """Send a message to a worker."""
@@ -136,10 +141,13 @@ class Listener:
         interval_s = self._watch.interval_s
         timeout_ms = 1000 if interval_s is None else min(1000, max(1, int(1000 * interval_s)))
         while True:
+            began = time.monotonic()
             ready = poll.poll(timeout_ms)
             if self._closed:  # the descriptors may be other people's by now
                 raise RuntimeError("nobody is left to listen to")
             if interval_s is not None:
+                if time.monotonic() - began > timeout_ms / 1000 + interval_s:
+                    self._watch.forget()  # all of us stood still, as in a paused container
                 late = self._watch.overdue(owing(), time.monotonic())
                 for worker in {w for w in self._by_fd.values() if w.id == late}:
                     raise hung(worker, self._site(worker), self._watch.timeout_s(worker.id) or 0)

@@ -21,7 +21,7 @@ from torchrl_hts.errors import Failure, WorkerError, WorkerId
 
 __all__ = ["Seeds", "Supervisor"]
 
-_OF_A_POLICY = (Failure.RAISED, Failure.INVALID, Failure.OUT_OF_MEMORY)
+_TOLD = (Failure.RAISED, Failure.INVALID, Failure.OUT_OF_MEMORY)  # by the worker itself
 
 
 @dataclass(frozen=True)
@@ -219,7 +219,7 @@ class Supervisor:
         if self.workers.is_closed():  # by another thread, which ends the workers
             raise failure
         # A policy that raises does so again: what it computes depends on its rows alone (I6).
-        if failure.worker_kind == "actor" and failure.failure in _OF_A_POLICY:
+        if failure.worker_kind == "actor" and failure.failure in _TOLD:
             raise failure
         if not self.restarts.allows(time.monotonic()):
             if self.restarts.enabled:
@@ -227,7 +227,8 @@ class Supervisor:
                 failure.args = (f"{failure}\n\nIt was not replaced: {why}",)
             raise failure
         worker = self.workers.process(failure.worker_id)
-        self._listener.dismiss(worker)
+        # One whose environment has raised is closing all that it has.
+        self._listener.dismiss(worker, politely=failure.failure in _TOLD)
         self.restarts.count(failure.worker_kind, self.workers.environments(worker.id))
         self.memory.counters[self.workers.row(worker), Counter.AT] = 0
         warnings.warn(f"a worker is replaced: {failure}", RuntimeWarning, stacklevel=2)
