@@ -95,7 +95,8 @@ def test_a_rank_whose_environment_gives_nan_is_named(
     first, second = end(what, shards, tmp_path)
     assert second.error.startswith("WorkerError: environment 3 ")
     assert "NaN" in second.error
-    assert first.error.startswith("WorldError: rank 1 did not come to 'gradients of ")
+    # Here, or where it begins: its executors may be a round ahead.
+    assert first.error.startswith("WorldError: rank 1 did not come to '")
     assert "it has ended" in first.error
 
 
