@@ -185,9 +185,8 @@ def parse() -> argparse.Namespace:
         help="measure what the README's table shows, with what is installed, and print the table; "
         "blocks are kept, and OpenMP's threads wait passively",
     )
-    parser.add_argument(
-        "--output-dir", type=Path, help="runs/throughput, or runs/readme with --readme"
-    )
+    where = "by default runs/throughput, or runs/readme with --readme"
+    parser.add_argument("--output-dir", type=Path, help=where)
     parser.add_argument("--alone", nargs=4, help=argparse.SUPPRESS)
     options = parser.parse_args()
     check(options, parser)
