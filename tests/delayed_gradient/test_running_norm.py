@@ -154,6 +154,12 @@ def test_target_networks_with_statistics_are_refused() -> None:
         pass
 
 
+def test_a_network_that_is_only_called_a_target_is_none() -> None:
+    module = nn.ModuleDict({"target_net": nn.Sequential(RunningNorm(3), nn.Linear(3, 1))})
+    with DelayedGradient(module):
+        pass
+
+
 # In the block of a DelayedGradient.
 
 

@@ -33,7 +33,6 @@ from torchrl_hts.errors import PolicyError
 
 __all__ = ["BatchInference", "as_array"]
 
-
 _LOOKS_AT_FIRST, _LOOKS_EVERY = 8, 64  # rounds
 
 

@@ -55,6 +55,7 @@ from torchrl_hts._executor.trial_observations import (
 )
 from torchrl_hts._executor.vector_env import VectorEnvironment
 from torchrl_hts._policy.compiled import eagerly
+from torchrl_hts._policy.counter_policy import no_generator
 from torchrl_hts._policy.state import run_policy
 from torchrl_hts._processes.messages import receive_object, send_object, unpickled
 from torchrl_hts._processes.registrations import explaining_what_is_missing
@@ -279,7 +280,7 @@ class _Player:
         self.policy: TensorDictModuleBase = unpickled(given.policy)
         for module in self.policy.modules():
             if isinstance(module, ProbabilisticTensorDictModule):  # or evaluations went on from it
-                module.__dict__["_resolve_generator"] = lambda td: (None, None)
+                module.__dict__["_resolve_generator"] = no_generator
         bind_parameters(self.policy, slots.parameters[0], torch.device("cpu"))
         keep = stage is not None
         self.scenes = [_scene(each, index, keep_actions=keep) for index, each in enumerate(made)]

@@ -38,7 +38,7 @@ from torchrl_hts._policy.steps import Step, exact_step, flatten, quick_step
 from torchrl_hts._world.generators import forked_generators, seed_generators
 from torchrl_hts.errors import PolicyError
 
-__all__ = ["CounterPolicy", "generator_states", "inference"]
+__all__ = ["CounterPolicy", "generator_states", "inference", "no_generator"]
 
 
 @contextmanager
@@ -125,7 +125,7 @@ class CounterPolicy:
         for module in policy.modules():
             if isinstance(module, ProbabilisticTensorDictModule):
                 # A generator of the module's own would be a stream: served in order of arrival.
-                self._hooks.append((module, "_resolve_generator", lambda td: (None, None)))
+                self._hooks.append((module, "_resolve_generator", no_generator))
                 if exploration_type is ExplorationType.RANDOM:
                     self._hooks.append((module, "get_dist", self._bound_dist(module)))
 
@@ -365,6 +365,11 @@ def _flat(output: object) -> list[Tensor]:
     if isinstance(output, tuple | list):
         return [tensor for part in output for tensor in _flat(part)]
     return []
+
+
+def no_generator(td: TensorDictBase) -> tuple[None, None]:
+    """In the place of a probabilistic module's ``_resolve_generator``: it draws from torch's."""
+    return None, None
 
 
 def generator_states(device: torch.device) -> tuple[bytes, tuple[bytes, object]]:

@@ -119,7 +119,7 @@ def summarise(
     *,
     of_memory: bool,
     frames: int,
-    frames_loaded: int,
+    collected: int,
     rounds: int,
     elapsed_s: float,
     learner_waiting_s: float,
@@ -133,7 +133,7 @@ def summarise(
         num_executors: so many of its rows are executors'.
         pids: of the workers that are there, by name.
         of_memory: look how much memory they, and this process, have to themselves.
-        frames, frames_loaded, rounds, elapsed_s, learner_waiting_s, invariant_sizes: what the
+        frames, collected, rounds, elapsed_s, learner_waiting_s, invariant_sizes: what the
             learner's side knows.
         restarts: workers that were replaced, by kind.
     """
@@ -147,7 +147,7 @@ def summarise(
         frames=frames,
         rounds=rounds,
         elapsed_s=elapsed_s,
-        frames_per_second=(frames - frames_loaded) / elapsed_s if elapsed_s else 0.0,
+        frames_per_second=collected / elapsed_s if elapsed_s else 0.0,
         learner_waiting_s=learner_waiting_s,
         learner_waiting_share=learner_waiting_s / elapsed_s if elapsed_s else 0.0,
         executor_busy_share=_share(executors, Counter.BUSY_NS),

@@ -204,7 +204,7 @@ class HTSCollector(StockAttributes, BaseCollector):  # type: ignore[misc]  # tor
         super().__init__()
         self._show(settings)
         self._frames = 0
-        self._frames_loaded = 0  # of which so many were collected before a state was loaded
+        self._collected = 0  # frames, by this collector: none that a loaded state has counted
         self._iter = -1
         self._weights = WeightSource(settings.policy)
         # One of several collectors has its learner elsewhere.
@@ -273,6 +273,7 @@ class HTSCollector(StockAttributes, BaseCollector):  # type: ignore[misc]  # tor
                 self.pre_collect_hook()
             round_, slot = self._learner.next_round()
             self._frames += self.frames_per_batch
+            self._collected += self.frames_per_batch
             self._iter += 1
             batch = self._hand_out(round_, slot)
             self._updates.batch_handed_out(stacklevel=3)  # beyond TorchRL's __iter__
@@ -417,7 +418,7 @@ class HTSCollector(StockAttributes, BaseCollector):  # type: ignore[misc]  # tor
             {} if self._workers.is_closed() else self.worker_pids(),
             of_memory=memory,
             frames=self._frames,
-            frames_loaded=self._frames_loaded,
+            collected=self._collected,
             rounds=self._iter + 1,
             elapsed_s=self._workers.clock_s() - learner.began if learner.began else 0.0,
             learner_waiting_s=learner.waited_s,
@@ -526,10 +527,8 @@ class HTSCollector(StockAttributes, BaseCollector):  # type: ignore[misc]  # tor
         self.policy.load_state_dict(state["policy_state_dict"])  # refuses another policy's
         self._learner.load_state_dict(state)
         self._updates.forget()
-        collected = self._frames - self._frames_loaded
         self._frames = state["frames"] * self._num_learners
         self._iter = state["iter"]
-        self._frames_loaded = self._frames - collected
         if self.world is not None:
             policy = digest(value for _, value in policy_tensors(self.policy))
             self.world.agree(round=state["round"], policy=policy)

@@ -187,7 +187,7 @@ class DelayedGradient(TrainerHookBase):  # type: ignore[misc]  # torchrl is unty
         self._norms = norms
         live, behaviour, newest = self._values()
         with torch.no_grad():
-            # In place: with p.data swapped, views were stale, and autograd's counters untouched.
+            # In place: swapping p.data leaves views stale, and autograd's version counters alone.
             torch._foreach_copy_(newest, live)
             if self._depth > 1:
                 torch._foreach_copy_(live, behaviour)  # I2, I3

@@ -207,20 +207,16 @@ def statistics_of(module: nn.Module, norms: Sequence[RunningNorm]) -> dict[str, 
 def _refuse_targets(module: nn.Module, norms: Sequence[RunningNorm]) -> None:
     """Raise ValueError for target networks of a loss with a layer, which nobody would count for."""
     own = {norm.mean.data_ptr() for norm in norms}
-    means = {name: buffer for name, buffer in module.named_buffers() if buffer.numel()}
-    frozen = [
-        name
-        for name, buffer in means.items()
-        if name.rpartition(".")[2] == "mean" and "target_" in name and buffer.data_ptr() not in own
-        if any(buffer.shape == norm.mean.shape for norm in norms)
-        if buffer.dtype == norms[0].mean.dtype
-    ]
-    if frozen:
-        raise ValueError(
-            f"the loss has a target network with a RunningNorm of its own, {frozen[0]}, whose "
-            "statistics no target updater moves: use the loss without delayed networks, or "
-            "normalise observations in the environments"
-        )
+    shapes = {norm.mean.shape for norm in norms}
+    for name, buffer in module.named_buffers():
+        is_mean = name.rpartition(".")[2] == "mean" and buffer.dtype == torch.float64
+        is_copy = "target_" in name and buffer.data_ptr() not in own
+        if is_mean and is_copy and buffer.shape in shapes:
+            raise ValueError(
+                f"the loss has a target network with a RunningNorm of its own, {name}, whose "
+                "statistics no target updater moves: use the loss without delayed networks, or "
+                "normalise observations in the environments"
+            )
 
 
 def hold(norms: Sequence[RunningNorm]) -> None:
