@@ -7,8 +7,8 @@ all. The settings are those of TorchRL's tutorial on multi-agent PPO.
 
     python recipes/mappo.py --scenario navigation
 
-Ctrl-C saves a checkpoint and ends the run; --resume OUTPUT_DIR goes on with it, in new episodes,
-since VMAS can't save its own. Needs the extra 'vmas'.
+Ctrl-C saves a checkpoint and ends the run; --resume OUTPUT_DIR goes on with it. Needs the extra
+'vmas'.
 """
 
 from __future__ import annotations

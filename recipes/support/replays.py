@@ -45,7 +45,7 @@ class Start:
         round: the round of the next batch.
         first: the first round after the environments' states.
         why: how it comes that there is no newer one, for people; "" where it is as it should be.
-        environments: the states, by the environments' numbers.
+        environments: the states, one of each batch of environments that step as one.
         behaviour: the parameters that the next rounds act with.
         loses: whether checkpoints lose the environments, so that a resumed run has begun new
             episodes.
@@ -62,7 +62,8 @@ class Start:
 
     def put(self, stage: Stage) -> None:
         """Put environments to where round `first` begins for them."""
-        stage.begin(None if self.checkpoint is None else self.environments[stage.envs.start])
+        unit = stage.envs.start // len(stage.envs)
+        stage.begin(None if self.checkpoint is None else self.environments[unit])
 
 
 def find_start(run: TrainedRun, before: int | None = None, *, from_start: bool = False) -> Start:

@@ -17,7 +17,7 @@ from torchrl.envs import EnvBase
 
 from support.errors import RecipeError
 from support.films import frame_of
-from torchrl_hts import CannotSaveError, EnvironmentReplay, TorchRLReplay
+from torchrl_hts import EnvironmentReplay, TorchRLReplay
 
 Key = str | tuple[str, ...]
 
@@ -151,9 +151,10 @@ class TorchRLStage:
 
     def begin(self, saved: Tensor | None) -> None:
         """See `Stage`."""
-        if saved is not None:
-            raise CannotSaveError("a TorchRL environment has no state that can be saved")
-        self._replay.reset()
+        if saved is None:
+            self._replay.reset()
+        else:
+            self._replay.restore(saved)
 
     def step(self, steps: TensorDictBase) -> None:
         """See `Stage`."""
@@ -182,7 +183,7 @@ class TorchRLStage:
 
     def save(self) -> Tensor:
         """See `Stage`."""
-        raise CannotSaveError("a TorchRL environment has no way to save its state")
+        return self._replay.save()
 
     def close(self) -> None:
         """See `Stage`."""

@@ -43,18 +43,18 @@ def test_the_data_are_those_of_single_environments() -> None:
     assert len(expected["collector", "traj_ids"].unique()) > 3 * K
 
 
-def test_what_can_not_be_saved_begins_new_episodes_and_says_so() -> None:
-    envs = [partial(Clocks, *LENGTHS)]
-    kwargs: dict[str, Any] = {"policy": categorical(3, 3), "frames_per_batch": K * ALPHA, "lag": 0}
-    with start(envs, **kwargs) as collector:
-        next(iter(collector))
+def test_i7_a_batch_goes_on_from_a_saved_state() -> None:
+    envs = [partial(Clocks, 2, 5, 3), partial(Clocks, 4, 6, 7)]
+    kwargs: dict[str, Any] = {"frames_per_batch": K * ALPHA, "total_frames": 6 * K * ALPHA}
+    with start(envs, categorical(3, 3), **kwargs) as collector:
+        batches = iter(collector)
+        next(batches)
         state = collector.state_dict()
-    with start(envs, **kwargs) as collector:
-        with pytest.warns(UserWarning, match=r"begin new episodes.*environments 0 to 5: a TorchRL"):
-            collector.load_state_dict(state)
-        batch = next(iter(collector))
-    assert (batch["observation"][:, 0, 1] == 0).all()
-    assert len(batch["collector", "traj_ids"][:, 0].unique()) == K
+        expected = torch.cat(list(batches), 1)
+    with start(envs, categorical(3, 3), num_executors=2, **kwargs) as collector:
+        collector.load_state_dict(state)
+        assert (torch.cat(list(collector), 1) == expected).all()
+    assert len(expected["collector", "traj_ids"].unique()) > 2 * K
 
 
 def learn(collector: Any, policy: Any, critic: Any, env: Any) -> list[TensorDictBase]:

@@ -60,6 +60,32 @@ def test_i7_the_same_actions_lead_to_the_same(made: str) -> None:
     replay.close()
 
 
+@pytest.mark.parametrize("made", MAKERS)
+def test_i7_a_replay_goes_on_from_a_state(made: str) -> None:
+    """Of the collector's, and of another replay's."""
+    make_env = MAKERS[made]
+    with HTSCollector([make_env] * 2, frames_per_batch=6 * 20, total_frames=6 * 60, seed=5) as data:
+        batches = iter(data)
+        next(batches)
+        state = data.state_dict()  # after the batch that is collected already
+        rest: list[TensorDictBase] = list(batches)[len(state["collected"]) :]
+    last = data.num_envs - 1
+    replay, other = (TorchRLReplay(make_env, last, seed=5) for _ in range(2))
+    replay.restore(state["environments"][-1])
+    rows = torch.cat(rest, 1)[replay.envs.start : replay.envs.stop]
+    for t, step in enumerate(rows.unbind(1)):
+        if t == 15:
+            other.restore(replay.save())
+        players = [replay] if t < 15 else [replay, other]
+        for player in players:
+            after = player.step(step)
+            for key in ("observation", "reward", "done"):
+                assert torch.equal(after[key], step["next", key]), (t, key)
+    assert rows["next", "done"].any()
+    replay.close()
+    other.close()
+
+
 def test_episodes_end_where_the_collector_cuts_them() -> None:
     make_env = functools.partial(GymEnv, "CartPole-v1")
     with HTSCollector(

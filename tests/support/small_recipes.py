@@ -44,4 +44,4 @@ def options_of(recipe: str) -> Any:
 
 def is_saved(recipe: str) -> bool:
     """Whether checkpoints hold its environments, so that a resumed run is the whole one."""
-    return recipe != "mappo" and "envpool" not in flags_of(recipe)
+    return "envpool" not in flags_of(recipe)

@@ -25,13 +25,14 @@ from torchrl_hts._executor.gym_env import RowOptions
 from torchrl_hts._executor.primers import primed_keys
 from torchrl_hts._executor.spaces import own_spaces, seed_spaces
 from torchrl_hts._executor.torchrl_play import torchrl_observations
+from torchrl_hts._executor.torchrl_state.state import TorchRLState
 from torchrl_hts._executor.torchrl_values import guard_conversions
 from torchrl_hts._executor.trial_observations import Observations
 from torchrl_hts._rounds.entries import check_specified, leaves
 from torchrl_hts._rounds.keys import Key, as_path, named
 from torchrl_hts._rounds.shared_memory import Array, SharedMemory
 from torchrl_hts._rounds.slots import tensor_over
-from torchrl_hts.errors import CannotSaveError, EnvError, InvalidValueError
+from torchrl_hts.errors import EnvError, InvalidValueError
 
 __all__ = ["TorchRLDescription", "TorchRLEnvironment", "copy_value"]
 
@@ -116,6 +117,7 @@ class TorchRLEnvironment:
             guard_conversions(single)
             if gymnasium is not None:
                 own_spaces(gymnasium)
+        self._saved = TorchRLState(env)
         self._done_keys = [as_path(key) for key in env.done_keys]
         # A flag at the root is what an environment is begun anew by, whatever its agents say.
         self._end_keys = [key for key in self._done_keys if len(key) == 1] or self._done_keys
@@ -206,6 +208,7 @@ class TorchRLEnvironment:
         # TorchRL environments and transforms (``NoopResetEnv``, say) draw from torch's generator.
         self._generators.enter_step()
         done_step, following = self.env.step_and_maybe_reset(current)
+        self._saved.look()
         return done_step, following
 
     def _seed(self, seeds: Sequence[int]) -> None:
@@ -232,15 +235,35 @@ class TorchRLEnvironment:
         return torchrl_observations(self.env)
 
     def save(self) -> bytes:
-        """Raises CannotSaveError: what a TorchRL environment holds can't be known from outside."""
-        raise CannotSaveError(
-            "a TorchRL environment has no way to save its state; give create_env_fn a "
-            "gymnasium.Env if runs are to be resumed in the middle of their episodes"
-        )
+        """All that the coming steps depend on, and that is not in the slots.
+
+        Raises:
+            CannotSaveError: if the environment holds something that can't be saved.
+        """
+        return self.save_with(self._current, self._episode)
+
+    def save_with(self, current: TensorDictBase, episode: Tensor) -> bytes:
+        """The same, of an environment that somebody else steps: see `begin` and `advance`.
+
+        Args:
+            current: what there is to see.
+            episode: see `episodes`.
+        """
+        self._generators.enter()
+        return self._saved.save((current, episode, self._generators.state()))
 
     def restore(self, state: bytes) -> None:
-        """Raises CannotSaveError: there is no such state."""
-        raise CannotSaveError("the state is of a gymnasium.Env, and this is a TorchRL environment")
+        """Go on where `save` was called, in another process and another environment maybe."""
+        self._current, self._episode = self.restore_from(state)
+        self._has_stepped = True
+
+    def restore_from(self, state: bytes) -> tuple[TensorDictBase, Tensor]:
+        """The same; returns what was given to `save_with`."""
+        current = self.begin(range(self._batch_size.numel()))
+        self.advance(self.env.rand_action(current))  # it is new, and may lack parts until then
+        current, episode, generators = self._saved.restore(state)
+        self._generators.restore(generators)
+        return current, episode
 
     def write_observation(self, slot: int, t: int) -> None:
         """Write what the policy reads at step ``t``."""

@@ -469,8 +469,8 @@ class HTSCollector(StockAttributes, BaseCollector):  # type: ignore[misc]  # tor
         most ``lag`` of them. The state holds their batches, the parameters that the next rounds act
         with, the counts, the seed, and the state of each environment.
 
-        Environments whose state can't be saved (TorchRL's, and those of engines that don't offer
-        it; `torchrl_hts.env_state` says which can) begin new episodes when the state is loaded,
+        Environments whose state can't be saved (those of engines that don't offer it;
+        `torchrl_hts.env_state` says which can) begin new episodes when the state is loaded,
         with seeds that depend on the seed, the environment and the round alone, and
         `load_state_dict` warns of it.
 

@@ -8,13 +8,16 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import torch
 from tensordict import TensorDictBase
+from torch import Tensor
 from torchrl.envs import EnvBase
 
 from torchrl_hts._executor.generators import Generators
 from torchrl_hts._executor.own_seeds import own_draws
 from torchrl_hts._executor.torchrl_env import TorchRLEnvironment, copy_value
 from torchrl_hts._learner.learner import environment_seed
+from torchrl_hts._learner.packing import to_bytes, to_tensor
 from torchrl_hts._planning.batched_envs import factories_of
 from torchrl_hts._rounds.entries import is_private, leaves
 from torchrl_hts.errors.checks import check_integer
@@ -26,9 +29,9 @@ class TorchRLReplay:
     """A TorchRL environment of a collector once more, in this process, by its batches' actions.
 
     What `EnvironmentReplay` is for gymnasium environments. A batch of environments steps as one, so
-    that all of it is had once more, by the actions of all. Their states can't be saved: a replay
-    begins where the collector has begun. Of a ``SerialEnv`` or ``ParallelEnv`` the one environment
-    plays alone, as it does in the collector. All entries of the collector's ``create_env_fn`` must
+    that all of it is had once more, by the actions of all. It begins where the collector has begun
+    (`reset`), or goes on from a state of the collector's (`restore`). Of a ``SerialEnv`` or
+    ``ParallelEnv`` the one environment plays alone, as it does in the collector. All entries of the collector's ``create_env_fn`` must
     make equally many environments: the number alone tells which batch it is.
 
     Args:
@@ -111,8 +114,22 @@ class TorchRLReplay:
         """
         seeds = [environment_seed(self._seed, number, 0) for number in self.envs]
         self._current = self._made.begin(seeds)
+        self._episode = torch.zeros(self.env.batch_size, dtype=torch.int64)
         first: TensorDictBase = self._current.clone()
         return first if self.env.batch_size else first.unsqueeze(0)
+
+    @own_draws()
+    def restore(self, saved: Tensor) -> None:
+        """Go on from a state.
+
+        Args:
+            saved: what `save` returned, or its entry of a collector's
+                ``state_dict()["environments"]``; there is one of each batch.
+
+        Raises:
+            ValueError: if it is damaged, or of an environment of another make.
+        """
+        self._current, self._episode = self._made.restore_from(to_bytes(saved))
 
     @own_draws()
     def step(self, transition: TensorDictBase) -> TensorDictBase:
@@ -140,6 +157,14 @@ class TorchRLReplay:
             copy_value(key, done_step.get(key), row)
         after: TensorDictBase = done_step.get("next")
         return after if batched else after.unsqueeze(0)
+
+    def save(self) -> Tensor:
+        """The state after a step, for `restore` of another one.
+
+        Raises:
+            CannotSaveError: if it holds something that can't be saved.
+        """
+        return to_tensor(self._made.save_with(self._current, self._episode))
 
     def close(self) -> None:
         """Close the environment."""

@@ -1,0 +1,341 @@
+"""TorchRL environments are saved anywhere, and go on elsewhere with the same bits."""
+
+from __future__ import annotations
+
+import enum
+import functools
+import random
+from collections import OrderedDict, defaultdict, deque
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from tensordict import TensorDict, TensorDictBase
+from torch import Tensor, nn
+from torchrl.data import Categorical, Composite, Unbounded
+from torchrl.envs import (
+    CatFrames,
+    Compose,
+    EnvBase,
+    GymEnv,
+    InitTracker,
+    NoopResetEnv,
+    RewardSum,
+    SerialEnv,
+    StepCounter,
+    TimeMaxPool,
+    TransformedEnv,
+    VecNorm,
+    VecNormV2,
+)
+from torchrl_environments import Clocks
+
+from torchrl_hts._executor.generators import Generators
+from torchrl_hts._executor.torchrl_env import TorchRLEnvironment
+from torchrl_hts.errors import CannotSaveError
+from torchrl_hts.testing import digest
+
+Make = Callable[[], EnvBase]
+KEY = "observation"
+
+
+class Mode(enum.Enum):
+    """Which way it goes."""
+
+    UP, DOWN = 1.0, -1.0
+
+
+class Part:
+    """An object with slots, one of which is filled later."""
+
+    __slots__ = ("later", "total")
+
+    def __init__(self) -> None:
+        self.total = 0.0
+
+
+class Crowd(list):  # type: ignore[type-arg]
+    """A list with an attribute."""
+
+
+class Odd(EnvBase):
+    """Keeps what changes in all the ways there are, and shows all of it in its observation.
+
+    Episodes have 7 steps.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.observation_spec = Composite(observation=Unbounded((12,)))
+        self.action_spec = Categorical(3)
+        self.reward_spec = Unbounded((1,))
+        self.array = np.zeros((2, 3))
+        self.same = torch.from_numpy(self.array).T  # over one memory
+        self.last = self.array[1, ::-1]
+        self.numpy, self.old = np.random.default_rng(3), np.random.RandomState(4)
+        self.python, self.torch = random.Random(5), torch.Generator().manual_seed(6)
+        self.draw = self.python.random  # a method of C
+        self.seen: deque[float] = deque([0.0], maxlen=3)
+        self.counts: dict[Any, int] = {("steps", 0): 0}
+        self.ordered = OrderedDict(a=1.0, b=2.0)
+        self.mode, self.part, self.crowd = Mode.UP, Part(), Crowd([self.counts])
+        self.crowd.size = 0
+        self.held = [self.part, (self.part, self.mode)]
+        self.gain = nn.Parameter(torch.ones(1), requires_grad=False)
+        self.register_buffer("steps", torch.zeros((), dtype=torch.int64))
+        self.memory = TensorDict({"a": torch.zeros(2), "of": {"b": torch.zeros(1)}}, []).lock_()
+        self.grow, self.also = self._growing(), functools.partial(self._add, by=2.0)
+        self.kept = {"never", "changes"}
+        self.levels: defaultdict[str, list[int]] = defaultdict(list)
+
+    def _growing(self) -> Callable[[], float]:
+        height = 0.0
+
+        def grow() -> float:
+            nonlocal height
+            height += 1
+            return height
+
+        return grow
+
+    def _add(self, by: float) -> float:
+        self.part.total += by
+        return self.part.total
+
+    def _observe(self) -> Tensor:
+        drawn = (self.numpy.random(), self.old.randn(), self.draw())
+        one = float(torch.rand((), generator=self.torch))
+        counted = sum(self.counts.values()) + self.crowd[0]["steps", 0] + self.crowd.size
+        numbers = (*drawn, one, self.array.sum(), float(self.same[2, 1]), float(self.last[0]))
+        counted += 10 * len(self.levels["a"])
+        others = (sum(self.seen), counted, self.mode.value * self.held[0].total)
+        return torch.tensor((*numbers, *others, self.grow(), float(self.memory["of", "b"])))
+
+    def _reset(self, tensordict: TensorDictBase | None, **_: Any) -> TensorDictBase:
+        self.counts["resets"] = self.counts.get("resets", 0) + 1
+        return TensorDict({KEY: self._observe().float()})
+
+    def _step(self, tensordict: TensorDictBase) -> TensorDictBase:
+        action = int(tensordict["action"])
+        self.steps += 1
+        self.array[action % 2] += self.numpy.random(3)
+        self.seen.append(float(action))
+        self.counts["steps", 0] += 1
+        self.ordered.move_to_end("a" if action else "b")
+        self.levels[next(iter(self.ordered))].append(action)
+        self.mode = Mode.DOWN if action else Mode.UP
+        self.also()
+        self.part.later = self.part.total  # no attribute before
+        self.crowd.size += action
+        self.memory["of", "b"].add_(self.gain * action)
+        done = torch.tensor([int(self.steps) % 7 == 0])
+        return TensorDict({KEY: self._observe().float(), "reward": torch.ones(1), "done": done})
+
+    def _set_seed(self, seed: int | None) -> None:
+        self.numpy = np.random.default_rng(seed)
+
+
+def transformed(*transforms: Callable[[], Any], task: str = "Pendulum-v1") -> EnvBase:
+    return TransformedEnv(GymEnv(task), Compose(*(make() for make in transforms)))
+
+
+def cart() -> EnvBase:
+    return transformed(
+        lambda: NoopResetEnv(4), lambda: StepCounter(9), RewardSum, InitTracker, task="CartPole-v1"
+    )
+
+
+FRAMES = functools.partial(CatFrames, 3, dim=-1, in_keys=[KEY])
+MAKERS: dict[str, Make] = {
+    "gymnasium's": cart,
+    "frames": lambda: transformed(lambda: StepCounter(11), FRAMES, lambda: NoopResetEnv(3)),
+    "a maximum of frames": lambda: transformed(
+        lambda: StepCounter(8), lambda: TimeMaxPool(in_keys=[KEY], T=2)
+    ),
+    "normalised": lambda: transformed(lambda: VecNormV2(in_keys=[KEY]), lambda: StepCounter(8)),
+    "normalised as before": lambda: transformed(lambda: VecNorm(in_keys=[KEY, "reward"])),
+    "several of TorchRL's": lambda: SerialEnv(3, cart),
+    "a batch": lambda: Clocks(3, 5, 7),
+    "all kinds of attributes": Odd,
+}
+
+
+class Played:
+    """An environment, played by actions that a seed gives."""
+
+    def __init__(self, make: Make, number: int, max_frames: int = 0) -> None:
+        generators = Generators(9, number)
+        generators.enter()
+        self.made = TorchRLEnvironment(make(), number, generators, max_frames_per_traj=max_frames)
+        self.episode = torch.zeros(self.made.env.batch_size, dtype=torch.int64)
+
+    def begin(self) -> Played:
+        self.current = self.made.begin(range(self.made.env.batch_size.numel()))
+        return self
+
+    def play(self, steps: int, seed: int) -> list[str]:
+        """Digests of all that the steps give."""
+        given = []
+        generator = torch.Generator().manual_seed(seed)
+        for _ in range(steps):
+            with torch.random.fork_rng():
+                torch.manual_seed(int(torch.randint(2**31, (), generator=generator)))
+                self.current = self.made.env.rand_action(self.current)
+            step, self.current = self.made.advance(self.current)
+            given.append(digest(step))
+        return given
+
+    def save(self) -> bytes:
+        return self.made.save_with(self.current, self.episode)
+
+    def restore(self, state: bytes) -> Played:
+        self.current, self.episode = self.made.restore_from(state)
+        return self
+
+
+def check_resumption(make: Make, steps: int = 14) -> None:
+    """I7: what is saved goes on in a new environment, and what was saved as if it had not been."""
+    one, undisturbed = Played(make, 0).begin(), Played(make, 0).begin()
+    for point in range(2):
+        assert one.play(steps, point) == undisturbed.play(steps, point)
+        state = one.save()
+        other = Played(make, 1).begin()  # in use already, and of another number
+        other.play(3, 99)
+        restored = [Played(make, 2).restore(state), other.restore(state)]
+        expected = one.play(steps, 50 + point)
+        assert undisturbed.play(steps, 50 + point) == expected
+        assert len({*expected}) > 1
+        for each in restored:
+            assert each.play(steps, 50 + point) == expected
+        assert restored[0].restore(restored[1].save()).play(5, 7) == restored[1].play(5, 7)
+        one.restore(state).play(steps, 50 + point)  # in its own place
+
+
+@pytest.mark.parametrize("name", MAKERS)
+def test_i7_it_goes_on_with_the_same_bits(name: str) -> None:
+    check_resumption(MAKERS[name])
+
+
+@pytest.mark.timeout(240)
+@pytest.mark.parametrize("scenario", ["navigation", "balance"])
+def test_i7_vmas_goes_on_with_the_same_bits(scenario: str) -> None:
+    pytest.importorskip("vmas", reason="vmas is not installed: pip install 'torchrl_hts[vmas]'")
+    from torchrl.envs.libs.vmas import VmasEnv
+
+    check_resumption(lambda: VmasEnv(scenario, num_envs=3, max_steps=7), 9)
+
+
+class Changed(Odd):
+    """Gets an attribute at its 5th step."""
+
+    def __init__(self, make: Callable[[Any], Any]) -> None:
+        super().__init__()
+        self.make = make
+
+    def _step(self, tensordict: TensorDictBase) -> TensorDictBase:
+        step = super()._step(tensordict)
+        if int(self.steps) == 5:
+            self.extra = self.make(self)
+        return step
+
+
+class Unknown:
+    """Of a class that a new environment has no object of."""
+
+
+@pytest.mark.parametrize(
+    ("make", "reason"),
+    [
+        (lambda env: iter(()), r"env\.extra \(builtins\.tuple_iterator\).*a class of C"),
+        (lambda env: Unknown(), r"env\.extra .*Unknown.* had no such object when it was new"),
+        (lambda env: {"a set"}, r"env\.extra \(builtins\.set\).*had no set of 'a set' there"),
+        (lambda env: {1: [np.array([env], object)]}, r"env\.extra\[1\]\[0\] .*array of objects"),
+        (lambda env: lambda: 1, r"env\.extra .* had no the function .*lambda"),
+        (lambda env: os_path, r"env\.extra .*held no .*join when it was new"),
+        (lambda env: nn.Parameter(torch.ones(1)) * 2, r"env\.extra .*it has a gradient"),
+        (lambda env: torch.eye(2).to_sparse(), r"env\.extra .*no plain strided tensor"),
+    ],
+)
+def test_what_can_not_be_saved_is_named(make: Callable[[Any], Any], reason: str) -> None:
+    played = Played(lambda: Changed(make), 0).begin()
+    played.play(4, 0)
+    played.save()
+    played.play(2, 0)
+    with pytest.raises(CannotSaveError, match=reason):
+        played.save()
+
+
+os_path = __import__("os").path.join
+
+
+class WithEngine(Odd):
+    """Holds what can't be seen from Python, and says itself what its state is."""
+
+    def __init__(self, *, tells: bool = True) -> None:
+        super().__init__()
+        self.engine, self.position = open("/dev/null"), torch.zeros(3)  # noqa: SIM115
+        if not tells:
+            self.get_state = None  # type: ignore[assignment,method-assign]
+
+    def get_state(self) -> dict[str, Any]:
+        """All that its observation depends on."""
+        return {"position": self.position, "steps": int(self.steps)}
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        """The other way round."""
+        self.position, self.steps[...] = state["position"], state["steps"]
+
+    def _observe(self) -> Tensor:
+        return self.position.repeat(4)
+
+    def _step(self, tensordict: TensorDictBase) -> TensorDictBase:
+        self.position = self.position + tensordict["action"]
+        return super()._step(tensordict)
+
+
+def test_i7_an_environment_can_say_itself_what_its_state_is() -> None:
+    check_resumption(WithEngine)
+    check_resumption(lambda: TransformedEnv(WithEngine(), StepCounter(5)))
+
+
+def saved(make: Make) -> bytes:
+    played = Played(make, 0).begin()
+    played.play(5, 0)
+    return played.save()
+
+
+def test_a_state_that_does_not_fit_is_refused_and_changes_nothing() -> None:
+    state = saved(cart)
+    damaged = state[:-9] + bytes([state[-9] ^ 1]) + state[-8:]
+    for wrong, reason in (
+        (damaged, "is damaged, of another version"),
+        (b"torchrl_hts environment 3\n", "or that of a gymnasium environment, and this one is"),
+        (saved(Odd), r"can't be read here: env.* is a .*TransformedEnv, and was a .*Odd"),
+        (saved(lambda: SerialEnv(2, cart)), "can't be read here: "),
+    ):
+        with pytest.raises(ValueError, match=reason):
+            Played(cart, 0).restore(wrong)
+
+
+def test_a_state_runs_no_code_that_comes_with_it() -> None:
+    import hashlib
+    import pickle
+
+    from torchrl_hts.env_state.compressed import compressed
+
+    class Calls:
+        def __reduce__(self) -> Any:
+            return print, ("it was called",)
+
+    state = saved(cart)
+    head = state[: state.index(b"\n") + 1]
+    body = compressed(pickle.dumps(([], (Calls(), None), {})))
+    with pytest.raises(ValueError, match=r"it names builtins\.print, and may name nothing"):
+        Played(cart, 0).restore(head + hashlib.sha256(body).digest() + body)
+
+
+def test_before_its_first_step_there_is_nothing_to_save() -> None:
+    with pytest.raises(CannotSaveError, match="it has made no step yet"):
+        Played(cart, 0).begin().save()

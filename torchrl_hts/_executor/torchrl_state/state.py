@@ -1,0 +1,137 @@
+"""The exact state of a TorchRL environment, to go on from in a new process, bit for bit.
+
+An environment is a graph of objects: transforms, the environment at the bottom, and what these
+hold. Another of the same make has them too. What is saved are their attributes, as plain data, and
+they are filled in place. A gymnasium environment in it is saved by its own rules
+(`torchrl_hts.env_state`).
+
+A new environment may lack parts that it makes at its first step. So it makes one before it is
+looked at for what a state may name and fill.
+
+Not saved: specs, module globals, attributes of classes, and generators of the process, which
+executors save. Refused is what can't be seen from Python, such as engines in C, and what the new
+environment did not have. An `EnvBase` at the bottom that holds such things may define
+``get_state()`` and ``set_state(state)``, and is then saved by these.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import pickle
+from typing import Any
+
+from torchrl.envs import EnvBase
+
+from torchrl_hts._executor.torchrl_state.reader import StateReader
+from torchrl_hts._executor.torchrl_state.writer import Makeup, StateWriter
+from torchrl_hts.env_state import names_of, restore_environment, save_environment
+from torchrl_hts.env_state.compressed import compressed, decompressed
+from torchrl_hts.errors import CannotSaveError
+
+__all__ = ["TorchRLState"]
+
+_MAGIC = b"torchrl_hts TorchRL environment 1\n"
+
+
+class TorchRLState:
+    """Saves and restores a TorchRL environment.
+
+    Args:
+        env: the environment, before its first reset.
+    """
+
+    def __init__(self, env: EnvBase) -> None:
+        self._env = env
+        self._makeup: Makeup | None = None
+        self._obstacle: str | None = None
+        try:
+            gymnasium = _looked_at(env).gymnasium()
+        except Exception:  # which is told when it is to be saved
+            gymnasium = {}
+        self._names = {path: names_of(one) for path, one in gymnasium.items()}
+
+    def look(self) -> None:
+        """Find out what the environment is made of, after its first step; does nothing later."""
+        if self._makeup is not None or self._obstacle is not None:
+            return
+        try:
+            self._makeup = _looked_at(self._env).makeup
+        except Exception as error:  # it can be used nevertheless
+            self._obstacle = f"looking at it failed with {type(error).__name__}: {error}"
+
+    def save(self, own: object) -> bytes:
+        """The state between two steps; the environment goes on as if it had not been saved.
+
+        Args:
+            own: saved along; may share memory and objects with the environment.
+
+        Raises:
+            CannotSaveError: a part of the environment can't be saved for sure; says which, and why.
+        """
+        if self._makeup is None:
+            why = self._obstacle or "it has made no step yet"
+            raise CannotSaveError(f"the environment can't be saved: {why}")
+        writer = StateWriter(self._makeup)
+        try:
+            records = writer.write(self._env, ""), writer.write(own, ".own")
+            writer.finish()
+        except RecursionError as error:
+            raise CannotSaveError("objects in the environment are nested too deeply") from error
+        parts = {
+            path: save_environment(one, names=self._names.get(path))
+            for path, one in writer.gymnasium().items()
+        }
+        body = compressed(pickle.dumps((writer.memory.finish(), records, parts), protocol=5))
+        return _MAGIC + hashlib.sha256(body).digest() + body
+
+    def restore(self, state: bytes) -> Any:
+        """Put the environment, which has made a step, into a state; returns what was saved along.
+
+        Args:
+            state: from `save`, of an environment that the same factory has made.
+
+        Raises:
+            ValueError: the state is damaged, or that of an environment of another make.
+        """
+        start = len(_MAGIC) + hashlib.sha256().digest_size
+        body = state[start:]
+        if state[:start] != _MAGIC + hashlib.sha256(body).digest():
+            raise ValueError(
+                f"the environment's state ({len(state)} bytes) is damaged, of another version of "
+                "torchrl_hts, or that of a gymnasium environment, and this one is TorchRL's"
+            )
+        try:
+            new = _looked_at(self._env)
+            pieces, records, parts = _PlainData(io.BytesIO(decompressed(body))).load()
+            reader = StateReader(new, pieces)
+            _, own = (reader.read(record) for record in records)
+            gymnasium = new.gymnasium()
+            for path in parts:
+                if path not in gymnasium:
+                    raise ValueError(f"it has no gymnasium environment at env{path}")
+        except Exception as error:
+            raise ValueError(
+                f"the environment's state can't be read here: {error}. Restore it with the "
+                "factory, the code and the package versions that saved it"
+            ) from error
+        for path, part in parts.items():
+            restore_environment(gymnasium[path], part, names=self._names.get(path))
+        reader.apply()
+        self._makeup = new.makeup
+        return own
+
+
+def _looked_at(env: EnvBase) -> StateWriter:
+    writer = StateWriter()
+    writer.write(env, "")
+    writer.finish()
+    return writer
+
+
+class _PlainData(pickle.Unpickler):
+    """Reads no name of a function or a class."""
+
+    def find_class(self, module: str, name: str) -> Any:
+        """There is none in a state."""
+        raise pickle.UnpicklingError(f"it names {module}.{name}, and may name nothing")
