@@ -86,19 +86,26 @@ def stolen_s() -> float:
     return ticks / os.sysconf("SC_CLK_TCK")
 
 
-def machine() -> dict[str, Any]:
-    """The processor, how busy it is, the system, and the versions of what is measured."""
+def essentials() -> dict[str, Any]:
+    """What two figures must have in common to stand side by side."""
     lines = Path("/proc/cpuinfo").read_text().splitlines()
     models = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
     return {
         "cpu": models[0] if models else platform.processor(),
         **kernels(),
         "cores": len(os.sched_getaffinity(0)),
-        "memory_gib": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30, 1),
-        "load_average": os.getloadavg(),
-        "system": platform.platform(),
         "python": platform.python_version(),
         **versions(),
         "commit": commit(),
+    }
+
+
+def machine() -> dict[str, Any]:
+    """The processor, how busy it is, the system, and the versions of what is measured."""
+    return {
+        **essentials(),
+        "memory_gib": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30, 1),
+        "load_average": os.getloadavg(),
+        "system": platform.platform(),
         "time": time.strftime("%Y-%m-%d %H:%M:%S %Z"),
     }

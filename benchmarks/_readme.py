@@ -7,7 +7,8 @@ from collections.abc import Collection
 from importlib.util import find_spec
 from typing import NamedTuple
 
-from _report import Cell, Record, speeds_of
+from _measurements import Record
+from _report import Cell, speeds_of
 
 __all__ = ["ROWS", "Row", "print_readme", "rows_that_run"]
 

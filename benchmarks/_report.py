@@ -5,13 +5,12 @@ from __future__ import annotations
 import statistics
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
+from _measurements import Record
 from _workloads import CORES, TRAININGS, find_workload
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-
-Record = dict[str, Any]  # one measurement: what was measured, and its result or its error
 
 
 class Parts(NamedTuple):
@@ -119,14 +118,15 @@ def failures_of(records: Iterable[Record], cell: Cell) -> list[tuple[str, str]]:
     return sorted(failed)
 
 
-def has_failed(record: Record) -> bool:
-    """Whether nothing was measured, of several processes in none."""
-    return all("error" in run for run in record.get("runs", [record]))
+def commits_of(records: Iterable[Record], cell: Cell) -> str:
+    """What a cell's figures were measured at."""
+    found = dict.fromkeys(str(each.get("commit")) for each in records if cell_of(each) == cell)
+    return f"commit {' and '.join(found)}"
 
 
 def print_table(records: list[Record], cell: Cell) -> None:
     """Medians of one cell, fastest first."""
-    print(f"\n{cell.title}, {cell.num_envs} environments")
+    print(f"\n{cell.title}, {cell.num_envs} environments, {commits_of(records, cell)}")
     bounds = bounds_of(records, cell)
     for parts in PARTS:
         if seconds := medians_by_key(records, cell, parts, PART_TIMES):

@@ -22,17 +22,17 @@ loop, sample-factory Sample Factory's APPO, with its own loss and optimizer (in 
 told in _sample_factory.py). `make contenders` makes an environment that has them.
 
 Writes measurements.json after each measurement, so that a run that was stopped goes on where it
-was; Ctrl-C shows what there is. And draws all that is in it: throughput.svg always. Where a line
-has more than one point, scaling.svg is against the number of environments, and variation.svg
-against how much the times of the workloads that sleep vary. The workload startup is the start of 16
-executors of Pong: time until they are ready, their private memory, the CPU time they use while
-idle.
+was; Ctrl-C shows what there is. A directory holds what was measured at one commit, on one machine,
+with the same versions, kernels and settings, and refuses the rest. Draws all that is in it:
+throughput.svg always. Where a line has more than one point, scaling.svg is against the number of
+environments, and variation.svg against how much the times of the workloads that sleep vary. The
+workload startup is the start of 16 executors of Pong: time until they are ready, their private
+memory, the CPU time they use while idle. It has a file of its own, startup.json.
 """
 
 from __future__ import annotations
 
 import argparse
-import fcntl
 import json
 import os
 import signal
@@ -50,23 +50,22 @@ from _contenders import (
     lacking,
     make_runner,
 )
-from _machine import commit, machine
+from _machine import essentials, machine
+from _measurements import Measurements, Record, has_failed, keep_others_out
 from _measuring import measure_parts, measure_runner, run_alone, run_together
 from _readme import print_readme, rows_that_run
 from _recipes import HERE
 from _report import (
     PARTS,
     Cell,
-    Record,
     cell_of,
     cells_of,
     draw_bars,
     draw_scaling,
     draw_variation,
-    has_failed,
     print_table,
 )
-from _workloads import CORES, TRAININGS, WORKLOADS, find_workload
+from _workloads import TRAININGS, WORKLOADS, find_workload
 
 from torchrl_hts import keep_large_blocks
 from torchrl_hts.bench.command_line import count, make_directory, positive
@@ -81,7 +80,7 @@ DEFAULT_CELLS = [
 ]
 
 
-def print_startup(runs: list[dict[str, Any]]) -> None:
+def print_startup(runs: list[Record]) -> None:
     """Medians of the start-up workload."""
     print(
         f"\nstartup: {STARTUP_EXECUTORS} Pong executors, from a script that imports torch and has "
@@ -193,63 +192,6 @@ def parse() -> argparse.Namespace:
     return options
 
 
-class Measurements:
-    """All that has been measured, kept in a file.
-
-    Args:
-        file: where.
-        conditions: under which all of it is measured.
-
-    Raises:
-        SystemExit: if that was not so.
-    """
-
-    def __init__(self, file: Path, conditions: dict[str, Any]) -> None:
-        self._file = file
-        self._commit = commit()
-        self._report: dict[str, Any] = (
-            json.loads(file.read_text())
-            if file.exists()
-            else {"machine": machine(), "conditions": conditions, "records": [], STARTUP: []}
-        )
-        found = self._report.get("conditions", conditions)
-        if found != conditions:
-            raise SystemExit(
-                f"error: {file} was measured with {found}, and this would be with {conditions}: "
-                "give it an --output-dir of its own"
-            )
-
-    @property
-    def records(self) -> list[Record]:
-        return self._report["records"]
-
-    @property
-    def startup(self) -> list[dict[str, Any]]:
-        return self._report[STARTUP]
-
-    def has(self, key: Record) -> bool:
-        """Whether a measurement is there already."""
-        return any(
-            key.items() <= record.items() and not has_failed(record) for record in self.records
-        )
-
-    def add(self, key: Record, result: dict[str, Any]) -> None:
-        """Keep a measurement, in place of one that failed."""
-        self.records[:] = [each for each in self.records if not key.items() <= each.items()]
-        self.records.append({**key, "commit": self._commit, **result})
-        self._save()
-
-    def add_startup(self, run: dict[str, Any]) -> None:
-        self.startup.append(run)
-        self._save()
-
-    def _save(self) -> None:
-        self._report["machine"]["load_average_at_end"] = os.getloadavg()
-        unfinished = self._file.with_suffix(".part")
-        unfinished.write_text(json.dumps(self._report, indent=2) + "\n")
-        unfinished.rename(self._file)
-
-
 def alone(options: argparse.Namespace) -> None:
     """One measurement, in this process."""
     contender, *names, number = options.alone
@@ -275,18 +217,6 @@ def alone(options: argparse.Namespace) -> None:
     print(json.dumps(result))
 
 
-def keep_others_out(directory: Path) -> None:
-    """Let no other run write to a directory until this process ends.
-
-    Raises:
-        SystemExit: if one does already.
-    """
-    try:
-        fcntl.flock(os.open(directory, os.O_RDONLY), fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        raise SystemExit(f"error: another run writes to {directory}") from None
-
-
 def say(*words: object) -> None:
     """Show what is measured now."""
     print(f"[{', '.join(map(str, words))}]", file=sys.stderr, flush=True)
@@ -310,6 +240,7 @@ def measure(
     contenders: dict[Cell, list[str]],
     with_startup: bool,
     measurements: Measurements,
+    starts: Measurements,
 ) -> None:
     """Measure what is missing, each in a process of its own."""
     limit_s = 300 + 4 * options.seconds
@@ -334,10 +265,12 @@ def measure(
             else:
                 measurements.add(key, run_alone([*script, each, *arguments], limit_s))
     if with_startup:
-        for repetition in range(len(measurements.startup), options.repetitions):
-            say(STARTUP, repetition + 1)
-            run = run_alone([str(HERE / "_startup.py"), str(STARTUP_EXECUTORS)], limit_s)
-            measurements.add_startup(run)
+        for repetition in range(options.repetitions):
+            key = {"repetition": repetition}
+            if not starts.has(key):
+                say(STARTUP, repetition + 1)
+                script = [str(HERE / "_startup.py"), str(STARTUP_EXECUTORS)]
+                starts.add(key, run_alone(script, limit_s))
 
 
 def main() -> None:
@@ -351,7 +284,7 @@ def main() -> None:
     make_directory(options.output_dir)
     keep_others_out(options.output_dir)
     conditions: dict[str, Any] = {
-        "cores": CORES,
+        **essentials(),
         "learner_threads": options.learner_threads,
         **({"device": options.device} if options.device != "cpu" else {}),
         **({"policy_device": options.policy_device} if options.policy_device != "cpu" else {}),
@@ -361,19 +294,20 @@ def main() -> None:
         "OMP_WAIT_POLICY": os.environ.get("OMP_WAIT_POLICY"),
     }
     measurements = Measurements(options.output_dir / "measurements.json", conditions)
+    starts = Measurements(options.output_dir / "startup.json", conditions)
     for name, value in machine().items():
         print(f"{name}: {value}")
     interrupted = False
     try:
-        measure(options, contenders, with_startup, measurements)
+        measure(options, contenders, with_startup, measurements, starts)
     except KeyboardInterrupt:
         interrupted = True
     measured = cells_of(measurements.records)
     for cell in contenders:
         if cell in measured:
             print_table(measurements.records, cell)
-    if measurements.startup:
-        print_startup(measurements.startup)
+    if starts.records:
+        print_startup(starts.records)
     if options.readme:
         print_readme(measurements.records, lacking())
     print(f"\nload average at the end: {os.getloadavg()}")
@@ -390,7 +324,7 @@ def main() -> None:
         and cell_of(record) in contenders
     ]
     if with_startup:
-        results += measurements.startup
+        results += starts.records
     if failed := sum(map(has_failed, results)):
         raise SystemExit(f"error: {failed} of {len(results)} measurements failed, as told above")
 

@@ -1,0 +1,96 @@
+"""What has been measured, kept in a file that a run which was stopped goes on from."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from _machine import commit, machine
+
+__all__ = ["Measurements", "Record", "differing", "has_failed", "keep_others_out", "write_json"]
+
+Record = dict[str, Any]  # one measurement: what was measured, and its result or its error
+
+
+def write_json(file: Path, content: Any) -> None:
+    """Writes a file anew; whoever is killed meanwhile leaves the old one whole."""
+    unfinished = file.with_suffix(".part")
+    unfinished.write_text(json.dumps(content, indent=2) + "\n")
+    unfinished.replace(file)
+
+
+def differing(found: Mapping[str, Any], expected: Mapping[str, Any]) -> tuple[str, str]:
+    """What differs between two sets of settings, as the one has it and as the other has."""
+    names = [name for name in {**found, **expected} if found.get(name) != expected.get(name)]
+
+    def told(values: Mapping[str, Any]) -> str:
+        return ", ".join(f"{name} {values.get(name)}" for name in names)
+
+    return told(found), told(expected)
+
+
+def has_failed(record: Record) -> bool:
+    """Whether it was not measured, or of several processes not in each."""
+    return all("error" in run for run in record.get("runs", [record]))
+
+
+def keep_others_out(directory: Path) -> None:
+    """Let no other run write to a directory until this process ends.
+
+    Raises:
+        SystemExit: if one does already.
+    """
+    try:
+        fcntl.flock(os.open(directory, os.O_RDONLY), fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise SystemExit(f"error: another run writes to {directory}") from None
+
+
+class Measurements:
+    """All that has been measured, kept in a file.
+
+    Args:
+        file: where.
+        conditions: under which all of it is measured.
+
+    Raises:
+        SystemExit: if that was not so.
+    """
+
+    def __init__(self, file: Path, conditions: dict[str, Any]) -> None:
+        self._file = file
+        self._commit = commit()
+        # As they will be read: JSON has no tuples.
+        conditions = json.loads(json.dumps(conditions))
+        self._report: dict[str, Any] = (
+            json.loads(file.read_text())
+            if file.exists()
+            else {"machine": machine(), "conditions": conditions, "records": []}
+        )
+        found, expected = differing(self._report.get("conditions", {}), conditions)
+        if found:
+            raise SystemExit(
+                f"error: {file} was measured with {found}, and this would be with {expected}: "
+                "give it an --output-dir of its own"
+            )
+
+    @property
+    def records(self) -> list[Record]:
+        return self._report["records"]
+
+    def has(self, key: Record) -> bool:
+        """Whether a measurement is there already."""
+        return any(
+            key.items() <= record.items() and not has_failed(record) for record in self.records
+        )
+
+    def add(self, key: Record, result: dict[str, Any]) -> None:
+        """Keep a measurement, in place of one that failed."""
+        self.records[:] = [each for each in self.records if not key.items() <= each.items()]
+        self.records.append({**key, "commit": self._commit, **result})
+        self._report["machine"]["load_average_at_end"] = os.getloadavg()
+        write_json(self._file, self._report)
