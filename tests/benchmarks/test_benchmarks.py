@@ -155,9 +155,12 @@ def test_the_readmes_table_is_measured_by_one_command(
 ) -> None:
     """Of what is installed; the rows are those that the README shows."""
     speeds = {"hts": 300.0, "multi-async": 100.0, "multi-sync": 50.0, "loop-ale": 200.0}
+    speeds |= {"loop-vector": 10.0}
 
-    def run(arguments: list[str], limit_s: float) -> dict[str, float]:
+    def run(arguments: list[str], limit_s: float) -> dict[str, Any]:
         assert "--keep-large-blocks" in arguments
+        if "serial" in arguments:
+            return {"error": "killed"}
         (contender,) = {*arguments} & {*speeds}
         return {"steps_per_second": speeds[contender]}
 
@@ -170,7 +173,7 @@ def test_the_readmes_table_is_measured_by_one_command(
     monkeypatch.setenv("OMP_WAIT_POLICY", "active")
     flags = ["--readme", "--repetitions", "1", "--output-dir", str(tmp_path)]
     monkeypatch.setattr(sys, "argv", ["throughput.py", *flags])
-    with pytest.raises(SystemExit, match="8 of 19 measurements failed"):  # those left out
+    with pytest.raises(SystemExit, match="9 of 23 measurements failed"):  # those left out
         throughput.main()
     printed = capsys.readouterr().out
     assert "vector_instructions: " in printed
@@ -181,7 +184,13 @@ def test_the_readmes_table_is_measured_by_one_command(
     assert table[0][1:] == ["300", "3.00", "1.50 (loop-ale) |"]
     assert table[2][1] == "not measured"
     assert table[4][1:] == ["300", "3.00", "3.00 |"]
-    assert "not among everything: loop-envpool, sample-factory, sb3" in printed
+    who = dict(line[2:].split(": ", 1) for line in printed.splitlines() if line[:2] == "- ")
+    assert [f"| {words}" for words in who] == [row[0] for row in table]
+    costless = who["environments that cost nothing, collecting only"]
+    assert costless == (
+        "measured: multi-async, multi-sync, loop-vector; failed: serial; not installed: sb3"
+    )
+    assert who["football, PPO, 4 epochs"] == "not measured: multi-async, multi-sync"
 
 
 def test_ctrl_c_shows_what_has_been_measured(
