@@ -19,7 +19,7 @@ import torch
 from _contenders import Runner, serial
 from _machine import stolen_s
 from _processes import memory_mib
-from _recipes import PATHS
+from _recipes import environment
 from _workloads import (
     CORES,
     TRAININGS,
@@ -138,19 +138,14 @@ def run_alone(arguments: list[str], limit_s: float) -> dict[str, Any]:
 
 def run_together(arguments: list[str], copies: int, limit_s: float) -> list[dict[str, Any]]:
     """Runs a measurement in several processes at the same time."""
-    environment = dict(os.environ)
-    paths = list(PATHS)
-    if inherited := environment.get("PYTHONPATH"):
-        paths.append(inherited)
-    environment["PYTHONPATH"] = os.pathsep.join(paths)
     processes: list[subprocess.Popen[str]] = []
     with tempfile.TemporaryDirectory() as directory:
-        environment["TMPDIR"] = directory
+        variables = {**environment(), "TMPDIR": directory}
         try:
             for _ in range(copies):
                 process = subprocess.Popen(
                     [sys.executable, *arguments],
-                    env=environment,
+                    env=variables,
                     stdout=subprocess.PIPE,
                     stderr=subprocess.PIPE,
                     text=True,

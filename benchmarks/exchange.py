@@ -18,6 +18,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+import _recipes  # noqa: F401  so that the package of this checkout is found
 import torch
 import torch.distributed as dist
 from _machine import commit, machine

@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
+import _recipes  # noqa: F401  so that the package of this checkout is found
 import numpy as np
 from football_steps import SCENARIOS
 

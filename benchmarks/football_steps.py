@@ -27,6 +27,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import _recipes  # noqa: F401  so that the package of this checkout is found
 import numpy as np
 from _machine import machine
 from matplotlib.figure import Figure

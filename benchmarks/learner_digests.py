@@ -25,6 +25,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import _recipes  # noqa: F401  so that the package of this checkout is found
 import torch
 from _hosts import Hosts, why_not
 from _machine import commit, machine

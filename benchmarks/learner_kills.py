@@ -41,11 +41,11 @@ from typing import NamedTuple
 import torch
 from _hosts import Hosts, why_not
 from _machine import commit, machine
+from _recipes import RECIPES, environment
 
 from torchrl_hts.bench.command_line import count
 from torchrl_hts.testing import digest
 
-RECIPES = Path(__file__).resolve().parents[1] / "recipes"
 TOTAL = {"cartpole": 10_240, "pong": 4_000}  # steps
 TASKS = {
     "cartpole": "ppo_cartpole.py --num-envs 8 --minibatch-size 64 --total-frames 10240 "
@@ -87,7 +87,7 @@ class Launch:
             self._commands = [hosts.torchrun(host, 1, *script, fewest=1) for host in hosts_of]
         numbers = range(len(self._commands))
         self._logs = [directory.with_suffix(f".{number}.log") for number in numbers]
-        self._env = {**os.environ, name: value}
+        self._env = {**environment(), name: value}
         self._processes = [self._begin(number) for number in numbers]
         self._checkpoints = directory / "checkpoints"
         atexit.register(self.end)  # Ctrl-C doesn't reach other sessions

@@ -27,6 +27,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import _recipes  # noqa: F401  so that the package of this checkout is found
 import numpy as np
 import torch
 from _environments import OBSERVATION_SIZE, SLEEP_MEAN_S, SleepEnv

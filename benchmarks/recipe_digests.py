@@ -23,11 +23,11 @@ from pathlib import Path
 
 import torch
 from _machine import commit, machine
+from _recipes import RECIPES, environment
 
 from torchrl_hts.bench.command_line import count
 from torchrl_hts.testing import digest
 
-RECIPES = Path(__file__).resolve().parents[1] / "recipes"
 SHARDS = 4
 A2C = "--num-envs 16 --total-frames 1600 --log-interval 80"
 PPO = "--num-envs 8 --sync-interval 32 --minibatch-size 64 --total-frames 1024 --log-interval 256"
@@ -49,7 +49,13 @@ def train(recipe: str, size: int, workers: int, directory: Path) -> tuple[str, s
     command += ["--nproc-per-node", str(size), str(RECIPES / name), *flags]
     command += ["--shards", str(SHARDS), "--eval-interval", "0", "--output-dir", str(directory)]
     command += ["--num-executors", str(workers), "--num-actors", str(workers)]
-    ended = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    ended = subprocess.run(
+        command,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        env=environment(),
+    )
     if ended.returncode:
         sys.exit(f"{shlex.join(command)} failed:\n{ended.stdout[-3000:]}")
     with (directory / "metrics.csv").open() as file:

@@ -16,6 +16,7 @@ import time
 from functools import partial
 from typing import Any
 
+import _recipes  # noqa: F401  so that the package of this checkout is found
 import gymnasium as gym
 import numpy as np
 from _machine import machine

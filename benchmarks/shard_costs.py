@@ -14,6 +14,7 @@ import argparse
 import statistics
 import time
 
+import _recipes  # noqa: F401  so that the package of this checkout is found
 import torch
 from _machine import commit, machine
 from tensordict import TensorDict

@@ -35,6 +35,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import _recipes  # noqa: F401  so that the package of this checkout is found
 import gymnasium as gym
 import numpy as np
 import torch

@@ -32,22 +32,20 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-HERE = Path(__file__).resolve().parent
-sys.path[:0] = [str(HERE.parent), str(HERE)]
+import _recipes  # noqa: F401  so that the package of this checkout is found
+import numpy as np
+import torch
+from _environments import RecordedEnv, SleepEnv
+from _machine import machine
+from _records import SLOWER, read_record, seconds_of, shares_of
+from matplotlib.figure import Figure
 
-import numpy as np  # noqa: E402
-import torch  # noqa: E402
-from _environments import RecordedEnv, SleepEnv  # noqa: E402
-from _machine import machine  # noqa: E402
-from _records import SLOWER, read_record, seconds_of, shares_of  # noqa: E402
-from matplotlib.figure import Figure  # noqa: E402
-
-from torchrl_hts import HTSCollector, Timeline, keep_servers  # noqa: E402
-from torchrl_hts._rounds.event_rings import Activity  # noqa: E402
-from torchrl_hts.bench.__main__ import find_environment  # noqa: E402
-from torchrl_hts.bench.command_line import count, make_directory, positive  # noqa: E402
-from torchrl_hts.bench.measuring import default_policy, measure_environment  # noqa: E402
-from torchrl_hts.theory import rollout_time, timetable  # noqa: E402
+from torchrl_hts import HTSCollector, Timeline, keep_servers
+from torchrl_hts._rounds.event_rings import Activity
+from torchrl_hts.bench.__main__ import find_environment
+from torchrl_hts.bench.command_line import count, make_directory, positive
+from torchrl_hts.bench.measuring import default_policy, measure_environment
+from torchrl_hts.theory import rollout_time, timetable
 
 SLEEP = "sleep"
 CONDITIONS = ("seconds", "rounds", "mean_ms", "num_executors")  # of all points in a directory
