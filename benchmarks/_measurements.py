@@ -5,13 +5,23 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from _machine import commit, machine
 
-__all__ = ["Measurements", "Record", "differing", "has_failed", "keep_others_out", "write_json"]
+__all__ = [
+    "Measurements",
+    "Record",
+    "check_settings",
+    "differing",
+    "has_failed",
+    "keep_others_out",
+    "note_settings",
+    "write_json",
+]
 
 Record = dict[str, Any]  # one measurement: what was measured, and its result or its error
 
@@ -31,6 +41,31 @@ def differing(found: Mapping[str, Any], expected: Mapping[str, Any]) -> tuple[st
         return ", ".join(f"{name} {values.get(name)}" for name in names)
 
     return told(found), told(expected)
+
+
+def note_settings(file: Path, settings: Mapping[str, Any]) -> None:
+    """Write down, beside a file that is to come, what it will be of."""
+    write_json(file.with_suffix(".json"), {"settings": settings, "machine": machine()})
+
+
+def check_settings(file: Path, settings: Mapping[str, Any]) -> None:
+    """Tell of a file that is there and is of other settings; one without a note is taken as it is.
+
+    Raises:
+        SystemExit: if they are others.
+    """
+    note = file.with_suffix(".json")
+    if not file.exists():
+        return
+    if not note.exists():
+        print(f"{file} is taken as it is: nobody noted its settings", file=sys.stderr)
+        return
+    found, expected = differing(json.loads(note.read_text())["settings"], settings)
+    if found:
+        raise SystemExit(
+            f"error: {file} is of a run with {found}, and this would be with {expected}: "
+            "give another --output-dir"
+        )
 
 
 def has_failed(record: Record) -> bool:

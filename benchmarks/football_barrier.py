@@ -32,6 +32,7 @@ import numpy as np
 from _contenders import CONTENDERS, CollectorRunner
 from _environments import RecordedEnv
 from _machine import machine
+from _measurements import write_json
 from _records import SLOWER, read_record, seconds_of, shares_of
 from _workloads import TRAININGS, Workload
 from matplotlib.figure import Figure
@@ -159,7 +160,7 @@ def main() -> None:
         if scenario not in report["results"]:
             print(f"[{scenario}]", file=sys.stderr, flush=True)
             report["results"][scenario] = compare(result, options)
-            file.write_text(json.dumps(report, indent=1) + "\n")
+            write_json(file, report)
     compared = {scenario: report["results"][scenario] for scenario in record["results"]}
     print_table(compared)
     title = f"{options.num_envs} environments that take the times of football's steps and resets"

@@ -30,6 +30,7 @@ from typing import Any
 import _recipes  # noqa: F401  so that the package of this checkout is found
 import numpy as np
 from _machine import machine
+from _measurements import write_json
 from matplotlib.figure import Figure
 from scipy import stats
 
@@ -212,7 +213,8 @@ def main() -> None:
 
     make_directory(options.output_dir)
     file = options.output_dir / "football_steps.json"
-    settings = {"engine": options.engine, "steps": options.steps, "format": 2}
+    settings = {name: getattr(options, name) for name in ("engine", "steps", "bootstrap")}
+    settings["format"] = 2
     report = {"settings": settings, "machine": machine(), "results": {}}
     if file.exists():
         report = json.loads(file.read_text())
@@ -222,7 +224,7 @@ def main() -> None:
     for scenario in options.scenarios:
         if scenario not in report["results"]:
             report["results"][scenario] = measure(scenario, options)
-            file.write_text(json.dumps(report, indent=1) + "\n")
+            write_json(file, report)
     results = json.loads(file.read_text())["results"]  # keys as they are in the file
     print_table(results)
     draw(results, f"{options.engine}, random actions", file.with_suffix(".svg"))

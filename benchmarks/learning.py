@@ -15,7 +15,8 @@ Writes CONTENDER-seedSEED.csv as it goes, and learning.svg: mean of the last 100
 against minutes and against steps; of football, the score (goals alone) instead of the return. With
 --evaluate-every the parameters are kept so often, and at the end. When a run is over each of them
 plays ten episodes greedily (CONTENDER-seedSEED-evaluated.csv), which takes none of the training's
-time. Contenders whose files are whole are not run again.
+time. Contenders whose files are whole are not run again. CONTENDER-seedSEED.json has the settings
+of a run: with others it is refused.
 """
 
 from __future__ import annotations
@@ -42,6 +43,7 @@ import ppo_football
 import torch
 from _contenders import serial, wrap
 from _curves import COLUMNS, LABELS, WINDOW, draw, print_table, read
+from _measurements import check_settings, note_settings
 from _workloads import CORES
 from support import atari
 from support.pixel_options import PPOOptions
@@ -295,6 +297,19 @@ def options_of(given: argparse.Namespace) -> PPOOptions:
     return ppo_atari.Options(env_id=given.env_id, **chosen)
 
 
+def settings_of(given: argparse.Namespace, options: PPOOptions) -> dict[str, Any]:
+    """What all runs in a directory have in common; the rest is in the names of their files."""
+    named = ("total_frames", "learning_rate", "num_envs", "sync_interval")
+    return {
+        "task": options.task,
+        "engine": given.engine if given.scenario is not None else None,
+        **{name: getattr(options, name) for name in named},
+        "decay_frames": given.decay_frames,
+        "evaluate_every": given.evaluate_every,
+        "until": max(given.reach) if given.stop else None,
+    }
+
+
 def run(given: argparse.Namespace, options: PPOOptions, file: Path) -> None:
     """One contender, in this process: what is missing of training and evaluation."""
     torch.manual_seed(options.seed)
@@ -318,7 +333,12 @@ def main() -> int:
         # TorchRL's multi-process collectors may keep a process that is done from ending.
         sys.stdout.flush()
         os._exit(0)
+    settings = settings_of(given, options)
+    for file in files.values():
+        check_settings(file, settings)
     for name, file in files.items():
+        if not file.exists():
+            note_settings(file, settings)
         if not file.exists() or policies(file).exists():
             command = [sys.executable, __file__, *sys.argv[1:], "--alone", name]
             if code := subprocess.run(command, check=False).returncode:

@@ -8,7 +8,8 @@ and `NormalizeReward`, each clipped to 10. `VecNormV2` is TorchRL's transform ar
 environment, of the observation alone, as in TorchRL's own PPO for MuJoCo. All else is the same:
 that recipe's networks, loss and settings, with lag 1.
 
-Each run writes TASK-WAY-SEED.csv; those that are whole are not run again. Draws normalisation.svg
+Each run writes TASK-WAY-SEED.csv; those that are there are not run again, and must be as long as
+--total-frames says. Draws normalisation.svg
 and prints a table: the mean return of the last 100 episodes of each run, as the task pays them,
 and mean and standard deviation over seeds.
 """
@@ -19,8 +20,9 @@ import argparse
 import csv
 import statistics
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -68,11 +70,16 @@ WAYS: dict[str, Callable[[str], Any]] = {
 }
 
 
+def rounds_of(total_frames: int) -> int:
+    """How many batches a run takes."""
+    return -(-total_frames // (ENVS * ALPHA))
+
+
 def train(env_id: str, way: str, seed: int, total_frames: int, file: Path) -> None:
     """One run."""
     torch.manual_seed(seed)
     torch.set_num_threads(1)
-    rounds = -(-total_frames // (ENVS * ALPHA))
+    rounds = rounds_of(total_frames)
     info_keys = [RETURN] if way == "gymnasium" else []
     returns = EpisodeReturns(info_keys=info_keys)
     curve = []
@@ -97,13 +104,30 @@ def train(env_id: str, way: str, seed: int, total_frames: int, file: Path) -> No
                 curve.append([number * ENVS * ALPHA, mean])
                 said = f"{file.stem}: {curve[-1][0]:,} steps, {mean:,.1f}"
                 print(said, file=sys.stderr, flush=True)
-    with file.open("w", newline="") as stream:
+    unfinished = file.with_suffix(".part")
+    with unfinished.open("w", newline="") as stream:
         csv.writer(stream).writerows([COLUMNS, *curve])
+    unfinished.replace(file)
 
 
 def read(file: Path) -> np.ndarray[Any, np.dtype[np.float64]]:
     """A run's steps and mean returns, ``[2, rounds]``."""
     return np.loadtxt(file, delimiter=",", skiprows=1, ndmin=2).T
+
+
+def check_lengths(files: Iterable[Path], total_frames: int) -> None:
+    """Tell of a run that is there and is not as long as those to come; all else is in its name.
+
+    Raises:
+        SystemExit: then.
+    """
+    expected = rounds_of(total_frames) * ENVS * ALPHA
+    for file in files:
+        if file.exists() and (steps := int(read(file)[0, -1])) != expected:
+            raise SystemExit(
+                f"error: {file} is of {steps} steps, and --total-frames {total_frames} makes "
+                f"{expected}: give another --output-dir"
+            )
 
 
 def draw(tasks: Sequence[str], seeds: Sequence[int], directory: Path) -> None:
@@ -133,17 +157,19 @@ def main() -> None:
     given = parser.parse_args()
     directory = given.output_dir
     make_directory(directory)
-    for seed in given.seeds:
-        for task in given.env_ids:
-            for way in WAYS:
-                file = directory / f"{task}-{way}-{seed}.csv"
-                if not file.exists():
-                    train(task, way, seed, given.total_frames, file)
+    runs = {
+        (task, way, seed): directory / f"{task}-{way}-{seed}.csv"
+        for seed, task, way in product(given.seeds, given.env_ids, WAYS)
+    }
+    check_lengths(runs.values(), given.total_frames)
+    for run, file in runs.items():
+        if not file.exists():
+            train(*run, given.total_frames, file)
     print("| task | normalised by | each seed | mean | standard deviation |")
     print("| --- | --- | --- | --- | --- |")
     for task in given.env_ids:
         for way in WAYS:
-            ends = [read(directory / f"{task}-{way}-{seed}.csv")[1, -1] for seed in given.seeds]
+            ends = [read(runs[task, way, seed])[1, -1] for seed in given.seeds]
             each = ", ".join(f"{end:,.0f}" for end in ends)
             spread = statistics.stdev(ends) if len(ends) > 1 else 0.0
             print(f"| {task} | {way} | {each} | {statistics.mean(ends):,.0f} | {spread:,.0f} |")

@@ -37,6 +37,7 @@ import numpy as np
 import torch
 from _environments import RecordedEnv, SleepEnv
 from _machine import machine
+from _measurements import write_json
 from _records import SLOWER, read_record, seconds_of, shares_of
 from matplotlib.figure import Figure
 
@@ -216,7 +217,7 @@ def make_parser() -> argparse.ArgumentParser:
     what = parser.add_mutually_exclusive_group()
     what.add_argument("--env-id", default=SLEEP, help="by default an environment that sleeps")
     what.add_argument("--record", type=Path, help="football_steps.json, to sleep for its times")
-    parser.add_argument("--scenario", help="of the record; by default the first")
+    parser.add_argument("--scenario", help="of the record, if it has several")
     parser.add_argument("--slower", type=positive, help=f"factor on its times ({SLOWER:g})")
     parser.add_argument("--num-envs", type=count, nargs="+", default=[4, 16, 64])
     parser.add_argument("--alpha", type=count, nargs="+", default=[1, 4, 16, 64, 256])
@@ -236,6 +237,8 @@ def main() -> None:
     if options.record is not None:
         record = read_record(parser, options.record)
         results, recorded_at = record["results"], record["machine"]["time"]
+        if options.scenario is None and len(results) > 1:
+            parser.error(f"--scenario is missing: {options.record} is of {', '.join(results)}")
         scenario, slower = options.scenario or next(iter(results)), options.slower or SLOWER
         if scenario not in results:
             parser.error(f"--scenario {scenario}: {options.record} is of {', '.join(results)}")
@@ -278,9 +281,7 @@ def main() -> None:
             )
             points.append(measure(options, n, alpha, lag, mean_s))
             points.sort(key=lambda each: (each["num_envs"], each["alpha"], each["lag"]))
-            written = file.with_suffix(".tmp")
-            written.write_text(json.dumps(report, indent=2) + "\n")
-            written.replace(file)
+            write_json(file, report)
     print_table(points)
     draw(
         points,

@@ -283,7 +283,11 @@ def test_learning_goes_on_with_what_is_missing(
 ) -> None:
     """Each contender has a process of its own, which is this one here."""
 
-    def run_here(command: list[str], **_: Any) -> subprocess.CompletedProcess[str]:
+    run_elsewhere = subprocess.run
+
+    def run_here(command: list[str], **options: Any) -> subprocess.CompletedProcess[str]:
+        if "--alone" not in command:
+            return run_elsewhere(command, **options)
         given = learning.parse(command[2:])
         learning.run(given, learning.options_of(given), tmp_path / f"{given.alone}-seed0.csv")
         return subprocess.CompletedProcess(command, 0)
@@ -299,6 +303,11 @@ def test_learning_goes_on_with_what_is_missing(
     rows = (tmp_path / "multi-sync-seed0.csv").read_text().splitlines()
     assert [row.split(",")[1] for row in rows] == ["steps", "16", "32"]
     assert "</svg>" in (tmp_path / "learning.svg").read_text()
+    others = [*flags.split(), "--total-frames", "48", "--output-dir", str(tmp_path)]
+    said = f"error: {tmp_path / 'multi-sync-seed0.csv'} is of a run with total_frames 32, and this "
+    said += "would be with total_frames 48: give another --output-dir"
+    told = run_script("learning.py", *others, code=said)[1]
+    assert told == f"{tmp_path / 'hts-seed0.csv'} is taken as it is: nobody noted its settings\n"
 
 
 class PaidEnv(gym.Env[Any, Any]):

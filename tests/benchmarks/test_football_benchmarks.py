@@ -44,6 +44,8 @@ def test_step_times(tmp_path: Path) -> None:
     others = [*flags.split(), "--steps", "200", "--output-dir", str(tmp_path)]
     message = refused("football_steps.py", *others)
     assert message.endswith("delete it, or give another --output-dir")
+    message = refused("football_steps.py", *flags.split(), "--bootstrap", "3", *others[-2:])
+    assert "'bootstrap': 2" in message
     (tmp_path / "football_steps.json").unlink()
     run("football_steps.py", *others)
 
@@ -80,6 +82,15 @@ def test_theory_of_a_scenario_that_was_not_recorded(tmp_path: Path) -> None:
     message = refused("theory_check.py", "--scenario", "another", *flags)
     assert "--scenario another" in message
     assert "made up" in message
+
+
+def test_theory_does_not_choose_among_scenarios(tmp_path: Path) -> None:
+    record = write_record(tmp_path)
+    content = json.loads(record.read_text())
+    content["results"]["another"] = content["results"]["made up"]
+    record.write_text(json.dumps(content))
+    message = refused("theory_check.py", "--record", str(record), "--output-dir", str(tmp_path))
+    assert message.endswith(f"--scenario is missing: {record} is of made up, another")
 
 
 def test_what_giving_up_the_barrier_is_worth(tmp_path: Path) -> None:
