@@ -6,25 +6,29 @@
 For each game, the collectors train with A2C on 16 environments, in turns (see throughput.py). The
 time of an environment's step is measured alone. Games whose steps differ more in their time (resets
 and lost lives included) are those where a collector that waits for the slowest one waits most.
-Writes games.json after each game, so that a run that was stopped goes on where it was. Then writes
-games.svg: steps per second of HTSCollector over the best of TorchRL's, against that variation.
+Writes games.json after each measurement, so that a run that was stopped goes on where it was, with
+what has failed too. What was measured at another commit or under other settings is refused. Then
+writes games.svg: steps per second of HTSCollector over the best of TorchRL's, against that
+variation.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import statistics
 import sys
 import time
+from itertools import product
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from _contenders import NAMES, SAMPLE_FACTORY
-from _machine import machine
+from _machine import essentials
+from _measurements import Measurements, Record, has_failed, keep_others_out
 from _measuring import run_alone
 from _recipes import HERE
+from _report import Cell, speeds_of
 from _workloads import TRAININGS
 from matplotlib.figure import Figure
 
@@ -49,6 +53,7 @@ NUM_ENVS = 16
 CHOICES = [name for name in NAMES if name != SAMPLE_FACTORY]  # whose loss is not A2C's
 CONTENDERS = ["hts", "multi-sync", "multi-async", "parallel"]
 STEPS = 4_000  # whose time is measured
+STEP_TIMES = "step times"  # a record without a contender
 
 
 def step_times(env_id: str) -> np.ndarray[Any, Any]:
@@ -67,32 +72,47 @@ def step_times(env_id: str) -> np.ndarray[Any, Any]:
     return times
 
 
-def measure_game(game: str, options: argparse.Namespace) -> dict[str, Any]:
-    """Step times and steps per second of one game."""
-    env_id = f"ALE/{game}-v5"
-    times = step_times(env_id)
-    speeds: dict[str, list[float]] = {name: [] for name in options.contenders}
+def measure(options: argparse.Namespace, measurements: Measurements) -> None:
+    """Measure what is missing: step times in this process, each contender in one of its own."""
     script = [str(HERE / "throughput.py"), "--seconds", str(options.seconds), "--alone"]
-    for repetition in range(options.repetitions):
-        for contender in options.contenders:
+    for game in options.games:
+        env_id = f"ALE/{game}-v5"
+        if not measurements.has(key := {"workload": env_id, "contender": STEP_TIMES}):
+            times = step_times(env_id)
+            found = {"step_ms": 1e3 * float(times.mean()), "step_std_ms": 1e3 * float(times.std())}
+            measurements.add(key, found)
+        for repetition, contender in product(range(options.repetitions), options.contenders):
+            cell = Cell(env_id, options.training, NUM_ENVS)
+            key = {**cell._asdict(), "contender": contender, "repetition": repetition}
+            if measurements.has(key):
+                continue
             print(f"[{game}, {contender}, {repetition + 1}]", file=sys.stderr, flush=True)
-            work = [contender, env_id, options.training, str(NUM_ENVS)]
+            work = [contender, *map(str, cell)]
             run = run_alone([*script, *work], 300 + 4 * options.seconds)
             if "error" in run:
                 print(f"  {contender}: {run['error']}", file=sys.stderr)
-            else:
-                speeds[contender].append(run["steps_per_second"])
-    return {
-        "step_ms": 1e3 * float(times.mean()),
-        "step_std_ms": 1e3 * float(times.std()),
-        "speeds": speeds,
-    }
+            measurements.add(key, run)
+
+
+def results_of(options: argparse.Namespace, records: list[Record]) -> dict[str, dict[str, Any]]:
+    """Step times of each game that was asked for, and the speeds of all that were measured."""
+    results = {}
+    for game in options.games:
+        cell = Cell(f"ALE/{game}-v5", options.training, NUM_ENVS)
+        (times,) = (
+            each
+            for each in records
+            if (each["workload"], each["contender"]) == (cell.workload, STEP_TIMES)
+        )
+        played = [each for each in records if each["contender"] != STEP_TIMES]
+        results[game] = {**times, "speeds": speeds_of(played, cell)}
+    return results
 
 
 def ratio(result: dict[str, Any]) -> float:
-    """HTSCollector's median over the best median of the others."""
-    medians = {name: statistics.median(s) for name, s in result["speeds"].items() if s}
-    others = [median for name, median in medians.items() if name != "hts"]
+    """HTSCollector's median over the best median of those that aren't HTSCollector."""
+    medians = {name: statistics.median(s) for name, s in result["speeds"].items()}
+    others = [median for name, median in medians.items() if not name.startswith("hts")]
     return medians["hts"] / max(others) if "hts" in medians and others else float("nan")
 
 
@@ -156,15 +176,17 @@ def main() -> None:
     options = parser.parse_args()
 
     make_directory(options.output_dir)
-    file = options.output_dir / "games.json"
-    report = json.loads(file.read_text()) if file.exists() else {"results": {}}
-    for game in options.games:
-        if game not in report["results"]:
-            report["machine"] = machine()
-            report["results"][game] = measure_game(game, options)
-            file.write_text(json.dumps(report, indent=2) + "\n")
-    print_table(report["results"], options.contenders)
-    draw(report["results"], options.training, options.output_dir / "games.svg")
+    keep_others_out(options.output_dir)
+    conditions = {**essentials(), "seconds": options.seconds}
+    measurements = Measurements(options.output_dir / "games.json", conditions)
+    measure(options, measurements)
+    results = results_of(options, measurements.records)
+    print_table(results, options.contenders)
+    draw(results, options.training, options.output_dir / "games.svg")
+    asked = {f"ALE/{game}-v5" for game in options.games}
+    shown = [each for each in measurements.records if each["workload"] in asked]
+    if failed := sum(map(has_failed, shown)):
+        raise SystemExit(f"error: {failed} measurements failed; the same command tries them again")
 
 
 if __name__ == "__main__":

@@ -23,6 +23,7 @@ pytest.importorskip("ale_py")
 pytest.importorskip("matplotlib")
 import _curves
 import _readme
+import games
 import learning
 import throughput
 from _environments import VARIATIONS, SleepEnv
@@ -265,17 +266,36 @@ def test_theory_goes_on_with_what_is_missing(tmp_path: Path) -> None:
     run("theory_check.py", *other, *flags.split()[6:], str(tmp_path))
 
 
-def test_games_go_on_with_what_is_missing(tmp_path: Path) -> None:
-    known = {"step_ms": 1.0, "step_std_ms": 0.5, "speeds": {"hts": [300.0], "multi-sync": [200.0]}}
-    file = tmp_path / "games.json"
-    file.write_text(json.dumps({"results": {"Pong": known}}))
-    flags = "--games Pong Freeway --contenders hts --seconds 0.2 --repetitions 1 --output-dir"
-    printed = run("games.py", *flags.split(), str(tmp_path))
-    assert "| Pong | 1.00 (0.50) | 300 (300-300) | 1.50 |" in printed
-    results = json.loads(file.read_text())["results"]
-    assert results["Pong"] == known
-    assert results["Freeway"]["speeds"]["hts"][0] > 0
+def test_games_go_on_with_what_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And with what failed; HTSCollector with another lag is none of the others."""
+    speeds = {"hts": 300.0, "hts-lag2": 900.0, "multi-sync": 200.0}
+    asked: list[str] = []
+
+    def run_alone(arguments: list[str], limit_s: float) -> dict[str, Any]:
+        contender, *work = arguments[arguments.index("--alone") + 1 :]
+        assert work == ["ALE/Pong-v5", "a2c5", "16"]
+        asked.append(contender)
+        first = asked.count(contender) == 1
+        if contender == "multi-sync" and first:
+            return {"error": "killed"}
+        return {"steps_per_second": speeds[contender]}
+
+    monkeypatch.setattr(games, "run_alone", run_alone)
+    monkeypatch.setattr(games, "STEPS", 20)
+    monkeypatch.setattr(games, "keep_others_out", lambda _: None)  # until this process ends
+    flags = ["--games", "Pong", "--contenders", *speeds, "--repetitions", "1", "--output-dir"]
+    flags.append(str(tmp_path))
+    said = "error: 1 measurements failed; the same command tries them again"
+    _, told = run_script("games.py", *flags, code=said)
+    assert "multi-sync: killed" in told
+    printed = run("games.py", *flags)
+    assert asked == [*speeds, "multi-sync"]
+    assert "| 300 (300-300) | 900 (900-900) | 200 (200-200) | 1.50 |" in printed
     assert "</svg>" in (tmp_path / "games.svg").read_text()
+    said = "error: .* was measured with seconds 10.0, and this would be with seconds 1.0"
+    monkeypatch.setattr(sys, "argv", ["games.py", *flags, "--seconds", "1"])
+    with pytest.raises(SystemExit, match=said):
+        games.main()
 
 
 def test_learning_goes_on_with_what_is_missing(
