@@ -178,6 +178,20 @@ def draw(samples: Sequence[Sample], speed: Sequence[tuple[float, float]], file: 
     figure.savefig(file)
 
 
+def end(process: subprocess.Popen[bytes], metrics: Path, steps: int) -> str | None:
+    """Ends a run that is no longer watched; returns what was wrong with one that has ended."""
+    code = process.poll()
+    if code is None:  # the time is over, or Ctrl-C
+        process.terminate()
+        process.wait()
+        return None
+    if code:
+        return f"the run ended by itself with exit code {code}"
+    with metrics.open(newline="") as file:
+        done = [int(row["step"]) for row in csv.DictReader(file)][-1]
+    return None if done >= steps else f"the run ended after {done} of {steps} steps"
+
+
 def parse() -> argparse.Namespace:
     """The command line."""
     parser = argparse.ArgumentParser(
@@ -193,7 +207,10 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--interval", type=float, default=10.0, help="seconds between samples (10)")
     parser.add_argument("--output-dir", type=Path, default=Path("runs/flatness"))
     parser.add_argument("--alone", type=Path, help=argparse.SUPPRESS)
-    return parser.parse_args()
+    given = parser.parse_args()
+    if given.metrics is not None and given.pid is None:
+        parser.error("--metrics are of the run of --pid, which is not given")
+    return given
 
 
 def main() -> int:
@@ -213,20 +230,19 @@ def main() -> int:
         print(f"error: there is no process {pid}", file=sys.stderr)
         return 1
     samples = watch(pid, 60 * given.minutes, given.interval, given.output_dir / "processes.csv")
-    code = 0
-    if process is not None:
-        process.terminate()
-        code = max(0, process.wait())  # below 0: we have ended it
+    wrong = None if process is None else end(process, metrics, given.steps)
+    if wrong is not None:
+        print(f"error: {wrong}", file=sys.stderr)
     if not samples:
         print("error: there was nothing to watch", file=sys.stderr)
-        return code or 1
+        return 1
     speed = speeds(metrics) if metrics is not None and metrics.exists() else []
     if given.pid is not None and speed:  # by the clock of the watch, which began later
         late = speed[-1][0] - samples[-1].elapsed_s
         speed = [(at - late, value) for at, value in speed if at >= late]
     report(samples, speed, pid)
     draw(samples, speed, given.output_dir / "flatness.svg")
-    return code
+    return 0 if wrong is None else 1
 
 
 if __name__ == "__main__":

@@ -23,6 +23,7 @@ pytest.importorskip("ale_py")
 pytest.importorskip("matplotlib")
 import _curves
 import _readme
+import flatness
 import games
 import learning
 import throughput
@@ -402,3 +403,31 @@ def test_flatness_watches_a_run_to_its_end(tmp_path: Path) -> None:
         capture_output=True,
         check=False,
     ).stderr.endswith(b"error: there is no process 999999999\n")
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+@pytest.mark.parametrize(
+    ("does", "said"),
+    [
+        ("os.kill(os.getpid(), 9)", "the run ended by itself with exit code -9"),
+        ("sys.exit(3)", "the run ended by itself with exit code 3"),
+        ("sys.exit()", "the run ended after 70 of 100 steps"),
+    ],
+)
+def test_flatness_tells_of_a_run_that_ends_before_its_time(
+    does: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    start = subprocess.Popen
+
+    def fake(command: list[str]) -> subprocess.Popen[bytes]:
+        Path(command[-1]).write_text("step,time/elapsed_s\n0,0.0\n70,1.0\n")
+        return start([sys.executable, "-c", f"import os, sys, time; time.sleep(0.5); {does}"])
+
+    monkeypatch.setattr(flatness.subprocess, "Popen", fake)
+    flags = ("--steps", "100", "--interval", "0.1", "--output-dir", str(tmp_path))
+    assert run_script("flatness.py", *flags, code=1)[1] == f"error: {said}\n"
+
+
+def test_flatness_takes_metrics_of_a_run_that_it_is_told_of() -> None:
+    told = run_script("flatness.py", "--metrics", "metrics.csv", code=2)[1]
+    assert told.endswith("--metrics are of the run of --pid, which is not given\n")
