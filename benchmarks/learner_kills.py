@@ -11,7 +11,7 @@ and SIGTERM, and one rank gets SIGTERM. One can write no more files, as on a ful
 learning rate makes the training diverge. A run that was stopped is resumed. Each row says how long
 it took from then to the end of torchrun, and its exit code. It says whether the final policy has
 the bits of the run that was left alone, and what was left: processes that the run has started, and
-shared memory.
+shared memory. The command ends with an error if a policy has other bits, or anything was left.
 
 With --cut each learner has a host (`_hosts.py`, as root), under ``torchrun --nnodes 1:LEARNERS``,
 and the last host is cut off. The others are to go on, from the newest checkpoint. With --crash all
@@ -205,6 +205,7 @@ class Table:
         self._recipe = f"{recipe} --shards {learners}"
         self._expected: str | None = None
         self._number = 0
+        self.wrong = 0  # rows that should not be as they are
 
     def start(self, more: str = "", hosts: Hosts | None = None) -> tuple[Launch, Path]:
         """A run of its own."""
@@ -214,11 +215,18 @@ class Table:
         return Launch(self._learners, recipe, directory, hosts), directory
 
     def row(self, what: str, took_s: float, code: int, directory: Path, left: str) -> None:
-        """Print one; the first is of what others are compared with."""
+        """Print one; the first is of what others are compared with.
+
+        Raises:
+            SystemExit: if the first has no policy.
+        """
         newest = directory / "policy.pt"
         found = digest(torch.load(newest).values()) if newest.exists() else None
+        if self._expected is None and found is None:
+            sys.exit(f"error: {what}, a run left no policy to compare with; exit code {code}")
         self._expected = self._expected or found
         same = "none" if found is None else "same" if found == self._expected else "other"
+        self.wrong += same == "other" or left != "nothing"
         print(f"| {what} | {took_s:.0f} | {code} | {same} | {left} |", flush=True)
 
     def happens(self, what: str, do: Callable[[Launch], object], moment: Moment) -> Path:
@@ -302,7 +310,7 @@ def host_goes(table: Table, options: argparse.Namespace, returns: bool) -> None:
         table.row(what, took_s, code, directory, launch.left())
 
 
-def main() -> None:
+def main() -> int:
     """Print the table."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -310,8 +318,9 @@ def main() -> None:
     parser.add_argument("--task", choices=TASKS, default="cartpole")
     parser.add_argument("--learners", type=count, default=2)
     parser.add_argument("--kills", type=int, default=10, help="of a rank (default: 10)")
-    parser.add_argument("--cut", action="store_true", help="cut a host off, and nothing else")
-    parser.add_argument("--crash", action="store_true", help="end a host, and nothing else")
+    hosts = parser.add_mutually_exclusive_group()
+    hosts.add_argument("--cut", action="store_true", help="cut a host off, and nothing else")
+    hosts.add_argument("--crash", action="store_true", help="end a host, and nothing else")
     parser.add_argument("--seed", type=int, default=0, help="of the moments (default: 0)")
     options = parser.parse_args()
     loses_host = options.cut or options.crash
@@ -324,7 +333,8 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as parent:
         table = Table(options.learners, TASKS[options.task], Path(parent))
         (lose_host if loses_host else kill)(table, options)
+    return 1 if table.wrong else 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -10,7 +10,8 @@ with the mean that its executors took, its update, and the exchange as it was ti
 more learners than were measured the exchange is `theory.exchange_time` with 0.1 ms and 1 Gbit/s.
 The column large is the exchange of 1.7 million values, as the Nature CNN has, timed likewise. The
 last are microseconds of processor time for a step, by kind of process, and rows of an actor's pass.
-Writes learner_scaling.json and learner_scaling.svg.
+Writes learner_scaling.json after each run, so that a command that was stopped, or of which a run
+has failed, goes on where it was. And learner_scaling.svg.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ import tempfile
 import time
 from contextlib import nullcontext
 from functools import partial
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +34,8 @@ import numpy as np
 import torch
 from _environments import OBSERVATION_SIZE, SLEEP_MEAN_S, SleepEnv
 from _hosts import Hosts, why_not
-from _machine import commit, machine
+from _machine import essentials
+from _measurements import Measurements, Record, has_failed, keep_others_out
 from _processor_time import used_s
 from matplotlib.figure import Figure
 from tensordict import TensorDictBase
@@ -128,9 +131,10 @@ def learn(options: argparse.Namespace) -> None:
             took_s, now = time.perf_counter() - began, used_s(collector.worker_pids())
             seen = collector.statistics()
         busy_s = seen.executor_busy_share * seen.elapsed_s * ENVS
+        stepped = options.rounds + WARM_UP + 1  # all rounds: the last was handed out at the break
         found = {
             "steps_per_second": frames * options.rounds / took_s,
-            "step_s": busy_s / (ALPHA * (options.rounds + WARM_UP) * ENVS),
+            "step_s": busy_s / (ALPHA * stepped * ENVS),
             "update_s": statistics.mean(updates_s[WARM_UP:]),
             "rows": seen.mean_actor_batch_size,
             **{f"{k}_s": (now[k] - before[k]) / (ENVS * ALPHA * options.rounds) for k in KINDS},
@@ -145,7 +149,7 @@ def learn(options: argparse.Namespace) -> None:
             options.write_to.write_text(json.dumps(found))
 
 
-def measure(size: int, shards: int, rounds: int, on_hosts: bool) -> dict[str, float]:
+def measure(size: int, shards: int, rounds: int, on_hosts: bool) -> dict[str, Any]:
     """One run."""
     with tempfile.TemporaryDirectory() as directory:
         file = Path(directory, "found.json")
@@ -159,9 +163,45 @@ def measure(size: int, shards: int, rounds: int, on_hosts: bool) -> dict[str, fl
             running = [subprocess.Popen(command) for command in commands]
             codes = [process.wait() for process in running]
         if any(codes):
-            sys.exit("a learner has failed")
+            return {"error": "a learner has failed"}
         found: dict[str, float] = json.loads(file.read_text())
         return found
+
+
+def measure_missing(
+    measurements: Measurements, wanted: list[tuple[str, int]], options: argparse.Namespace
+) -> None:
+    """Each kind and number of learners, in turns."""
+    on_hosts = why_not() is None
+    for turn, (kind, size) in product(range(options.turns), wanted):
+        key = {"kind": kind, "learners": size, "turn": turn}
+        if not measurements.has(key):
+            print(f"[{turn + 1}/{options.turns}] {kind}, {size} learners", file=sys.stderr)
+            shards = options.shards if kind == "shards" else 0
+            measurements.add(key, measure(size, shards, options.rounds, on_hosts))
+
+
+def medians_of(
+    records: list[Record], wanted: list[tuple[str, int]]
+) -> dict[tuple[str, int], dict[str, float]]:
+    """Of all runs of a kind and number of learners, by what they have measured.
+
+    Raises:
+        SystemExit: if one of them has failed.
+    """
+    runs = {
+        each: [one for one in records if (one["kind"], one["learners"]) == each] for each in wanted
+    }
+    if failed := sum(has_failed(one) for own in runs.values() for one in own):
+        sys.exit(f"error: {failed} runs failed; the same command tries them again")
+    return {
+        each: {
+            name: statistics.median(one[name] for one in own)
+            for name in own[0]
+            if name not in ("kind", "learners", "turn", "commit")
+        }
+        for each, own in runs.items()
+    }
 
 
 def predict(size: int, one: dict[str, float], exchange_s: float) -> float:
@@ -220,29 +260,24 @@ def main() -> None:
     if options.write_to is not None:
         learn(options)
         return
+    if 1 not in options.learners:
+        parser.error("--learners must have 1 among them: all is told as shares of what one makes")
     make_directory(options.output_dir)
-    on_hosts = why_not() is None
-    kinds = {"all-reduce": 0, **({"shards": options.shards} if options.shards else {})}
+    keep_others_out(options.output_dir)
+    kinds = ["all-reduce", *["shards"] * bool(options.shards)]
     wanted = [(kind, size) for kind in kinds for size in options.learners]
-    runs: dict[tuple[str, int], list[dict[str, float]]] = {each: [] for each in wanted}
-    for turn in range(options.turns):
-        for kind, size in wanted:
-            print(f"[{turn + 1}/{options.turns}] {kind}, {size} learners", file=sys.stderr)
-            runs[kind, size].append(measure(size, kinds[kind], options.rounds, on_hosts))
-    medians = {
-        each: {name: statistics.median(one[name] for one in found) for name in found[0]}
-        for each, found in runs.items()
-    }
+    conditions = {**essentials(), "rounds": options.rounds, "shards": options.shards}
+    conditions |= {"on_hosts": why_not() is None, "mean_s": SLEEP_MEAN_S}
+    measurements = Measurements(options.output_dir / "learner_scaling.json", conditions)
+    measure_missing(measurements, wanted, options)
+    medians = medians_of(measurements.records, wanted)
     rows = []
     for (kind, size), found in medians.items():
         one = medians[kind, 1]
         predicted = predict(size, one, found["exchange_s"] if size > 1 else 0.0)
         rows.append({"kind": kind, "learners": size, **found, "predicted": predicted})
-    here = machine()
-    report = {"machine": here, "on_hosts": on_hosts, "mean_s": SLEEP_MEAN_S, "rows": rows}
-    file = options.output_dir / "learner_scaling.json"
-    file.write_text(json.dumps(report, indent=2) + "\n")
-    print(f"{here['cpu']}, {here['cores']} cores, commit {commit()}, medians of {options.turns}\n")
+    here = essentials()
+    print(f"{here['cpu']}, {here['cores']} cores, commit {here['commit']}, medians of turns\n")
     titles = "| | learners | steps/s | share | predicted | update, ms | exchange, ms | large, ms |"
     titles += "".join(f" {kind}, us |" for kind in KINDS) + " rows |"
     print(titles)
