@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import NamedTuple
 
-from _measurements import Record
+from _measurements import Record, has_failed
 from _workloads import CORES, TRAININGS, find_workload
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -82,11 +82,14 @@ def speeds_of(records: Iterable[Record], cell: Cell) -> dict[str, list[float]]:
 def medians_by_key(
     records: Iterable[Record], cell: Cell, contender: str, keys: Iterable[str]
 ) -> dict[str, float]:
-    """Medians of what a contender's records tell by these keys; empty where they don't."""
+    """Medians of what a contender's records tell by these keys; empty where they don't.
+
+    Of several processes that were to work at the same time each must have.
+    """
     runs = [
         run
         for record in records
-        if cell_of(record) == cell and record["contender"] == contender
+        if cell_of(record) == cell and record["contender"] == contender and not has_failed(record)
         for run in record.get("runs", [record])
         if run.keys() >= {*keys}
     ]

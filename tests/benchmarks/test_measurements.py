@@ -34,6 +34,13 @@ def test_what_was_measured_otherwise_is_refused(other: dict[str, str], tmp_path:
         Measurements(file, {**CONDITIONS, **other})
 
 
+def test_several_at_the_same_time_have_failed_when_one_has(tmp_path: Path) -> None:
+    """The others had the cores to themselves."""
+    found = Measurements(tmp_path / "all.json", CONDITIONS)
+    found.add({"contender": "parts"}, {"runs": [{"emulator_s": 1.0}, {"error": "killed"}]})
+    assert not found.has({"contender": "parts"})
+
+
 def test_a_file_without_conditions_is_refused(tmp_path: Path) -> None:
     file = tmp_path / "all.json"
     write_json(file, {"machine": {}, "records": []})
