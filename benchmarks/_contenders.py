@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from importlib.util import find_spec
@@ -33,8 +33,10 @@ from torchrl.collectors import (
 from torchrl.envs import EnvBase, GymWrapper, ParallelEnv, SerialEnv
 
 from torchrl_hts import HTSCollector
+from torchrl_hts._reports.statistics import WorkerStatistics
 
 __all__ = [
+    "CPU_ONLY",
     "DEFAULT_CONTENDERS",
     "NAMES",
     "PACKAGES",
@@ -43,6 +45,7 @@ __all__ = [
     "add_barrier",
     "lacking",
     "make_runner",
+    "per_step_s",
     "serial",
     "wrap",
 ]
@@ -55,6 +58,7 @@ PACKAGES = {
     "loop-envpool": ("envpool", MAKE_CONTENDERS),
     SAMPLE_FACTORY: ("sample_factory", MAKE_CONTENDERS),
 }
+CPU_ONLY = {"async-batched", SAMPLE_FACTORY}  # which aren't told of a device
 STOCK = "-stock"  # suffix of a contender whose A2C update is TorchRL's own
 
 
@@ -64,8 +68,11 @@ class Runner(Protocol):
     def advance(self) -> int:
         """Gathers a batch and learns from it; returns its number of steps."""
 
+    def begin(self) -> None:
+        """Says that the batches before were to warm up, and don't count."""
+
     def facts(self) -> dict[str, Any]:
-        """What else is worth noting."""
+        """What else is worth noting: the learner's threads, the shape of a batch, and more."""
 
     def close(self) -> None:
         """Ends its processes."""
@@ -107,7 +114,9 @@ class CollectorRunner:
         shares_cores = contender.concurrent and not training.mostly_learns
         torch.set_num_threads(learner_threads or (1 if shares_cores else CORES))
         self._batches: Iterator[TensorDictBase] = iter(self._collector)
+        self._shape: list[int] = []
         self._learner_cpu_s, self._frames = 0.0, 0
+        self._before: Mapping[str, WorkerStatistics] = {}
 
     def advance(self) -> int:
         batch = next(self._batches)
@@ -117,25 +126,44 @@ class CollectorRunner:
             self._collector.update_policy_weights_()
         self._learner_cpu_s += time.process_time() - used
         self._frames += batch.numel()
+        self._shape = [*batch.shape]
         return batch.numel()
 
+    def begin(self) -> None:
+        self._learner_cpu_s, self._frames = 0.0, 0
+        if isinstance(self._collector, HTSCollector):
+            self._before = self._collector.statistics().workers
+
     def facts(self) -> dict[str, Any]:
+        found: dict[str, Any] = {"threads": torch.get_num_threads(), "batch": self._shape}
         if not isinstance(self._collector, HTSCollector):
-            return {}
+            return found
         counted = self._collector.statistics()
-        cpu_s = {"executor": 0.0, "actor": 0.0}
-        for name, worker in counted.workers.items():
-            cpu_s[name.partition(" ")[0]] += worker.cpu_s
+        used_s = per_step_s(self._before, counted.workers)
         return {
+            **found,
             "learner_waiting_share": counted.learner_waiting_share,
             "mean_actor_batch_size": counted.mean_actor_batch_size,
-            "executors_cpu_s": cpu_s["executor"] / counted.frames,
-            "actors_cpu_s": cpu_s["actor"] / counted.frames,
+            "executors_cpu_s": used_s["executor"],
+            "actors_cpu_s": used_s["actor"],
             "learner_cpu_s": self._learner_cpu_s / self._frames,
         }
 
     def close(self) -> None:
         self._collector.shutdown()
+
+
+def per_step_s(
+    before: Mapping[str, WorkerStatistics], now: Mapping[str, WorkerStatistics]
+) -> dict[str, float]:
+    """Processor time of executors and actors for each step that was made between two moments."""
+    cpu_s, steps = {"executor": 0.0, "actor": 0.0}, 0
+    for name, worker in now.items():
+        kind, old = name.partition(" ")[0], before.get(name)
+        cpu_s[kind] += worker.cpu_s - (old.cpu_s if old else 0.0)
+        if kind == "executor":
+            steps += worker.events - (old.events if old else 0)
+    return {kind: used_s / steps for kind, used_s in cpu_s.items()}
 
 
 def make_runner(

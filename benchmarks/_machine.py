@@ -78,11 +78,13 @@ def commit() -> str | None:
 
 
 def stolen_s() -> float:
-    """Seconds of all cores, since the start, that the host of a virtual machine gave to others.
+    """Seconds of the cores here, since the start, that a virtual machine's host gave to others.
 
-    Only of those in which there was something to run here.
+    Of the cores that this process may use, and only when there was something to run on them.
     """
-    ticks = int(Path("/proc/stat").read_text().partition("\n")[0].split()[8])
+    own = {f"cpu{number}" for number in os.sched_getaffinity(0)}
+    words = (line.split() for line in Path("/proc/stat").read_text().splitlines())
+    ticks = sum(int(each[8]) for each in words if each and each[0] in own)
     return ticks / os.sysconf("SC_CLK_TCK")
 
 

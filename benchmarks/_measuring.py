@@ -36,11 +36,12 @@ POLITE_S = 5.0  # for a measurement to end that is no longer wanted
 def measure_runner(runner: Runner, seconds: float, warm_up: int) -> dict[str, Any]:
     """Steps per second of a contender, from the end of the warm-up batches on; ends it.
 
-    And the share of the machine's cores that the host gave to others meanwhile.
+    And the share of the cores that the host gave to others meanwhile.
     """
     try:
         for _ in range(warm_up):
             runner.advance()
+        runner.begin()
         frames, num_batches, elapsed_s = 0, 0, 0.0
         began, stolen_before_s = time.perf_counter(), stolen_s()
         while not num_batches or elapsed_s < seconds:
@@ -52,7 +53,7 @@ def measure_runner(runner: Runner, seconds: float, warm_up: int) -> dict[str, An
             "batches": num_batches,
             "elapsed_s": elapsed_s,
             "steps_per_second": frames / elapsed_s,
-            "stolen_share": (stolen_s() - stolen_before_s) / elapsed_s / (os.cpu_count() or 1),
+            "stolen_share": (stolen_s() - stolen_before_s) / elapsed_s / CORES,
             "memory_mib": memory_mib(os.getpid()),
             **runner.facts(),
         }

@@ -93,8 +93,12 @@ class StableBaselines:
             model.train()
         return int(model.n_steps * model.n_envs)
 
+    def begin(self) -> None:
+        pass
+
     def facts(self) -> dict[str, Any]:
-        return {}
+        batch = [self._model.n_envs, self._model.n_steps]
+        return {"threads": torch.get_num_threads(), "batch": batch}
 
     def close(self) -> None:
         self._model.env.close()

@@ -15,12 +15,14 @@ from script_paths import BENCHMARKS  # noqa: F401  so that the scripts are found
 from torchrl.collectors import Collector
 
 from torchrl_hts import HTSCollector
+from torchrl_hts._reports.statistics import WorkerStatistics
 from torchrl_hts._rounds.event_rings import Activity
 from torchrl_hts.testing import digest
 
 pytest.importorskip("ale_py")
 pytest.importorskip("matplotlib")
-from _contenders import CONTENDERS, add_barrier, serial
+import _machine
+from _contenders import CONTENDERS, add_barrier, make_runner, per_step_s, serial
 from _loops import make_gymnasium_loop, make_vector_loop
 from _machine import INSTRUCTIONS, machine
 from _workloads import TRAININGS, WORKLOADS, find_workload, make_agent, policy_of
@@ -128,3 +130,40 @@ def test_a_plain_loop_yields_what_a_collector_does(training: str) -> None:
     logits = agent.logits.module(agent.trunk.module(batch["observation"]))
     log_prob = torch.distributions.Categorical(logits=logits).log_prob(batch["action"])
     torch.testing.assert_close(batch["action_log_prob"], log_prob)
+
+
+def test_processor_time_is_of_the_steps_of_the_same_time() -> None:
+    """An actor that was replaced begins anew."""
+
+    def worker(cpu_s: float, events: int) -> WorkerStatistics:
+        return WorkerStatistics(0.0, 0.0, 0.0, 0.0, 0.0, cpu_s, events, None)
+
+    before = {"executor 0": worker(5.0, 100), "executor 1": worker(3.0, 10)}
+    now = {"executor 0": worker(7.0, 130), "executor 1": worker(4.0, 30), "actor 1": worker(5.0, 9)}
+    assert per_step_s(before, now) == {"executor": 3.0 / 50, "actor": 5.0 / 50}
+
+
+def test_a_contender_counts_from_the_end_of_the_warm_up() -> None:
+    runner = make_runner("hts", "costless", "collect", 2)
+    try:
+        runner.advance()
+        runner.begin()
+        before = runner._before
+        runner.advance()
+        found = runner.facts()
+    finally:
+        runner.close()
+    assert before["executor 0"].events > 0
+    assert found["batch"] == [2, 20]
+    assert all(found[f"{kind}_cpu_s"] >= 0 for kind in ("executors", "actors", "learner"))
+
+
+def test_time_that_was_stolen_is_of_the_cores_that_are_used(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    lines = ["cpu  0 0 0 0 0 0 0 900 0 0", "cpu0 0 0 0 0 0 0 0 100 0 0"]
+    lines += ["cpu1 0 0 0 0 0 0 0 200 0 0", "cpu10 0 0 0 0 0 0 0 600 0 0", "intr 1 2"]
+    monkeypatch.setattr(Path, "read_text", lambda _: "\n".join(lines))
+    monkeypatch.setattr(_machine.os, "sched_getaffinity", lambda _: {0, 1})
+    monkeypatch.setattr(_machine.os, "sysconf", lambda _: 100)
+    assert _machine.stolen_s() == 3.0
