@@ -156,7 +156,20 @@ def print_table(records: list[Record], cell: Cell) -> None:
         if memory[contender]:
             line = f"{line:<{len(header)}}{memory[contender]['memory_mib']:>13,.0f}"
         print(line)
-    for contender in speeds:
+    print_notes(records, cell, [*speeds])
+
+
+def print_notes(records: list[Record], cell: Cell, contenders: list[str]) -> None:
+    """Below a cell's table: what contenders differ in, what they used, and what was taken away."""
+    shapes = {
+        each["contender"]: f"{each['threads']}, {' x '.join(map(str, each['batch']))}"
+        for each in records
+        if cell_of(each) == cell and "batch" in each
+    }
+    if shapes:
+        told = "; ".join(f"{name} {shapes[name]}" for name in contenders if name in shapes)
+        print(f"  threads of the learner, environments x steps of a batch: {told}")
+    for contender in contenders:
         if used := medians_by_key(records, cell, contender, CPU_TIMES):
             parts = ", ".join(f"{CPU_TIMES[key]} {used[key] * 1e3:.3f}" for key in used)
             print(

@@ -11,9 +11,10 @@ For football, `make football VENV=.venv-contenders` first, or else once more `ma
 it: it brings a newer numpy.
 
 It has the network, the batches and the weights of the other contenders' losses, and one thread that
-learns. Its algorithm is its own: the loss is PPO's with values clipped and the optimizer Adam,
-where others train with A2C too, and V-trace is off. Workers with an even number of environments
-step one half while the other's actions are inferred, and are pinned to cores.
+learns, with PPO too, where others have one for each core. Its algorithm is its own: the loss is
+PPO's with values clipped and the optimizer Adam, where others train with A2C too, and V-trace is
+off. Workers with an even number of environments step one half while the other's actions are
+inferred, and are pinned to cores.
 """
 
 from __future__ import annotations
@@ -164,4 +165,6 @@ def measure_sample_factory(
         "batches": clock.iterations,
         "elapsed_s": clock.elapsed_s,
         "steps_per_second": frames / clock.elapsed_s,
+        "threads": 1,
+        "batch": [cfg.batch_size * cfg.num_batches_per_epoch // cfg.rollout, cfg.rollout],
     }

@@ -15,11 +15,13 @@ suffix -stock (multi-async-stock, hts-stock, ...) it is what TorchRL's A2CLoss a
 themselves with a shared trunk. Where contenders gather and learn in turns, or learning is most of
 the work (PPO), the learner has a thread for each core; else one. TorchRL's multi-process collectors
 get a worker per environment where environments sleep, and elsewhere a worker per core with the
-environments shared out among them. The contender hts-barrier is HTSCollector where everybody waits
-for the slowest at the end of each round, as in the paper, and hts-timeline takes down what
-collector.timeline draws. The others: sb3 is Stable-Baselines3, loop-envpool EnvPool in a plain
-loop, sample-factory Sample Factory's APPO, with its own loss and optimizer (in what it differs is
-told in _sample_factory.py). `make contenders` makes an environment that has them.
+environments shared out among them. A worker of multi-async fills a batch by itself: of two workers
+each has half of the environments, and makes twice as many steps of them; the table tells the shape.
+The contender hts-barrier is HTSCollector where everybody waits for the slowest at the end of each
+round, as in the paper, and hts-timeline takes down what collector.timeline draws. The others: sb3
+is Stable-Baselines3, loop-envpool EnvPool in a plain loop, sample-factory Sample Factory's APPO,
+with its own loss and optimizer (in what it differs is told in _sample_factory.py). `make
+contenders` makes an environment that has them.
 
 Writes measurements.json after each measurement, so that a run that was stopped goes on where it
 was; Ctrl-C shows what there is. A directory holds what was measured at one commit, on one machine,
@@ -43,6 +45,7 @@ from pathlib import Path
 from typing import Any
 
 from _contenders import (
+    CPU_ONLY,
     DEFAULT_CONTENDERS,
     NAMES,
     PACKAGES,
@@ -72,6 +75,8 @@ from torchrl_hts.bench.command_line import count, make_directory, positive
 
 STARTUP, RUNS = "startup", Path("runs")
 STARTUP_EXECUTORS = 16
+# What keep_large_blocks does, for all that a contender starts: Sample Factory learns elsewhere.
+KEEP_BLOCKS = dict.fromkeys(("MALLOC_MMAP_THRESHOLD_", "MALLOC_TRIM_THRESHOLD_"), str(1 << 30))
 DEFAULT_CELLS = [
     Cell("sleep", "collect", 16),
     Cell("costless", "collect", 16),
@@ -121,7 +126,12 @@ def check(options: argparse.Namespace, parser: argparse.ArgumentParser) -> None:
         options.keep_large_blocks = True
         os.environ.setdefault("OMP_WAIT_POLICY", "passive")
     options.output_dir = options.output_dir or RUNS / ("readme" if options.readme else "throughput")
-    options.contenders = options.contenders or DEFAULT_CONTENDERS
+    on_cpu = options.device == "cpu"
+    if not on_cpu and (options.readme or CPU_ONLY & {*(options.contenders or ())}):
+        parser.error(f"--device: {' and '.join(sorted(CPU_ONLY))} are measured on the CPU alone")
+    options.contenders = options.contenders or [
+        name for name in DEFAULT_CONTENDERS if on_cpu or name not in CPU_ONLY
+    ]
     for contender in lacking() & {*options.contenders}:
         package, how = PACKAGES[contender]
         parser.error(f"--contenders {contender} needs the package {package}: {how}")
@@ -176,7 +186,9 @@ def parse() -> argparse.Namespace:
         "where the learner does",
     )
     parser.add_argument(
-        "--keep-large-blocks", action="store_true", help="call keep_large_blocks in each learner"
+        "--keep-large-blocks",
+        action="store_true",
+        help="as keep_large_blocks does, in all processes of all",
     )
     parser.add_argument(
         "--readme",
@@ -253,7 +265,9 @@ def measure(
     script += ["--alone"]
     for repetition, (cell, named) in product(range(options.repetitions), contenders.items()):
         arguments = [cell.workload, cell.training, str(cell.num_envs)]
-        parts = [] if find_workload(cell.workload).waits else [*PARTS]
+        # Parts are timed on the CPU: elsewhere they would be those of something else.
+        elsewhere = (options.device, options.policy_device) != ("cpu", "cpu")
+        parts = [] if elsewhere or find_workload(cell.workload).waits else [*PARTS]
         for each in [*parts, *named]:
             key = {**cell._asdict(), "contender": each, "repetition": repetition}
             if measurements.has(key):
@@ -280,6 +294,8 @@ def main() -> None:
         alone(options)
         return
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # with all it started
+    if options.keep_large_blocks:
+        os.environ.update(KEEP_BLOCKS)
     contenders, with_startup = asked_for(options)
     make_directory(options.output_dir)
     keep_others_out(options.output_dir)

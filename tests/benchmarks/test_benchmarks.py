@@ -86,6 +86,8 @@ def test_throughput(tmp_path: Path) -> None:
     assert all(measured[part] > 0 for part in used)
     assert 0 <= measured["stolen_share"] < 1
     assert 50 < measured["memory_mib"] < 5_000
+    assert (measured["threads"], measured["batch"]) == (1, [2, 5])
+    assert "of the learner, environments x steps of a batch: hts 1, 2 x 5\n" in printed
     two, four = printed.split("4 environments")
     assert f"{measured['memory_mib']:,.0f}\n" in two.split("MiB in all\n")[1]
     assert "MiB in all" not in four, "nothing is known of it"
@@ -151,6 +153,29 @@ def test_numbers_of_environments_are_of_workloads(
     assert throughput.parse().num_envs == [64]
 
 
+def test_who_knows_no_device_is_measured_on_the_cpu_alone(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for others in (["--contenders", "hts", "async-batched"], ["--readme"]):
+        monkeypatch.setattr(sys, "argv", ["throughput.py", "--device", "cuda", *others])
+        with pytest.raises(SystemExit):
+            throughput.parse()
+        assert "are measured on the CPU alone" in capsys.readouterr().err
+    monkeypatch.setattr(sys, "argv", ["throughput.py", "--device", "cuda"])
+    assert "async-batched" not in throughput.parse().contenders
+
+
+def test_parts_are_timed_on_the_cpu_alone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(throughput, "run_alone", lambda *_: {"steps_per_second": 1.0})
+    flags = ["--workloads", "cartpole", "--contenders", "hts", "--policy-device", "cuda"]
+    monkeypatch.setattr(sys, "argv", ["throughput.py", *flags, "--repetitions", "1"])
+    options = throughput.parse()
+    cells, _ = throughput.asked_for(options)
+    found = throughput.Measurements(tmp_path / "all.json", {})
+    throughput.measure(options, cells, False, found, found)
+    assert [each["contender"] for each in found.records] == ["hts"]
+
+
 def test_the_readmes_table_is_measured_by_one_command(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -160,6 +185,7 @@ def test_the_readmes_table_is_measured_by_one_command(
 
     def run(arguments: list[str], limit_s: float) -> dict[str, Any]:
         assert "--keep-large-blocks" in arguments
+        assert {os.environ[name] for name in throughput.KEEP_BLOCKS} == {str(1 << 30)}
         if "serial" in arguments:
             return {"error": "killed"}
         (contender,) = {*arguments} & {*speeds}
@@ -172,6 +198,8 @@ def test_the_readmes_table_is_measured_by_one_command(
     monkeypatch.setattr(throughput, "keep_others_out", lambda _: None)  # until this process ends
     monkeypatch.setattr(signal, "signal", lambda *_: None)
     monkeypatch.setenv("OMP_WAIT_POLICY", "active")
+    for name in throughput.KEEP_BLOCKS:
+        monkeypatch.setenv(name, "0")
     flags = ["--readme", "--repetitions", "1", "--output-dir", str(tmp_path)]
     monkeypatch.setattr(sys, "argv", ["throughput.py", *flags])
     with pytest.raises(SystemExit, match="9 of 23 measurements failed"):  # those left out

@@ -78,7 +78,7 @@ def test_other_bits_and_what_is_left_are_wrong(
 
 def test_there_must_be_something_to_compare_with(tmp_path: Path) -> None:
     table = learner_kills.Table(2, "recipe.py", tmp_path)
-    with pytest.raises(SystemExit, match="left alone, a run left no policy.*exit code 1"):
+    with pytest.raises(SystemExit, match=r"left alone, a run left no policy.*exit code 1"):
         table.row("left alone", 1.0, 1, tmp_path / "nowhere", "nothing")
 
 
