@@ -18,19 +18,18 @@ class Parts(NamedTuple):
 
     Attributes:
         copies: processes that do so at the same time.
-        bound: what the speed is called that all cores would come to, if no more than this had to
-            be done.
+        name: what the speed is called that all cores would come to by these times.
     """
 
     copies: int
-    bound: str
+    name: str
 
 
 # Caches, memory and a host's other guests are shared: what one core does while the others are idle,
 # all together may not.
 PARTS = {
-    "parts": Parts(1, "CPU bound"),
-    "parts-together": Parts(CORES, "bound, cores busy"),
+    "parts": Parts(1, "parts alone"),
+    "parts-together": Parts(CORES, "parts, cores busy"),
 }
 PART_TIMES = ("emulator_s", "inference_s", "learning_s")
 # Processor time per step, where a record tells, and who used it.
@@ -40,7 +39,7 @@ CPU_TIMES = {
     "learner_cpu_s": "learner",
 }
 SHOWN_STOLEN = 0.01  # of the cores: less is not worth a line
-LINES = {"ideal": "--", "CPU bound": "--", "bound, cores busy": ":"}
+LINES = {"ideal": "--", "parts alone": "--", "parts, cores busy": ":"}
 
 
 class Cell(NamedTuple):
@@ -96,14 +95,18 @@ def medians_by_key(
     return {key: statistics.median(run[key] for run in runs) for key in keys} if runs else {}
 
 
-def bounds_of(records: Iterable[Record], cell: Cell) -> dict[str, float]:
-    """Steps per second that a cell's are shown as shares of, by what they are called."""
+def yardsticks_of(records: Iterable[Record], cell: Cell) -> dict[str, float]:
+    """Steps per second that a cell's are shown as shares of, by what they are called.
+
+    Only the ideal can't be exceeded. Among the parts is inference as torch runs the policy, and
+    HTSCollector runs small ones in numpy.
+    """
     slowest_step_s = find_workload(cell.workload).slowest_step_s
     if slowest_step_s is not None:
         return {"ideal": cell.num_envs / slowest_step_s}
     times = {parts: medians_by_key(records, cell, parts, PART_TIMES) for parts in PARTS}
     return {
-        PARTS[parts].bound: CORES / sum(seconds.values())
+        PARTS[parts].name: CORES / sum(seconds.values())
         for parts, seconds in times.items()
         if seconds
     }
@@ -130,27 +133,27 @@ def commits_of(records: Iterable[Record], cell: Cell) -> str:
 def print_table(records: list[Record], cell: Cell) -> None:
     """Medians of one cell, fastest first."""
     print(f"\n{cell.title}, {cell.num_envs} environments, {commits_of(records, cell)}")
-    bounds = bounds_of(records, cell)
+    yardsticks = yardsticks_of(records, cell)
     for parts in PARTS:
         if seconds := medians_by_key(records, cell, parts, PART_TIMES):
             print(
                 f"  {parts}, ms per step: emulator {seconds['emulator_s'] * 1e3:.3f}, inference "
                 f"{seconds['inference_s'] * 1e3:.3f}, learning {seconds['learning_s'] * 1e3:.3f}; "
-                f"{CORES} cores can do {bounds[PARTS[parts].bound]:,.0f} steps/s"
+                f"by that {CORES} cores make {yardsticks[PARTS[parts].name]:,.0f} steps/s"
             )
     for contender, error in failures_of(records, cell):
         print(f"  {contender}: {error}")
     speeds = speeds_of(records, cell)
     others = [statistics.median(s) for name, s in speeds.items() if not name.startswith("hts")]
     header = f"  {'contender':<18}{'steps/s':>10}{'least':>10}{'most':>10}"
-    header += "".join(f"{f'of {name}':>22}" for name in bounds)
+    header += "".join(f"{f'of {name}':>22}" for name in yardsticks)
     header += f"{'of best other':>17}"
     memory = {name: medians_by_key(records, cell, name, ["memory_mib"]) for name in speeds}
     print(header + (f"{'MiB in all':>13}" if any(memory.values()) else ""))
     for contender, measured in speeds.items():
         median = statistics.median(measured)
         line = f"  {contender:<18}{median:>10,.0f}{min(measured):>10,.0f}{max(measured):>10,.0f}"
-        line += "".join(f"{median / bound:>22.0%}" for bound in bounds.values())
+        line += "".join(f"{median / speed:>22.0%}" for speed in yardsticks.values())
         if others:
             line += f"{median / max(others):>17.2f}"
         if memory[contender]:
@@ -202,7 +205,7 @@ def color(contender: str) -> str:
 
 
 def draw_bars(records: list[Record], file: Path) -> None:
-    """A panel per cell: medians, with lines from the least to the most, and the bounds."""
+    """A panel per cell: medians, with lines from the least to the most, and the yardsticks."""
     cells = cells_of(records)
     speeds = {cell: speeds_of(records, cell) for cell in cells}
     heights = [1.2 + 0.3 * max(1, len(speeds[cell])) for cell in cells]
@@ -213,10 +216,10 @@ def draw_bars(records: list[Record], file: Path) -> None:
         measured = [speeds[cell][name] for name in names]
         medians, spread = medians_of(measured)
         axes.barh(names, medians, xerr=spread, color=[color(name) for name in names])
-        bounds = bounds_of(records, cell)
-        for name, bound in bounds.items():
-            axes.axvline(bound, color="black", linestyle=LINES[name], label=name)
-        if bounds:  # where the shortest bar leaves room
+        yardsticks = yardsticks_of(records, cell)
+        for name, speed in yardsticks.items():
+            axes.axvline(speed, color="black", linestyle=LINES[name], label=name)
+        if yardsticks:  # where the shortest bar leaves room
             axes.legend(fontsize="small", loc="lower right")
         axes.set_title(f"{cell.title}, {cell.num_envs} environments", fontsize="medium")
         axes.set_xlabel("steps per second")
@@ -280,19 +283,19 @@ def draw_lines(
 def plot_lines(axes: Axes, records: list[Record], cells: dict[float, Cell]) -> None:
     """A line through each contender's medians, with bars from the least to the most."""
     lines: dict[str, dict[float, list[float]]] = {}
-    bounds: dict[str, dict[float, float]] = {}
+    yardsticks: dict[str, dict[float, float]] = {}
     for position, cell in cells.items():
         for contender, measured in speeds_of(records, cell).items():
             lines.setdefault(contender, {})[position] = measured
-        for name, bound in bounds_of(records, cell).items():
-            bounds.setdefault(name, {})[position] = bound
+        for name, speed in yardsticks_of(records, cell).items():
+            yardsticks.setdefault(name, {})[position] = speed
     for contender, points in lines.items():
         medians, spread = medians_of(points.values())
         width = 2.5 if contender.startswith("hts") else 1.2
         axes.errorbar(
             [*points], medians, spread, fmt="o-", label=contender, linewidth=width, capsize=3
         )
-    for name, heights in bounds.items():
+    for name, heights in yardsticks.items():
         axes.plot([*heights], [*heights.values()], color="black", linestyle=LINES[name], label=name)
     axes.set_ylabel("steps per second")
     axes.set_ylim(bottom=0)

@@ -15,8 +15,8 @@ suffix -stock (multi-async-stock, hts-stock, ...) it is what TorchRL's A2CLoss a
 themselves with a shared trunk. Where contenders gather and learn in turns, or learning is most of
 the work (PPO), the learner has a thread for each core; else one. TorchRL's multi-process collectors
 get a worker per environment where environments sleep, and elsewhere a worker per core with the
-environments shared out among them. A worker of multi-async fills a batch by itself: of two workers
-each has half of the environments, and makes twice as many steps of them; the table tells the shape.
+environments shared out among them. A worker of multi-async fills a batch by itself, so that of two
+workers each makes twice as many steps of half of the environments. The table tells the shape.
 The contender hts-barrier is HTSCollector where everybody waits for the slowest at the end of each
 round, as in the paper, and hts-timeline takes down what collector.timeline draws. The others: sb3
 is Stable-Baselines3, loop-envpool EnvPool in a plain loop, sample-factory Sample Factory's APPO,

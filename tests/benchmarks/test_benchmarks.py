@@ -72,7 +72,7 @@ def test_throughput(tmp_path: Path) -> None:
     contenders = "--contenders hts multi-sync --output-dir"
     printed = run("throughput.py", *flags.split(), *contenders.split(), str(tmp_path))
     assert "cartpole, A2C, unroll of 5 steps, 4 environments, commit before" in printed
-    assert f"{CORES} cores can do {CORES * 250} steps/s" in printed
+    assert f"by that {CORES} cores make {CORES * 250} steps/s" in printed
     (row,) = (
         line for line in printed.split("4 environments")[1].splitlines() if line[:6] == "  hts "
     )
