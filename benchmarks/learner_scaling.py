@@ -131,10 +131,9 @@ def learn(options: argparse.Namespace) -> None:
             took_s, now = time.perf_counter() - began, used_s(collector.worker_pids())
             seen = collector.statistics()
         busy_s = seen.executor_busy_share * seen.elapsed_s * ENVS
-        stepped = options.rounds + WARM_UP + 1  # all rounds: the last was handed out at the break
         found = {
             "steps_per_second": frames * options.rounds / took_s,
-            "step_s": busy_s / (ALPHA * stepped * ENVS),
+            "step_s": busy_s / (ALPHA * (WARM_UP + options.rounds + 1) * ENVS),  # of all rounds
             "update_s": statistics.mean(updates_s[WARM_UP:]),
             "rows": seen.mean_actor_batch_size,
             **{f"{k}_s": (now[k] - before[k]) / (ENVS * ALPHA * options.rounds) for k in KINDS},

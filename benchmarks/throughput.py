@@ -186,9 +186,7 @@ def parse() -> argparse.Namespace:
         "where the learner does",
     )
     parser.add_argument(
-        "--keep-large-blocks",
-        action="store_true",
-        help="as keep_large_blocks does, in all processes of all",
+        "--keep-large-blocks", action="store_true", help="in all processes of all contenders"
     )
     parser.add_argument(
         "--readme",

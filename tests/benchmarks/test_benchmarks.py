@@ -12,28 +12,20 @@ from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
 
-import gymnasium as gym
-import numpy as np
 import pytest
-import torch
 from script_paths import BENCHMARKS
 from scripts import run_script
 
 pytest.importorskip("ale_py")
 pytest.importorskip("matplotlib")
-import _curves
 import _readme
-import flatness
 import games
-import learning
 import throughput
 from _environments import VARIATIONS, SleepEnv
 from _machine import essentials
 from _report import draw_variation
 from _workloads import CORES
 from matplotlib.figure import Figure
-from support.pixel_options import PPOOptions
-from support.pixels import Agent
 
 README = Path(__file__).parents[2] / "README.md"
 ROW_WORDS = {f"| {row.words}" for row in _readme.ROWS}
@@ -324,137 +316,3 @@ def test_games_go_on_with_what_is_missing(tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.setattr(sys, "argv", ["games.py", *flags, "--seconds", "1"])
     with pytest.raises(SystemExit, match=said):
         games.main()
-
-
-def test_learning_goes_on_with_what_is_missing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Each contender has a process of its own, which is this one here."""
-
-    run_elsewhere = subprocess.run
-
-    def run_here(command: list[str], **options: Any) -> subprocess.CompletedProcess[str]:
-        if "--alone" not in command:
-            return run_elsewhere(command, **options)
-        given = learning.parse(command[2:])
-        learning.run(given, learning.options_of(given), tmp_path / f"{given.alone}-seed0.csv")
-        return subprocess.CompletedProcess(command, 0)
-
-    monkeypatch.setattr(subprocess, "run", run_here)
-    known = "elapsed_s,steps,episodes,return_mean\n60.0,32,99,-19.0\n120.0,64,100,-19.5\n"
-    (tmp_path / "hts-seed0.csv").write_text(known)
-    flags = "--contenders hts multi-sync --num-envs 1 --sync-interval 16 --total-frames 32"
-    flags += " --reach -20 18 --decay-frames 640"
-    printed = run("learning.py", *flags.split(), "--output-dir", str(tmp_path))
-    assert "| HTSCollector, lag 1 | 2.0 | 1 | -19.50 | -19.50 | 2.0 (64) | never |" in printed
-    assert (tmp_path / "hts-seed0.csv").read_text() == known
-    rows = (tmp_path / "multi-sync-seed0.csv").read_text().splitlines()
-    assert [row.split(",")[1] for row in rows] == ["steps", "16", "32"]
-    assert "</svg>" in (tmp_path / "learning.svg").read_text()
-    others = [*flags.split(), "--total-frames", "48", "--output-dir", str(tmp_path)]
-    said = f"error: {tmp_path / 'multi-sync-seed0.csv'} is of a run with total_frames 32, and this "
-    said += "would be with total_frames 48: give another --output-dir"
-    told = run_script("learning.py", *others, code=said)[1]
-    assert told == f"{tmp_path / 'hts-seed0.csv'} is taken as it is: nobody noted its settings\n"
-
-
-class PaidEnv(gym.Env[Any, Any]):
-    """Five steps, each rewarded with the action."""
-
-    observation_space = gym.spaces.Box(-1, 1, (2,), np.float32)
-    action_space = gym.spaces.Discrete(2)
-
-    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
-        self.t = 0
-        return np.zeros(2, np.float32), {}
-
-    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
-        self.t += 1
-        return np.zeros(2, np.float32), float(action), self.t == 5, False, {}
-
-
-def test_learning_lets_the_policies_play_that_it_has_kept(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    agent = Agent(PaidEnv(), torch.nn.Identity(), 2)
-
-    def preferring(action: int) -> dict[str, torch.Tensor]:
-        with torch.no_grad():
-            agent.logits.module.bias.copy_(torch.eye(2)[action])
-        return {key: value.clone() for key, value in agent.policy.state_dict().items()}
-
-    kept = [(90.0, 32, preferring(0)), (180.0, 64, preferring(1))]
-    monkeypatch.setattr(learning, "evaluated_game_of", lambda options: PaidEnv)
-    file = tmp_path / "hts-seed0.csv"
-    torch.save([vars(learning.Kept(*each)) for each in kept], learning.policies(file))
-    learning.evaluate(PPOOptions(), agent, file)
-    curve = _curves.read(learning.evaluated(file))
-    assert curve["steps"] == [32, 64]
-    assert curve["return_mean"] == [0, 5]
-    assert [*tmp_path.iterdir()] == [learning.evaluated(file)]
-
-
-def test_learning_stops_at_the_goal_and_keeps_the_policy_that_reached_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(learning, "game_of", lambda options: PaidEnv)
-    monkeypatch.setattr(torch, "set_num_threads", lambda threads: None)  # of the other tests
-    options = PPOOptions(num_envs=2, sync_interval=50, minibatch_size=50, total_frames=2_000)
-    file = tmp_path / "hts-seed0.csv"
-    learning.policies(file).touch()  # of a training before
-    agent = Agent(PaidEnv(), torch.nn.Identity(), 2)
-    learning.train("hts", options, agent, 2_000, 300, 0.0, file)
-    curve = _curves.read(file)
-    assert curve["episodes"][-2:] == [80, 100], "a mean of fewer is none"
-    assert curve["steps"][-1] == 500
-    kept = torch.load(learning.policies(file))
-    assert [each["steps"] for each in kept] == [300, 500]
-    newest = agent.policy.state_dict()
-    assert all((kept[-1]["values"][key] == value).all() for key, value in newest.items())
-    assert any((kept[0]["values"][key] != value).any() for key, value in newest.items())
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
-def test_flatness_watches_a_run_to_its_end(tmp_path: Path) -> None:
-    # So many steps that a machine with 200,000 a second gives ten samples of its workers.
-    options = ("--steps", "100000", "--interval", "0.05", "--output-dir", str(tmp_path))
-    printed = run("flatness.py", *options)
-    assert "| main process, descriptors |" in printed
-    assert "| steps per second |" in printed
-    header, *rows = (tmp_path / "processes.csv").read_text().splitlines()
-    assert header == "elapsed_s,pid,memory_mib,descriptors"
-    assert len({row.split(",")[1] for row in rows}) >= 5, "main, two servers, workers"
-    assert "</svg>" in (tmp_path / "flatness.svg").read_text()
-    assert subprocess.run(
-        [sys.executable, str(BENCHMARKS / "flatness.py"), "--pid", "999999999"],
-        capture_output=True,
-        check=False,
-    ).stderr.endswith(b"error: there is no process 999999999\n")
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
-@pytest.mark.parametrize(
-    ("does", "said"),
-    [
-        ("os.kill(os.getpid(), 9)", "the run ended by itself with exit code -9"),
-        ("sys.exit(3)", "the run ended by itself with exit code 3"),
-        ("sys.exit()", "the run ended after 70 of 100 steps"),
-    ],
-)
-def test_flatness_tells_of_a_run_that_ends_before_its_time(
-    does: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    start = subprocess.Popen
-
-    def fake(command: list[str]) -> subprocess.Popen[bytes]:
-        Path(command[-1]).write_text("step,time/elapsed_s\n0,0.0\n70,1.0\n")
-        return start([sys.executable, "-c", f"import os, sys, time; time.sleep(0.5); {does}"])
-
-    monkeypatch.setattr(flatness.subprocess, "Popen", fake)
-    flags = ("--steps", "100", "--interval", "0.1", "--output-dir", str(tmp_path))
-    assert run_script("flatness.py", *flags, code=1)[1] == f"error: {said}\n"
-
-
-def test_flatness_takes_metrics_of_a_run_that_it_is_told_of() -> None:
-    told = run_script("flatness.py", "--metrics", "metrics.csv", code=2)[1]
-    assert told.endswith("--metrics are of the run of --pid, which is not given\n")
