@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import sys
 import time
+from typing import IO, cast
 
 from rich.console import Console, Group
 from rich.live import Live
@@ -12,6 +13,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, Ti
 from rich.text import Text
 
 from support.metrics import Row
+from support.outputs import Output
 
 __all__ = ["Display"]
 
@@ -29,7 +31,7 @@ class Display:
         self._total_steps = total_steps
         self._interval_s = interval_s
         self._shown_s = -math.inf
-        self._console = Console(quiet=quiet)
+        self._console = Console(file=cast(IO[str], Output(sys.stdout)), quiet=quiet)
         self._progress = Progress(
             BarColumn(bar_width=24),
             TextColumn("{task.completed:,.0f} of {task.total:,.0f} steps"),
@@ -69,7 +71,6 @@ class Display:
     def say(self, text: str) -> None:
         """Print a line, above the bar if there is one."""
         self._console.print(text, highlight=False, markup=False, soft_wrap=True)
-        sys.stdout.flush()
 
 
 def describe(row: Row) -> list[str]:

@@ -11,6 +11,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NoReturn
 
+from support.outputs import Output
+
 __all__ = [
     "InterruptedTwice",
     "RecipeError",
@@ -48,12 +50,16 @@ def exit_with(main: Callable[[], int]) -> NoReturn:
     try:
         code = main()
     except what_users_can_mend() as error:
-        print(f"error: {error}", file=sys.stderr)
+        print(f"error: {error}", file=Output(sys.stderr), flush=True)
         code = 1
     except OSError as error:
         code = _told(error)
     except KeyboardInterrupt as interrupt:
-        print(f"error: {str(interrupt) or 'interrupted before the run was saved'}", file=sys.stderr)
+        print(
+            f"error: {str(interrupt) or 'interrupted before the run was saved'}",
+            file=Output(sys.stderr),
+            flush=True,
+        )
         code = 130
     sys.exit(code)
 
@@ -68,7 +74,7 @@ def _told(error: OSError) -> int:
         said = f"{error.filename} can't be read or written: {error.strerror}"
     else:
         raise error
-    print(f"error: {said}", file=sys.stderr)
+    print(f"error: {said}", file=Output(sys.stderr), flush=True)
     return 1
 
 

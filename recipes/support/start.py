@@ -20,6 +20,7 @@ from support.launch import is_first, is_first_here
 from support.old_runs import newest_step, refuse_busy
 from support.options import Options, RunOptions, parse_options
 from support.output_dir import refuse_unwritable
+from support.outputs import Output
 from support.wandb_variables import check_wandb_variables
 
 __all__ = ["announce", "begin", "check_task_or_exit", "parse_or_exit"]
@@ -104,7 +105,8 @@ def _exit_with(error: Exception) -> NoReturn:
 def announce(text: str) -> None:
     """Print a line at once, on stderr, with the seconds since the start; the first learner does."""
     if is_first():
-        print(f"{time.monotonic() - _BEGAN_S:5.1f} s  {text}", file=sys.stderr, flush=True)
+        said = f"{time.monotonic() - _BEGAN_S:5.1f} s  {text}"
+        print(said, file=Output(sys.stderr), flush=True)
 
 
 class _Announcing(logging.Handler):
