@@ -309,16 +309,16 @@ class Run:
                 self._save_evaluations()
             return
         collector = dict(self._collector.state_dict())
-        lost = collector["why_environments_are_lost"]
-        if lost and not self._told_of_loss:
-            self._told_of_loss = True
-            self.say(f"a run that is resumed from here begins new episodes: {lost}")
         try:
             self._world.save(lambda: self._save_part(collector), lambda: self._save_rest(collector))
         except WorldError as error:
             if isinstance(error.__cause__, RecipeError | OSError):
                 raise error.__cause__ from None
             raise
+        lost = collector["why_environments_are_lost"]
+        if lost and not self._told_of_loss:
+            self.say(f"a run that is resumed from here begins new episodes: {lost}")
+            self._told_of_loss = True
         for tell in WHEN_SAVED:
             tell(self.output_dir, {} if self._records is None else self._records.newest)
 

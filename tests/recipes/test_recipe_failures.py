@@ -20,6 +20,7 @@ from processes import wait_until_gone
 from recipe_runs import CARTPOLE, assert_equal_runs, rows, run, start
 from support.errors import InterruptedTwice, exit_with
 from support.records import Records
+from support.run import Run
 from support.signals import StopSignals
 
 from torchrl_hts import Evaluator, HTSCollector
@@ -275,3 +276,24 @@ def test_a_worker_that_dies_leaves_a_run_that_says_how_it_goes_on(
     assert advice in " ".join(output.split())
     run("ppo_cartpole.py", *advice.split()[:2])
     assert_equal_runs(whole, tmp_path)
+
+
+def test_what_a_checkpoint_lacks_is_told_once_it_is_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So that whatever comes of telling it costs nothing that was learned."""
+    state_dict, say = HTSCollector.state_dict, Run.say
+    told = []
+
+    def losing(self: HTSCollector) -> Any:
+        return {**state_dict(self), "why_environments_are_lost": "one holds a socket"}
+
+    def listening(self: Run, text: str) -> None:
+        if "begins new episodes: one holds a socket" in text:
+            told.append(checkpoints(tmp_path))
+        say(self, text)
+
+    monkeypatch.setattr(HTSCollector, "state_dict", losing)
+    monkeypatch.setattr(Run, "say", listening)
+    run(f"{FLAGS} 128", "--output-dir", str(tmp_path))
+    assert told == [[128]]
