@@ -118,7 +118,8 @@ def main(options: argparse.Namespace) -> int:
         ) from error
     refuse_drawn(options.arguments, sweep)
     for number in (signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, signal.default_int_handler)
+        if signal.getsignal(number) is not signal.SIG_IGN:  # as SIGHUP is under nohup
+            signal.signal(number, signal.default_int_handler)
     folder = options.output_dir
     with claim_output_dir(folder, holds_own_run=True):
         study = open_study(folder, sweep, options.arguments, options.sweep_seed)

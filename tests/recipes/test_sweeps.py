@@ -261,6 +261,15 @@ def test_an_interrupted_sweep_goes_on_with_the_run_that_was_under_way(
     }  # fmt: skip
 
 
+def test_a_signal_that_is_ignored_stays_so(sweep: Sweeps) -> None:
+    """As SIGHUP is under nohup: a sweep outlives its terminal."""
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    sweep.draw(4)
+    assert sweep.run(1) == 0
+    assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+    assert signal.getsignal(signal.SIGTERM) is signal.default_int_handler
+
+
 def test_a_run_that_fails_is_one_of_the_trials(
     sweep: Sweeps, capsys: pytest.CaptureFixture[str]
 ) -> None:
