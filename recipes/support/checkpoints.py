@@ -69,12 +69,13 @@ class Checkpoints:
                     "to share the --output-dir"
                 )
         self._write(path, state)
-        kept = {kept.stem for kept in self.paths()[-self.keep :]}
-        for old in (*self.paths()[: -self.keep], *self.directory.glob("*.tmp")):
+        kept = {path, *self.paths()[-self.keep :]}  # this one, also if it is of fewer steps
+        for old in {*self.paths(), *self.directory.glob("*.tmp")} - kept:
             old.unlink()
+        stems = {each.stem for each in kept}
         for part in self.directory.glob("step-*.part-*-of-*"):
             of_others = part.stem == path.stem and not part.name.endswith(f"-of-{learners}")
-            if part.stem not in kept or of_others:
+            if part.stem not in stems or of_others:
                 part.unlink()
         return path
 

@@ -62,9 +62,15 @@ def busy(directory: Path) -> RecipeError:
 
 
 def refuse_old_run(directory: Path) -> None:
-    """Raise RecipeError if a directory holds a run already."""
+    """Raise RecipeError if a directory holds a run already, or what is left of one."""
     if (directory / "config.json").exists():
         raise RecipeError(
             f"{directory} holds a run already: go on with it by --resume {quoted(directory)}, or "
             "give another --output-dir"
+        )
+    left = [*checkpoints_in(directory / "checkpoints"), directory / "metrics.csv"]
+    if found := next((file for file in left if file.exists()), None):
+        raise RecipeError(
+            f"{directory} holds what is left of a run, {found.relative_to(directory)}, without its "
+            "config.json: put that file back, move the others away, or give another --output-dir"
         )

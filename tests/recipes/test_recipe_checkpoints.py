@@ -28,6 +28,16 @@ def test_the_newest_few_are_kept(tmp_path: Path) -> None:
     assert not list(checkpoints.directory.glob("*.tmp"))
 
 
+def test_the_one_just_written_stays(tmp_path: Path) -> None:
+    """Also beside others of more steps."""
+    checkpoints = Checkpoints(tmp_path, keep=2)
+    for step in (100, 2_000, 2_100):
+        checkpoints.save(step, {"step": step})
+    path = checkpoints.save(5, {"step": 5, "learners": 1})
+    assert checkpoints.load(path)["step"] == 5
+    assert path in checkpoints.paths()
+
+
 @pytest.mark.parametrize("size", [0, 100, 20_000])
 def test_a_damaged_checkpoint_is_named_with_what_to_do(tmp_path: Path, size: int) -> None:
     checkpoints = Checkpoints(tmp_path, keep=2)

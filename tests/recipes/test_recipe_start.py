@@ -18,6 +18,7 @@ from policies import categorical
 from processes import needs_linux, processes_below, wait_until_gone
 from recipe_runs import CARTPOLE, run, start
 from script_paths import RECIPES, ROOT
+from support.errors import RecipeError
 from support.output_dir import claim_output_dir
 
 from torchrl_hts import HTSCollector
@@ -108,6 +109,18 @@ def test_a_directory_where_a_run_is_at_work_is_told_before_torch_is_imported(
     with claim_output_dir(tmp_path, holds_own_run=has_begun):
         said, names = loaded("ppo_cartpole.py", flag, str(tmp_path), code=1)
     assert f"error: another run is at work in {tmp_path}: wait for its end" in said
+    assert not names
+
+
+@pytest.mark.parametrize("left", ["metrics.csv", "checkpoints/step-000000000064.pt"])
+def test_what_is_left_of_a_run_is_not_written_over(left: str, tmp_path: Path) -> None:
+    (tmp_path / left).parent.mkdir(exist_ok=True)
+    (tmp_path / left).touch()
+    message = f"holds what is left of a run, {left}, without its config.json: put that file back"
+    with pytest.raises(RecipeError, match=message):
+        claim_output_dir(tmp_path, holds_own_run=False)
+    said, names = loaded("ppo_cartpole.py", "--output-dir", str(tmp_path), code=1)
+    assert message in said
     assert not names
 
 
