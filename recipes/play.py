@@ -86,7 +86,7 @@ def check(options: argparse.Namespace) -> None:
         raise RecipeError("there is no screen here (no DISPLAY): film an episode with --video FILE")
     if options.export:
         others = ("video", "render", "episodes", "seed", "max_steps", "deterministic", "sample")
-        if idle := [name for name in others if getattr(options, name) not in (None, False)]:
+        if idle := [name for name in others if is_given(options, name)]:
             raise RecipeError(
                 f"--export plays nothing: leave --{idle[0].replace('_', '-')} out, or --export"
             )
@@ -94,6 +94,12 @@ def check(options: argparse.Namespace) -> None:
         raise RecipeError(
             "--render human plays on the screen alone: leave --video out, or --render"
         )
+
+
+def is_given(options: argparse.Namespace, name: str) -> bool:
+    """Whether the command line has an option, of whatever value."""
+    value = getattr(options, name)
+    return value is not None and value is not False
 
 
 def main(options: argparse.Namespace) -> int:
@@ -129,7 +135,7 @@ def main(options: argparse.Namespace) -> int:
     if options.video:
         print(f"the best episode is in {options.video}")
     others = ("episodes", "seed", "max_steps", "deterministic", "sample", "render")
-    if values.mean_return is not None and not any(getattr(options, name) for name in others):
+    if values.mean_return is not None and not any(is_given(options, name) for name in others):
         if fmean(returns) == values.mean_return:
             print("bit for bit what the run's own evaluation gave")
         else:

@@ -73,6 +73,16 @@ def test_another_machine_is_named_where_the_returns_differ(changed: Path) -> Non
         assert "cpu was abacus and is" in output
 
 
+def test_other_episodes_are_not_compared_with_the_evaluations(changed: Path) -> None:
+    """Nor where what is other is 0."""
+    config = json.loads((changed / "config.json").read_text())
+    config["options"] |= {"seed": 3, "eval_max_steps": 5}
+    (changed / "config.json").write_text(json.dumps(config))
+    assert "the run's own evaluation" in play(changed)
+    for flag in ("--seed", "--max-steps"):
+        assert "the run's own evaluation" not in play(changed, flag, 0)
+
+
 def test_episodes_of_a_seed_of_ones_own(trained: Path) -> None:
     flags = (trained, "--policy", "newest", "--episodes", 3)
     outputs = [play(*flags, "--sample", "--seed", seed) for seed in (1, 1, 2)]
@@ -187,6 +197,7 @@ def test_what_can_not_be_exported_is_one_sentence(tmp_path: Path) -> None:
             ["--export", "a.pt2", "--max-steps", "9"],
             "--export plays nothing: leave --max-",
         ),
+        (["--export", "a.pt2", "--seed", "0"], "--export plays nothing: leave --seed out"),
         (["--recipe", "mine"], "--recipe mine is no script"),
         (["--video", "setup.cfg/a.gif"], "setup.cfg can't be written to: Not a directory; give"),
         (["--export", "nowhere.pt2"], "--export nowhere.pt2 is a directory: name a file in it"),
