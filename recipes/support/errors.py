@@ -56,7 +56,7 @@ def exit_with(main: Callable[[], int]) -> NoReturn:
         code = _told(error)
     except KeyboardInterrupt as interrupt:
         print(
-            f"error: {str(interrupt) or 'interrupted before the run was saved'}",
+            f"error: {str(interrupt) or 'interrupted'}",
             file=Output(sys.stderr),
             flush=True,
         )

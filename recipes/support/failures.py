@@ -98,7 +98,8 @@ def until_error(
         print(error)
         _fail_again(run, start, watch, error, file, debug=debug)
         return 0
-    print("the training has come to its end without a failure of an environment")
+    ended = f"ended with exit code {code}" if code else "come to its end"
+    print(f"the training has {ended}, without a failure of an environment")
     return code or 1
 
 

@@ -12,7 +12,7 @@ from tensordict import TensorDictBase
 from torch import Tensor, nn
 
 from support.checkpoints import Checkpoints, of_another_version
-from support.errors import RecipeError
+from support.errors import InterruptedTwice, RecipeError
 from support.options import RunOptions
 from support.saves import ON_BATCH, ON_BEGIN
 from support.stages import Stage
@@ -158,6 +158,8 @@ def train_again(
         return run.recipe.train(_options(run.options, directory))
     except Enough:
         return 0
+    except InterruptedTwice as interrupt:  # whose words are of a run that is to be saved
+        raise KeyboardInterrupt from interrupt
     except RecipeError as error:  # of the copy: what is to be mended is the run's own
         raise RecipeError(str(error).replace(str(directory), str(run.directory))) from error
     finally:

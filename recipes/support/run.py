@@ -266,7 +266,8 @@ class Run:
     def _end_early(self, number: int) -> None:
         self._save()
         self.exit_code = 128 + number
-        self.say(f"stopped; go on with --resume {quoted(self.output_dir)}")
+        if not ON_BATCH:
+            self.say(f"stopped; go on with --resume {quoted(self.output_dir)}")
 
     def record(
         self, losses: Sequence[TensorDictBase], gradient_norm: Tensor, learning_rate: float

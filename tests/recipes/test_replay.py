@@ -8,6 +8,7 @@ import json
 import os
 import re
 import shutil
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -256,7 +257,29 @@ def test_who_failed_is_not_known(
 
 def test_a_run_without_a_failure(trained: Path) -> None:
     output = replay(trained, "--until-error", code=1)
-    assert "the training has come to its end without a failure" in output
+    assert "the training has come to its end, without a failure" in output
+
+
+@pytest.mark.parametrize("times", [1, 2])
+@pytest.mark.parametrize(
+    "flags", [["--until-error", "--from-start"], ["--round", 22]], ids=["error", "round"]
+)
+def test_a_replay_that_is_interrupted_says_nothing_else(
+    trained: Path, monkeypatch: pytest.MonkeyPatch, flags: list[object], times: int
+) -> None:
+    """Its directory is deleted: nothing goes on from there, and nothing was to be saved."""
+
+    def interrupted(*_: Any) -> None:
+        for _ in range(times):
+            signal.raise_signal(signal.SIGINT)
+
+    monkeypatch.setattr(support.failures.FailureWatch, "__call__", interrupted)
+    monkeypatch.setattr(support.episodes.EpisodeWatch, "__call__", interrupted)
+    output = replay(trained, *flags, code=130)
+    assert not re.search("--resume|come to its end|was saved", output), output
+    ended = "the training has ended with exit code 130, without a failure" in output
+    assert ended == (times == 1 and "--until-error" in flags)
+    assert ("error: interrupted\n" in output) == (times == 2)
 
 
 @pytest.mark.parametrize(
