@@ -73,7 +73,6 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
             raise RecipeError(f"{flag} must be at least 0, and is {value}")
     if options.video and options.video.suffix not in (".mp4", ".gif"):
         raise RecipeError(f"--video must end in .mp4 or .gif, and is {options.video}")
-    check_files(video=options.video, save=options.save)
     if options.video and options.until_error:
         raise RecipeError("--until-error makes no film: leave --video out, or give a --round")
     if options.env is not None and options.until_error:
@@ -82,6 +81,9 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
         if given and not options.until_error:
             raise RecipeError(f"{flag} is for --until-error: leave it out, or give that")
     options.env = options.env or 0
+    if options.until_error and options.save is None:
+        options.save = Path(f"{options.run_dir.resolve().name}-error.pt")
+    check_files(video=options.video, save=options.save)
     return options
 
 
@@ -101,8 +103,7 @@ def main(options: argparse.Namespace) -> int:
     with tempfile.TemporaryDirectory() as folder:
         directory = Path(folder, run.directory.resolve().name)
         if options.until_error:
-            file = options.save or Path(f"{run.directory.resolve().name}-error.pt")
-            code = until_error(run, start, digests, directory, file, debug=options.pdb)
+            code = until_error(run, start, digests, directory, options.save, debug=options.pdb)
         else:
             code = one_episode(options, run, start, digests, directory)
         digests.check_rows(directory)

@@ -10,6 +10,7 @@ from pathlib import Path
 import torch
 from tensordict import TensorDictBase
 
+from support.checkpoints import save_atomically
 from support.digests import Digests
 from support.errors import RecipeError
 from support.replays import Start, round_of, train_again
@@ -127,11 +128,15 @@ def _fail_again(
     saved = {"env": env, "seed": seed, "round": error.round, "step": error.step}
     action = last[stage.action_key]
     saved |= {"action": action[0] if len(stage.envs) == 1 else action, "error": str(error)}
-    file.parent.mkdir(parents=True, exist_ok=True)
     try:
-        torch.save({**saved, "environment": stage.save()}, file)
+        file.parent.mkdir(parents=True, exist_ok=True)
+        save_atomically(file, {**saved, "environment": stage.save()})
     except CannotSaveError as refusal:
         print(f"{where}: its state can't be saved: {refusal}")
+    except OSError as unwritable:
+        raise RecipeError(
+            f"{file} can't be written: {unwritable.strerror}; give another --save"
+        ) from unwritable
     else:
         print(f"{where}: its state is in {file}")
     if error.failure in _OF_PROCESSES:

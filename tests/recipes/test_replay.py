@@ -230,6 +230,18 @@ def test_an_environment_that_fails_before_the_first_batch(
     assert "from there it fails here too: ValueError: the wing came off at" in output
 
 
+def test_a_state_that_can_not_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Told before the training wherever that can be known."""
+    monkeypatch.chdir(tmp_path)
+    failed_run(Path("failed"), "RaisesAtOnce-v0")
+    name = f"{'long' * 63}.pt"  # that of a temporary file beside it is too long
+    output = replay("failed", "--until-error", "--save", name, code=1)
+    assert f"error: {name} can't be written: File name too long; give another --save" in output
+    Path("failed-error.pt").mkdir()
+    output = replay("failed", "--until-error", code=1)
+    assert output == "error: --save failed-error.pt is a directory: name a file in it\n"
+
+
 @pytest.mark.parametrize(
     ("worker", "envs", "message"),
     [
