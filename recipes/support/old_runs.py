@@ -43,22 +43,26 @@ def refuse_no_run(directory: Path) -> None:
         )
 
 
-def refuse_busy(directory: Path) -> None:
-    """Raise RecipeError if another run is at work in a directory, which need not exist."""
+def refuse_busy(directory: Path, *, resumes: bool = False) -> None:
+    """Raise RecipeError if another run is at work in a directory, which need not exist.
+
+    Args:
+        directory: the directory.
+        resumes: whether the run there is to be gone on with, for what to do.
+    """
     try:
         with (directory / ".lock").open() as lock:
             fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)  # shared: learners ask at once
     except BlockingIOError:
-        raise busy(directory) from None
+        raise busy(directory, resumes=resumes) from None
     except OSError:  # no lock yet, or whoever claims the directory says what is wrong
         return
 
 
-def busy(directory: Path) -> RecipeError:
+def busy(directory: Path, *, resumes: bool) -> RecipeError:
     """The error of a directory in which another run is at work."""
-    return RecipeError(
-        f"another run is at work in {directory}: wait for its end, or give another --output-dir"
-    )
+    other = "" if resumes else ", or give another --output-dir"
+    return RecipeError(f"another run is at work in {directory}: wait for its end{other}")
 
 
 def refuse_old_run(directory: Path) -> None:

@@ -14,9 +14,10 @@ from support.launch import is_own, own_run
 from support.old_runs import busy, refuse_old_run
 from support.options import RunOptions
 
-__all__ = ["check_files", "claim_output_dir", "find_output_dir", "refuse_unwritable"]
+__all__ = ["check_files", "claim_output_dir", "find_output_dir", "refuse_unwritable", "remedy_for"]
 
 _REMEDY = "give another --output-dir"
+_REMEDY_IF_RESUMED = "make it writable, or go on with a copy of it"
 
 
 def find_output_dir(recipe: str, options: RunOptions) -> tuple[Path, bool]:
@@ -38,7 +39,16 @@ def find_output_dir(recipe: str, options: RunOptions) -> tuple[Path, bool]:
     return runs / f"{name}-{datetime.now():%Y%m%d-%H%M%S}-{os.getpid()}", False
 
 
-def refuse_unwritable(directory: Path, remedy: str = _REMEDY) -> None:
+def remedy_for(*, resumes: bool) -> str:
+    """What to do about an output directory that can't be written to.
+
+    Args:
+        resumes: whether the run in it is to be gone on with.
+    """
+    return _REMEDY_IF_RESUMED if resumes else _REMEDY
+
+
+def refuse_unwritable(directory: Path, remedy: str) -> None:
     """Raise RecipeError if a directory can't be made, or written to.
 
     Args:
@@ -68,33 +78,39 @@ def check_files(**files: Path | None) -> None:
                 raise RecipeError(f"--{name} {file} is a directory: name a file in it")
 
 
-def claim_output_dir(directory: Path, *, holds_own_run: bool) -> TextIO:
+def claim_output_dir(directory: Path, *, holds_own_run: bool, resumes: bool = False) -> TextIO:
     """Make the directory, and keep other runs out of it until what is returned is closed.
+
+    Args:
+        directory: the directory.
+        holds_own_run: whether a run that is in it already is this one.
+        resumes: whether the directory was given by ``--resume``, for what to do.
 
     Raises:
         RecipeError: if it can't be written to, or another run is at work in it, or has ended there.
     """
-    refuse_unwritable(directory)
+    remedy = remedy_for(resumes=resumes)
+    refuse_unwritable(directory, remedy)
     try:
         directory.mkdir(parents=True, exist_ok=True)
         lock = (directory / ".lock").open("w")
     except OSError as error:
-        raise _not_writable(directory, error.errno) from error
+        raise _not_writable(directory, error.errno, remedy) from error
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         if not holds_own_run:
             refuse_old_run(directory)  # one that has ended since the options were read
     except BlockingIOError:
         lock.close()
-        raise busy(directory) from None
+        raise busy(directory, resumes=resumes) from None
     except OSError as error:
         lock.close()
-        raise _not_writable(directory, error.errno) from error
+        raise _not_writable(directory, error.errno, remedy) from error
     except BaseException:
         lock.close()
         raise
     return lock
 
 
-def _not_writable(directory: Path, number: int | None, remedy: str = _REMEDY) -> RecipeError:
+def _not_writable(directory: Path, number: int | None, remedy: str) -> RecipeError:
     return RecipeError(f"{directory} can't be written to: {os.strerror(number or 0)}; {remedy}")

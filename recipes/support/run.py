@@ -101,7 +101,11 @@ class Run:
         """Claim the directory, and go on with what is there; if that fails, close what is open."""
         with contextlib.ExitStack() as undoing:
             if self._world.is_first:
-                self._lock = claim_output_dir(self.output_dir, holds_own_run=resumes)
+                self._lock = claim_output_dir(
+                    self.output_dir,
+                    holds_own_run=resumes,
+                    resumes=self.options.resume is not None,
+                )
                 undoing.callback(self._lock.close)
             self._evaluations = Evaluations(
                 self.options,

@@ -19,7 +19,7 @@ from support.errors import RecipeError, explaining, what_users_can_mend
 from support.launch import is_first, is_first_here
 from support.old_runs import newest_step, refuse_busy
 from support.options import Options, RunOptions, parse_options
-from support.output_dir import refuse_unwritable
+from support.output_dir import refuse_unwritable, remedy_for
 from support.outputs import Output
 from support.wandb_variables import check_wandb_variables
 
@@ -69,10 +69,10 @@ def check_task_or_exit(options: RunOptions) -> None:
 
 def _checked(options: Options) -> Options:
     """The options, if nothing stands against the run that would be told much later."""
-    directory = options.resume or options.output_dir
+    directory, resumes = options.resume or options.output_dir, options.resume is not None
     if directory is not None:
-        refuse_busy(directory)
-    refuse_unwritable(directory or Path("runs"))
+        refuse_busy(directory, resumes=resumes)
+    refuse_unwritable(directory or Path("runs"), remedy_for(resumes=resumes))
     check_wandb_variables(options)
     return options
 

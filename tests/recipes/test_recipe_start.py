@@ -109,7 +109,19 @@ def test_a_directory_where_a_run_is_at_work_is_told_before_torch_is_imported(
     with claim_output_dir(tmp_path, holds_own_run=has_begun):
         said, names = loaded("ppo_cartpole.py", flag, str(tmp_path), code=1)
     assert f"error: another run is at work in {tmp_path}: wait for its end" in said
+    assert ("or give another --output-dir" in said) == (flag == "--output-dir")
     assert not names
+
+
+@pytest.mark.parametrize("resumes", [False, True])
+def test_a_directory_that_can_not_be_written_to_is_told_with_what_to_do(
+    resumes: bool, tmp_path: Path
+) -> None:
+    """--resume takes no other --output-dir."""
+    (tmp_path / ".lock").mkdir()
+    remedy = "make it writable, or go on with a copy" if resumes else "give another --output-dir"
+    with pytest.raises(RecipeError, match=f"can't be written to: Is a directory; {remedy}"):
+        claim_output_dir(tmp_path, holds_own_run=resumes, resumes=resumes)
 
 
 @pytest.mark.parametrize("left", ["metrics.csv", "checkpoints/step-000000000064.pt"])
