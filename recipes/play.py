@@ -175,7 +175,10 @@ def play(
         for make, episodes, own_seed in players:
             with evaluator(make, num_episodes=episodes, seed=own_seed, **film) as player:
                 player.submit(values.step or 0)
-                yield from player.wait()
+                for evaluation in player.wait():
+                    yield evaluation
+                    if options.video and evaluation.video is None:
+                        raise RecipeError(f"there is no film: {evaluation.video_error}")
 
 
 if __name__ == "__main__":

@@ -107,6 +107,20 @@ def test_films(shown: Path, tmp_path: Path) -> None:
         assert start in (tmp_path / name).read_bytes()[:16]
 
 
+@pytest.mark.parametrize("name", ["a.mp4", "b.gif"])
+def test_a_film_that_fails_is_not_told_to_be_there(shown: Path, tmp_path: Path, name: str) -> None:
+    pytest.importorskip("imageio_ffmpeg")
+    changed = shutil.copytree(shown, tmp_path / "changed")
+    config = json.loads((changed / "config.json").read_text())
+    config["options"]["env_id"] = "walks:Fades-v0"
+    (changed / "config.json").write_text(json.dumps(config))
+    with pytest.warns(RuntimeWarning, match="could not be filmed"):
+        output = play(changed, "--video", tmp_path / name, code=1)
+    assert "episode 2: return" in output
+    assert "error: there is no film: ValueError: the light has gone" in output
+    assert not (tmp_path / name).exists()
+
+
 def test_a_window(shown: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("DISPLAY", "WAYLAND_DISPLAY", "SDL_VIDEODRIVER"):
         monkeypatch.delenv(name, raising=False)

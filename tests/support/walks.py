@@ -90,6 +90,15 @@ class Bursts(Walk):
         return observation, reward, *rest
 
 
+class Fades(Walk):
+    """Its pictures end before its episodes do."""
+
+    def render(self) -> Any:
+        if self.steps > 3:
+            raise ValueError("the light has gone")
+        return super().render()
+
+
 def falls(**_: Any) -> gym.Env[Any, Any]:
     """None is ever made."""
     raise OverflowError("there is no ground")
@@ -97,6 +106,7 @@ def falls(**_: Any) -> gym.Env[Any, Any]:
 
 gym.register("Walk-v0", Walk)
 gym.register("Bursts-v0", Bursts)
+gym.register("Fades-v0", Fades)
 gym.register("Falls-v0", falls)
 gym.register("Raises-v0", Raises)
 gym.register("RaisesAtOnce-v0", Walk, kwargs={"fault": "raises at once"})
