@@ -70,7 +70,7 @@ def make_loss(actor: ProbabilisticActor, critic: ValueOperator, options: Options
         clip_epsilon=options.clip_epsilon,
         clip_value=options.clip_epsilon,
         entropy_coeff=options.entropy_coefficient,
-        critic_coeff=0.25,  # the literature's 0.5 is of half the squared error
+        critic_coeff=0.25,  # the 0.5 of CleanRL is of half the squared error
         loss_critic_type="l2",
         normalize_advantage=False,  # but over a minibatch of all learners, by `minibatches`
     )

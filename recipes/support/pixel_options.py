@@ -47,11 +47,11 @@ class PPOOptions(PixelOptions):
     epochs: int = option(3, "passes over each batch", least=1)
     minibatch_size: int = option(256, "steps per optimizer step", least=1)
     clip_epsilon: float = option(
-        0.1, "how far PPO's ratio, and the value, may move", least=0, most=1
+        0.1, "how far PPO's ratio, and the value, may move; it doesn't decay", least=0, most=1
     )
     critic_coefficient: float = option(
         0.25,
-        "weight of the value loss (the literature's 0.5 is of half the squared error)",
+        "weight of the value loss (the 0.5 of CleanRL is of half the squared error)",
         least=0,
     )
 

@@ -228,7 +228,7 @@ def test_differences_name_what_may_not_change() -> None:
     assert differences(saved, Options()) == ["--steps was 1 and is 3"]
 
 
-LITERATURE = {
+SOURCES = {
     "a2c_atari": {  # Mnih et al. 2016, Kostrikov
         "num_envs": 16,
         "sync_interval": 5,
@@ -237,7 +237,7 @@ LITERATURE = {
         "gae_lambda": 1.0,
         "critic_coefficient": 0.5,
     },
-    "ppo_atari": {  # Schulman et al. 2017
+    "ppo_atari": {  # Schulman et al. 2017, with the losses of CleanRL
         "num_envs": 8,
         "sync_interval": 128,
         "total_frames": 10_000_000,
@@ -260,11 +260,11 @@ LITERATURE = {
 }
 
 
-@pytest.mark.parametrize("recipe", LITERATURE)
-def test_the_defaults_are_those_of_the_literature(recipe: str) -> None:
+@pytest.mark.parametrize("recipe", SOURCES)
+def test_the_defaults_are_those_of_their_sources(recipe: str) -> None:
     """Whichever of the classes that a recipe's options come from says so."""
     options = parse_options(importlib.import_module(recipe).Options, "", [])
-    expected = LITERATURE[recipe]
+    expected = SOURCES[recipe]
     assert {name: getattr(options, name) for name in expected} == expected
 
 
