@@ -28,7 +28,7 @@ from typing import Any
 from support.classic import TASKS, Settings
 from support.errors import RecipeError, exit_with
 from support.start import announce, parse_or_exit
-from support.study import VARIANTS, draw, load, parse, table
+from support.study import VARIANTS, draw, load, parse, read_cell, table
 
 if __name__ == "__main__":  # before torch is imported, which takes seconds
     GIVEN = parse_or_exit(lambda: parse(__doc__))
@@ -36,6 +36,7 @@ if __name__ == "__main__":  # before torch is imported, which takes seconds
 
 import gymnasium as gym
 import torch
+from support.checkpoints import write_atomically
 from support.layers import orthogonal
 from support.pixels import Agent
 from tensordict.nn import TensorDictModule, TensorDictModuleBase, TensorDictSequential
@@ -259,9 +260,8 @@ def run_cells(cells: Sequence[Cell], directory: Path) -> None:
             began = time.monotonic()
             result = {**cell.description(), **learning_curve(cell, train(cell))}
             seconds = time.monotonic() - began
-            unfinished = directory / f"{cell.name}.part"
-            unfinished.write_text(json.dumps({**result, "seconds": round(seconds, 1)}))
-            unfinished.rename(directory / f"{cell.name}.json")
+            content = json.dumps({**result, "seconds": round(seconds, 1)})
+            write_atomically(directory / f"{cell.name}.json", content.encode())
             print(f"{cell.name}: {result['final_return']} at the end, {seconds:.0f} s", flush=True)
 
 
@@ -283,12 +283,12 @@ def is_done(cell: Cell, directory: Path) -> bool:
     """Whether a cell's file is there.
 
     Raises:
-        RecipeError: if it is there, but of other settings.
+        RecipeError: if it is there, but damaged or of other settings.
     """
     file = directory / f"{cell.name}.json"
     if not file.exists():
         return False
-    found = json.loads(file.read_text())
+    found = read_cell(file)
     changed = [
         f"{name} was {found.get(name)} and is {value}"
         for name, value in cell.description().items()

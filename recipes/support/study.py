@@ -29,6 +29,7 @@ __all__ = [
     "load",
     "parse",
     "picture",
+    "read_cell",
     "table",
 ]
 
@@ -76,12 +77,7 @@ def load(directory: Path) -> Results:
     Raises:
         RecipeError: if there are none, or those of one panel differ in their number of steps.
     """
-    cells = []
-    for file in sorted(directory.glob("*.json")):
-        try:
-            cells.append((file, json.loads(file.read_text())))
-        except ValueError as error:
-            raise RecipeError(f"{file} is damaged ({error}): delete it to run the cell") from error
+    cells = [(file, read_cell(file)) for file in sorted(directory.glob("*.json"))]
     if not cells:
         raise RecipeError(f"there are no cells in {directory}: run the study first")
     cells.sort(key=lambda each: ([*TASKS].index(each[1]["env"]), each[1]["multiplier"]))
@@ -97,6 +93,18 @@ def load(directory: Path) -> Results:
                 "in directories of their own"
             )
     return {algorithm: panels for algorithm, panels in results.items() if panels}
+
+
+def read_cell(file: Path) -> dict[str, Any]:
+    """What a cell's file holds.
+
+    Raises:
+        RecipeError: if it is damaged.
+    """
+    try:
+        return dict(json.loads(file.read_text()))
+    except (ValueError, TypeError) as error:
+        raise RecipeError(f"{file} is damaged ({error}): delete it to run the cell") from error
 
 
 def curves_of(cells: Sequence[dict[str, Any]]) -> np.ndarray:

@@ -104,7 +104,7 @@ def test_minatar_is_trained(env: str, algorithm: str, variant: str) -> None:
 def test_jobs_share_the_cells(tmp_path: Path) -> None:
     study([*TINY.split(), "0", "1", "--jobs", "2", "--output-dir", str(tmp_path)])
     assert len(list(tmp_path.glob("*.json"))) == 2
-    assert not list(tmp_path.glob("*.part"))
+    assert not list(tmp_path.glob("*.tmp"))
 
 
 def test_a_curve_is_the_mean_of_the_episodes_that_ended_in_each_part() -> None:
@@ -128,6 +128,17 @@ def test_cells_of_other_settings_are_not_taken_for_these(tmp_path: Path) -> None
     assert not delay_study.is_done(cell, tmp_path / "another")
     (tmp_path / f"{cell.name}.json").unlink()
     assert not delay_study.is_done(cell, tmp_path)
+
+
+@pytest.mark.parametrize("content", ["{", "[1]"])
+def test_a_cell_that_is_damaged_is_named(tmp_path: Path, content: str) -> None:
+    cell = Cell("cartpole", "ppo", "lag0", 1.0, 0)
+    (tmp_path / f"{cell.name}.json").write_text(content)
+    said = r"seed0\.json is damaged .*: delete it to run the cell"
+    with pytest.raises(RecipeError, match=said):
+        load(tmp_path)
+    with pytest.raises(RecipeError, match=said):
+        delay_study.is_done(cell, tmp_path)
 
 
 @pytest.mark.parametrize("flag", ["--envs", "--algorithms", "--variants"])

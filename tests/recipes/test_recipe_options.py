@@ -17,7 +17,7 @@ from support.errors import RecipeError
 from support.metrics import Table
 from support.old_runs import refuse_old_run
 from support.options import differences, from_json, parse_options, to_json
-from support.study import load, parse
+from support.study import parse
 
 
 def test_each_field_is_a_flag_of_its_type() -> None:
@@ -278,9 +278,3 @@ def test_numbers_of_a_study_that_make_no_sense(
     with pytest.raises(SystemExit, match="2"):
         parse("", flags)
     assert f"error: argument {flags[0]}: " in capsys.readouterr().err
-
-
-def test_a_cell_of_a_study_that_is_damaged(tmp_path: Path) -> None:
-    (tmp_path / "cell.json").write_text("{")
-    with pytest.raises(RecipeError, match=r"cell\.json is damaged .*: delete it to run the cell"):
-        load(tmp_path)
