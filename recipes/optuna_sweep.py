@@ -108,7 +108,7 @@ def main(options: argparse.Namespace) -> int:
     """Plays trials until there are enough; returns the exit code."""
     try:
         from optuna.trial import TrialState
-        from support.sweep_study import draw, is_complete, open_study, run_of
+        from support.sweep_study import best_of, draw, is_complete, open_study, run_of
 
         sweep = read_sweep(options.sweep)
     except ModuleNotFoundError as error:
@@ -141,7 +141,7 @@ def main(options: argparse.Namespace) -> int:
             last = told.intermediate_values[max(told.intermediate_values)]
             drawn = ", ".join(f"{name} {value}" for name, value in told.params.items())
             print(f"{run} {how} {last:.1f} with {drawn}", flush=True)
-        best = study.best_trial
+        best = best_of(study, folder)
         print(f"the best of {options.trials}: {folder / run_of(best)} with {best.value:.1f}")
     return 0
 

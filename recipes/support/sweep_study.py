@@ -16,7 +16,7 @@ from support.checkpoints import write_atomically
 from support.errors import RecipeError
 from support.sweeps import Sweep
 
-__all__ = ["draw", "is_complete", "open_study", "run_of"]
+__all__ = ["best_of", "draw", "is_complete", "open_study", "run_of"]
 
 
 def open_study(directory: Path, sweep: Sweep, arguments: Sequence[str], seed: int) -> Study:
@@ -70,6 +70,21 @@ def is_complete(study: Study, trials: int) -> bool:
     """Whether so many runs have come to an end."""
     waiting = study.get_trials(states=[TrialState.WAITING])
     return not waiting and len({run_of(trial) for trial in study.trials}) >= trials
+
+
+def best_of(study: Study, directory: Path) -> FrozenTrial:
+    """The best of a study's trials.
+
+    Raises:
+        RecipeError: if all have failed.
+    """
+    if study.get_trials(states=[TrialState.COMPLETE]):
+        return study.best_trial
+    count = len({run_of(trial) for trial in study.trials})
+    raise RecipeError(
+        f"all {count} trials have failed; {directory}/trial-*.log say why. Raise --trials, or "
+        "narrow the bounds in the sweep file and give another --output-dir"
+    )
 
 
 def draw(study: Study, metric: str, file: Path) -> None:

@@ -279,6 +279,13 @@ def test_a_run_that_fails_is_one_of_the_trials(
     assert [trial.state.name for trial in sweep.study().trials] == ["FAIL", "COMPLETE"]
 
 
+def test_a_sweep_whose_trials_have_all_failed_says_where_to_look(sweep: Sweeps) -> None:
+    sweep.draw(1, 1)
+    said = rf"all 2 trials have failed; {sweep.directory}/trial-\*.log say why. Raise --trials"
+    with pytest.raises(RecipeError, match=said):
+        sweep.run(2)
+
+
 def test_a_recipe_that_can_not_begin_ends_the_sweep(sweep: Sweeps) -> None:
     sweep.draw(2)
     with pytest.raises(RecipeError, match=r"has not begun \(.*trial-0000.log\): it can't begin"):
