@@ -143,17 +143,15 @@ def test_processor_time_is_of_the_steps_of_the_same_time() -> None:
     assert per_step_s(before, now) == {"executor": 3.0 / 50, "actor": 5.0 / 50}
 
 
-def test_a_contender_counts_from_the_end_of_the_warm_up() -> None:
+def test_a_contender_says_what_it_has_used_after_the_warm_up() -> None:
     runner = make_runner("hts", "costless", "collect", 2)
     try:
         runner.advance()
         runner.begin()
-        before = runner._before
         runner.advance()
         found = runner.facts()
     finally:
         runner.close()
-    assert before["executor 0"].events > 0
     assert found["batch"] == [2, 20]
     assert all(found[f"{kind}_cpu_s"] >= 0 for kind in ("executors", "actors", "learner"))
 

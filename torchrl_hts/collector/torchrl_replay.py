@@ -31,8 +31,9 @@ class TorchRLReplay:
     What `EnvironmentReplay` is for gymnasium environments. A batch of environments steps as one, so
     that all of it is had once more, by the actions of all. It begins where the collector has begun
     (`reset`), or goes on from a state of the collector's (`restore`). Of a ``SerialEnv`` or
-    ``ParallelEnv`` the one environment plays alone, as it does in the collector. All entries of the collector's ``create_env_fn`` must
-    make equally many environments: the number alone tells which batch it is.
+    ``ParallelEnv`` the one environment plays alone, as it does in the collector. All entries of the
+    collector's ``create_env_fn`` must make equally many environments: the number alone tells which
+    batch it is.
 
     Args:
         create_env_fn: makes the environment, or the batch, that the collector has.
