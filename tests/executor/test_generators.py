@@ -17,12 +17,19 @@ import pytest
 import torch
 from environments import EchoEnv
 from policies import categorical
-from probe import ask_for_states, generators_lie_in_memory, nobody_draws, set_patience
+from probe import (
+    ask_for_states,
+    generators_lie_in_memory,
+    nobody_draws,
+    server_pids,
+    set_patience,
+)
 from torchrl.envs import GymWrapper
 
 from torchrl_hts import HTSCollector
 from torchrl_hts._executor.generators import Generators
-from torchrl_hts._processes.server_pool import keep_servers
+from torchrl_hts._processes import server_pool
+from torchrl_hts._processes.server_pool import TORCH_FREE, keep_servers
 from torchrl_hts.envs.drawing import DrawingEnv
 from torchrl_hts.testing import digest
 
@@ -213,15 +220,22 @@ def collect(
     factories: list[Callable[[], Any]], num_executors: int | None, frames: int = 30, **options: Any
 ) -> list[Any]:
     """Two batches."""
+    with started(factories, num_executors, frames, **options) as collector:
+        return [batch.clone() for batch in collector]
+
+
+def started(
+    factories: list[Callable[[], Any]], num_executors: int | None, frames: int = 30, **options: Any
+) -> HTSCollector:
+    """A collector of two batches."""
     options = {"seed": 0, "total_frames": 2 * frames * len(factories), **options}
-    with HTSCollector(
+    return HTSCollector(
         factories,
         categorical(num_actions=2),
         frames_per_batch=frames * len(factories),
         num_executors=num_executors,
         **options,
-    ) as collector:
-        return [batch.clone() for batch in collector]
+    )
 
 
 def digests(batches: list[Any]) -> list[str]:
@@ -230,6 +244,13 @@ def digests(batches: list[Any]) -> list[str]:
 
 def torchrls(use_torch: str) -> Any:
     return GymWrapper(DrawingEnv(use_torch), categorical_action_encoding=True)
+
+
+class Hashes(EchoEnv):
+    """Observes the hash of a string."""
+
+    def _observe(self, action: float) -> np.ndarray:
+        return np.full(4, hash("ball") % 2**50, np.float64)
 
 
 # The second draws nothing for so long that it is taken for one that never does.
@@ -260,9 +281,20 @@ class TestCollector:
         drawn = torch.cat([batch["observation"] for batch in first], 1)
         assert len({row.numpy().tobytes() for row in drawn}) == 4, "no two are alike"
 
-    def test_i7_from_one_run_to_the_next(self) -> None:
-        """In servers of their own."""
-        assert digests(collect([DrawingEnv] * 2, 1)) == digests(collect([DrawingEnv] * 2, 2))
+    @pytest.mark.parametrize("factory", [DrawingEnv, Hashes])
+    def test_i7_from_one_run_to_the_next(
+        self, factory: Callable[[], Any], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Each run's executors come from a server of their own, as those of another script do."""
+        monkeypatch.delenv("PYTHONHASHSEED", raising=False)
+        runs, servers = [], set()
+        for module in ("json", "wave"):
+            monkeypatch.setattr(server_pool, "TORCH_FREE", (*TORCH_FREE, module))
+            with started([factory] * 2, 1) as collector:
+                servers |= set(server_pids(collector))
+                runs.append([digest(batch) for batch in collector])
+        assert len(servers) == 3, "the actors' is one"
+        assert runs[0] == runs[1]
 
     def test_executors_stay_free_of_torch(self) -> None:
         """In a process that has no server which others' environments have imported torch in."""
@@ -339,10 +371,6 @@ class TestCollector:
         assert first == second
         assert len(first) == 3
 
-    def test_sets_of_strings_have_one_order(self) -> None:
-        one, other = collect([Hashes], 1), collect([Hashes], 1)
-        assert digests(one) == digests(other)
-
 
 class FailsOnce(DrawingEnv):
     """Raises in its 9th step, if there is no such file yet."""
@@ -365,10 +393,3 @@ class Noted(DrawingEnv):
         super().__init__()
         with open(path, "a") as file:
             file.write(f"{self.made_with}\n")
-
-
-class Hashes(EchoEnv):
-    """Observes the hash of a string."""
-
-    def _observe(self, action: float) -> np.ndarray:
-        return np.full(4, hash("ball") % 2**50, np.float64)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import signal
+import subprocess
 import sys
 import threading
 from collections.abc import Iterator
@@ -144,6 +145,24 @@ class TestServer:
         with pytest.raises(ResourceError, match=f"^a server of workers could not be .*{remedy}"):
             WorkerServer(("worker_targets",))
         assert open_descriptors("socket") == before
+
+    @pytest.mark.parametrize("chosen", [None, "7"])
+    def test_strings_hash_alike_in_all_servers(
+        self, chosen: str | None, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """So sets of them have one order in every run; what the user has chosen stays."""
+        monkeypatch.delenv("PYTHONHASHSEED", raising=False)
+        if chosen is not None:
+            monkeypatch.setenv("PYTHONHASHSEED", chosen)
+        command = [sys.executable, "-c", "print(hash('ball'))"]
+        variables = {**os.environ, "PYTHONHASHSEED": chosen or "0"}
+        expected = int(subprocess.run(command, env=variables, capture_output=True).stdout)
+        for _ in range(2):
+            server = WorkerServer(("worker_targets",))
+            try:
+                assert ask(spawn(server), "call", partial(hash, "ball")) == expected
+            finally:
+                server.close()
 
     @needs_linux
     def test_sleeps_end_on_time(self, server: WorkerServer) -> None:
