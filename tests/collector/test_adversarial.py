@@ -19,6 +19,7 @@ from torchrl.envs.utils import ExplorationType
 
 import torchrl_hts.collector.startup
 from torchrl_hts import DelayedGradient, HTSCollector, WorkerError
+from torchrl_hts.testing import digest
 
 pytestmark = [pytest.mark.usefixtures("nothing_left"), pytest.mark.timeout(120)]
 
@@ -161,8 +162,24 @@ class Session:
         self.collector = self.make()
 
     @staticmethod
-    def make() -> HTSCollector:
-        return HTSCollector([EchoEnv] * 2, marked(), frames_per_batch=8, seed=0, num_executors=1)
+    def make(seed: int = 0) -> HTSCollector:
+        return HTSCollector([EchoEnv] * 2, marked(), frames_per_batch=8, seed=seed, num_executors=1)
+
+    def another(self) -> tuple[Any, list[str]]:
+        """The state of another run, with other parameters, and the two batches after it."""
+        with self.make(seed=5) as collector:
+            for parameter in collector.policy.parameters():
+                parameter.data.fill_(0.5)
+            batches = iter(collector)
+            next(batches)
+            state = copy.deepcopy(collector.state_dict())
+            return state, [digest(next(batches)) for _ in range(2)]
+
+    def seen(self) -> tuple[Any, ...]:
+        """What of the collector's state is to be seen without a batch."""
+        collector, counted = self.collector, self.collector.statistics()
+        policy = digest(collector.policy.state_dict().values())
+        return policy, collector.seed, collector.policy_version, counted.frames, counted.rounds
 
 
 @pytest.fixture
@@ -233,15 +250,21 @@ def _or_same(change: Callable[[Any], Any]) -> Callable[[Any], Any]:
 def test_load_state_dict_names_the_entry(session: Session) -> None:
     """And a state that is refused changes nothing."""
     where_from = sorted(places(session.state), key=str)
+    another, coming = session.another()
 
     @times(150)
     @given(st.sampled_from(where_from), changes())
     def check(where: tuple[Any, ...], change: Callable[[Any], Any] | None) -> None:
         collector, state = session.collector, mutated(session.state, where, change)
-        collector.load_state_dict(session.state)
+        collector.load_state_dict(another)
+        batches = iter(collector)
+        assert digest(next(batches)) == coming[0]
+        before = session.seen()
         said = refusal(collector.load_state_dict, state)
         if said is not None:
             assert str(where[0]) in said
+            assert session.seen() == before
+            assert digest(next(batches)) == coming[1], "it goes on as if undisturbed"
             return
         if where[0] in ("environments", "collected"):  # damaged within, or for a batch that is out
             return
