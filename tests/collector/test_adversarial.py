@@ -286,6 +286,18 @@ def test_what_is_no_state_at_all(state: Any, session: Session) -> None:
         DelayedGradient(marked()).load_state_dict(state)
 
 
+@pytest.mark.parametrize("stray", [None, 3, "state", torch.zeros(())])
+def test_a_policy_with_more_than_the_own_one_has_is_refused(stray: Any, session: Session) -> None:
+    """Before torch's own check, which copies what fits first."""
+    session.state["policy_state_dict"]["stray"] = stray
+    for parameter in session.collector.policy.parameters():
+        parameter.data.fill_(3)
+    before = session.seen()
+    with pytest.raises(ValueError, match=r"'policy_state_dict'\] is of another policy.* stray$"):
+        session.collector.load_state_dict(session.state)
+    assert session.seen() == before
+
+
 @pytest.mark.parametrize("damage", ["empty", "flipped"])
 def test_a_damaged_environment_is_told_by_its_executor(damage: str, session: Session) -> None:
     state = session.state

@@ -153,12 +153,7 @@ def _check_state(state: Mapping[str, Any], policy: nn.Module, layout: Layout) ->
             )
     _check_counts(state, layout)
     saved_sizes(state)
-    _check_tensors(
-        _entry(state, "policy_state_dict", Mapping),
-        {n: value for n, value in policy.state_dict().items() if isinstance(value, Tensor)},
-        "policy_state_dict",
-        others=True,
-    )
+    _check_tensors(state["policy_state_dict"], policy.state_dict(), "policy_state_dict")
     own = dict(policy_tensors(policy))
     for round_, parameters in _entry(state, "behaviour_parameters", Mapping).items():
         if not isinstance(round_, int):
@@ -237,16 +232,15 @@ def _check_bytes(value: Any, where: str) -> None:
         raise TypeError(f"state_dict{where} must be a tensor of bytes, got {_kind(value)}")
 
 
-def _check_tensors(
-    found: Any, expected: Mapping[str, Tensor], name: str, *, others: bool = False
-) -> None:
-    """Tensors by name, of given shapes; there may be others that are no tensors."""
+def _check_tensors(found: Any, expected: Mapping[str, Any], name: str) -> None:
+    """Tensors by name, of given shapes, and whatever else there is, by its name alone."""
     if not isinstance(found, Mapping):
         raise TypeError(f"state_dict['{name}'] must be a mapping, got {_kind(found)}")
-    shapes = {key: value.shape for key, value in found.items() if isinstance(value, Tensor)}
-    own = {key: value.shape for key, value in expected.items()}
-    strange = [] if others else [key for key in found if key not in shapes]
-    wrong = sorted({str(key) for key, _ in shapes.items() ^ own.items()}.union(map(str, strange)))
+    shapes, own = (
+        {key: value.shape if isinstance(value, Tensor) else None for key, value in each.items()}
+        for each in (found, expected)
+    )
+    wrong = sorted({str(key) for key, _ in shapes.items() ^ own.items()})
     if wrong:
         raise ValueError(
             f"state_dict['{name}'] is of another policy: missing, unknown or of another shape are "
