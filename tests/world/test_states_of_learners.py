@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -11,17 +12,21 @@ import pytest
 import torch
 from policies import categorical
 from probe import layout
+from ranks import results, run_ranks
 from tensordict import TensorDictBase
 from torch import Tensor
 
-from torchrl_hts import HTSCollector
+from torchrl_hts import HTSCollector, World
 from torchrl_hts._learner.saved_state import own_state
+from torchrl_hts.errors import WorldError
 from torchrl_hts.testing import digest
 
 NUM_ENVS, ALPHA = 4, 3
 
 
-def collector(seed: int = 0, batch_size: int | None = None) -> HTSCollector:
+def collector(
+    seed: int = 0, batch_size: int | None = None, world: World | None = None
+) -> HTSCollector:
     entries = [partial(gym.make, "CartPole-v1")] * NUM_ENVS
     if batch_size is not None:
         batch = partial(gym.make_vec, "CartPole-v1", batch_size, vectorization_mode="sync")
@@ -33,6 +38,7 @@ def collector(seed: int = 0, batch_size: int | None = None) -> HTSCollector:
         total_frames=NUM_ENVS * ALPHA * 6,
         seed=seed,
         num_executors=1,
+        world=world,
     )
 
 
@@ -148,3 +154,28 @@ def test_a_state_of_another_learner_is_refused(run: Run) -> None:
         run.own(second, 0, 2)
     with pytest.raises(TypeError, match="must be a mapping, got str"):
         run.own(["first", first], 0, 2)
+
+
+def load_own(cases: bytes) -> list[str]:
+    """Each rank its own of some states, one case after the other; returns what was raised."""
+    said = []
+    with World(timeout_s=60) as world, collector(world=world) as data:
+        for states in pickle.loads(cases):
+            try:
+                data.load_state_dict(states[world.rank])
+                said.append("")
+            except WorldError as error:
+                said.append(str(error))
+    return said
+
+
+def test_the_odd_one_of_learners_that_load_different_checkpoints_is_named(run: Run) -> None:
+    """Each state by itself is sound."""
+    first, second = run.shares(run.state, 2)
+    later = run.shares(run.later, 2)[1]
+    policy = {name: value + 1 for name, value in second["policy_state_dict"].items()}
+    cases = [(first, later), (first, {**second, "policy_state_dict": policy}), (first, second)]
+    for said in results(run_ranks(load_own, 2, pickle.dumps(cases))):
+        assert said[0].startswith("rank 1 has round 3, the others 2")
+        assert said[1].startswith("rank 1 has policy ")
+        assert said[2] == ""
