@@ -28,7 +28,7 @@ from torchrl_hts._executor.torchrl_play import torchrl_observations
 from torchrl_hts._executor.torchrl_state.state import TorchRLState
 from torchrl_hts._executor.torchrl_values import guard_conversions
 from torchrl_hts._executor.trial_observations import Observations
-from torchrl_hts._rounds.entries import check_specified, leaves
+from torchrl_hts._rounds.entries import check_alike, check_specified, leaves
 from torchrl_hts._rounds.keys import Key, as_path, named
 from torchrl_hts._rounds.shared_memory import Array, SharedMemory
 from torchrl_hts._rounds.slots import tensor_over
@@ -124,7 +124,8 @@ class TorchRLEnvironment:
         state = (*env.full_observation_spec.keys(True, True), *env.full_state_spec.keys(True, True))
         specs, transition = env.specs.cpu(), env.fake_tensordict().cpu()
         if env.batch_size:
-            for _ in leaves(transition):  # which raises if they differ from each other
+            check_alike(transition)
+            for _ in leaves(transition):  # which raises for what no batch of ours can hold
                 pass
             specs, transition = specs[0], transition[0]
         self.description = TorchRLDescription(

@@ -13,7 +13,7 @@ from torchrl.data import Composite
 from torchrl_hts._rounds.keys import Key, named
 from torchrl_hts.errors import InvalidValueError
 
-__all__ = ["check_fixed_shapes", "check_specified", "is_private", "leaves"]
+__all__ = ["check_alike", "check_fixed_shapes", "check_specified", "is_private", "leaves"]
 
 Owner = Literal["environment", "policy"]
 
@@ -54,12 +54,12 @@ def _entries(td: Any, path: Key) -> Iterable[tuple[Key, Any]]:
 
 def _is_uniform(stack: LazyStackedTensorDict) -> bool:
     """Whether stacked TensorDicts have the same entries in the same shapes."""
-    first, *others = (dict(_entries(each, ())) for each in stack.tensordicts)
-    shapes = {key: getattr(value, "shape", None) for key, value in first.items()}
-    return all(
-        shapes == {key: getattr(value, "shape", None) for key, value in other.items()}
-        for other in others
-    )
+    first, *others = map(_shapes, stack.tensordicts)
+    return all(first == other for other in others)
+
+
+def _shapes(td: TensorDictBase) -> dict[Key, Any]:
+    return {path: getattr(value, "shape", None) for path, value in _entries(td, ())}
 
 
 def _no_plain_tensor(path: Key, value: Any, owner: Owner) -> TypeError:
@@ -76,6 +76,26 @@ def _no_plain_tensor(path: Key, value: Any, owner: Owner) -> TypeError:
         f"the {owner}'s entry {name} is a {kind}; a batch of HTSCollector holds plain tensors of "
         f"fixed shapes: {advice[owner]}"
     )
+
+
+def check_alike(td: TensorDictBase) -> None:
+    """Refuse a batch of environments that differ in what they give.
+
+    Args:
+        td: a transition of the batch, ``[k]``.
+
+    Raises:
+        TypeError: with the keys.
+    """
+    for path, stack in _entries(td, ()):
+        if isinstance(stack, LazyStackedTensorDict) and stack.stack_dim == 0:
+            first, *others = map(_shapes, stack.tensordicts)
+            keys = {(*path, *key) for other in others for key, _ in first.items() ^ other.items()}
+            names = sorted({named(key[1:] if key[0] == "next" else key) for key in keys})
+            raise TypeError(
+                f"the environments of a batch differ in {', '.join(names)}: what they give must "
+                "have the same names and shapes in all of them"
+            )
 
 
 def check_fixed_shapes(specs: Composite) -> None:
