@@ -290,12 +290,30 @@ def test_gives_up(tried: Tried) -> None:
         pytest.warns(RuntimeWarning, match="a worker is replaced") as warned,
         pytest.raises(
             WorkerError,
-            match=r"(?s)environment 1 failed .*the ball left.*It was not replaced: 2 had",
+            match=r"(?s)environment 1 failed .*the ball left.*It was not replaced: 2 had been "
+            r"within 600 s",
         ),
     ):
         run(told_policy(), envs, received, on_executor_failure="restart", max_restarts=2)
     assert len([w for w in warned if w.category is RuntimeWarning]) == 2
     tried("executor", "raise", "always", "raised")
+
+
+def test_fails_again_and_again(tried: Tried) -> None:
+    """After every second step, and each time begins with another seed; a window is soon over."""
+    envs = environments("raise", 2, Path(ALWAYS))
+    received: list[TensorDictBase] = []
+    options: dict[str, Any] = {"max_restarts": 1, "restart_window_s": 1e-9}
+    with pytest.warns(RuntimeWarning, match="a worker is replaced"):
+        collector = run(told_policy(), envs, received, on_executor_failure="restart", **options)
+    lives = ROUNDS * T // 2
+    assert collector.statistics().executor_restarts == lives - 1
+    assert_only_the_victim_differs(received, 2)
+    rows = torch.cat([batch[VICTIM] for batch in received])
+    seeds = [environment_seed(SEED, VICTIM, 2 * life // T, life) for life in range(lives)]
+    assert len(set(seeds)) == lives
+    assert rows["observation"][::2, 0].tolist() == seeds
+    tried("executor", "raise", "always", "replaced")
 
 
 def replace_several(
