@@ -6,15 +6,19 @@ is exact. An actor that is idle is killed by the loop itself.
 
 from __future__ import annotations
 
+import json
 from copy import deepcopy
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from processes import wait_until
 from rounds import (
     LAG,
     ROUNDS,
+    SEED,
     N,
     T,
     Tried,
@@ -27,10 +31,11 @@ from rounds import (
     timeouts_s,
 )
 from tensordict import TensorDictBase
-from told import LAST_WORDS
+from told import EPISODE, LAST_WORDS, ToldEnv
 from told_policy import CALIBRATION, START_UP, learn, told_policy
 
 from torchrl_hts import Failure, HTSCollector, WorkerError
+from torchrl_hts._learner.learner import environment_seed
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -73,11 +78,40 @@ def test_policy(fault: str, phase: str, mode: str, tmp_path: Path, tried: Tried)
         run(policy, sound_environments(), received, **options)
     tried.told(fault, marker)
     assert (e.value.failure, e.value.worker_kind, e.value.round) == (failure, "actor", round_)
+    assert (e.value.step, e.value.stepped) == (None, ())
     assert set(e.value.env_indices) <= set(range(N))
     assert e.value.env_indices
     assert LAST_WORDS in e.value.stderr
     assert_prefix(received, round_)
     tried("actor", fault, phase, "raised")
+
+
+class Waiting(ToldEnv):
+    """Waits at a step until something bad has happened elsewhere."""
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        if self.steps == self.at:
+            wait_until(Path(self.marker).exists)
+        return super().step(action)
+
+
+@pytest.mark.parametrize("fault", ["raise", "nan", "kill"])
+def test_the_environments_of_the_pass_are_named(fault: str, tmp_path: Path, tried: Tried) -> None:
+    """And no other; the last one is still in the round before, where it waits for the failure."""
+    updates, round_, _ = PHASES["begin of a round"]
+    marker = tmp_path / "struck"
+    envs = sound_environments()
+    envs[-1] = partial(Waiting, "none", round_ * T - 2, str(marker))
+    with pytest.raises(WorkerError) as e:
+        run(told_policy(fault, updates, str(marker)), envs, [])
+    # Rows that fill the batch up are of earlier steps.
+    rows = torch.tensor(json.loads(marker.read_text()), dtype=torch.float64)
+    seeds = rows[rows[:, 1] * EPISODE + rows[:, 2] == round_ * T, 0].tolist()
+    named = [environment_seed(SEED, env, 0) for env in e.value.env_indices]
+    assert named
+    assert sorted(named) == sorted(seeds)
+    assert (e.value.round, e.value.step, e.value.stepped) == (round_, None, ())
+    tried("actor", fault, "begin of a round", "raised")
 
 
 @pytest.mark.parametrize("mode", ["raise", "restart"])

@@ -15,6 +15,7 @@ from environments import EchoEnv
 
 LAST_WORDS = "the engine's last words"
 ALWAYS = "always"  # instead of a marker: each time
+EPISODE = 5  # steps
 
 
 def strike(fault: str) -> None:
@@ -66,7 +67,7 @@ class ToldEnv(EchoEnv):
     """
 
     def __init__(self, fault: str, at: str | int, marker: str) -> None:
-        super().__init__((5,))
+        super().__init__((EPISODE,))
         self.fault, self.at, self.marker = fault, at, marker
         self.steps = 0
         self.engine = threading.Lock()  # which can't be pickled: its state is what it says it is

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections import Counter
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -22,7 +24,7 @@ class Told(nn.Module):
     Args:
         fault: what happens (see `told.strike`); ``"nan"`` spoils the output instead.
         at: the value of `updates` in the round; `CALIBRATION` or `START_UP` before the first.
-        marker: a file that is made when it happens.
+        marker: a file that is made when it happens; of a batch, it gets the observations.
         batch: the batch of an actor in that round, counted from 0.
     """
 
@@ -42,7 +44,8 @@ class Told(nn.Module):
         calibrates = bool(observation[:, 0].abs().max() < 100)
         at = CALIBRATION if calibrates else int(self.updates)
         self.batches[at] += 1
-        if self.batches[at] > self.batch and self._meets(at) and self.fault == "nan":
+        fails = self.batches[at] > self.batch and self._meets(at, observation)
+        if fails and self.fault == "nan":
             return logits * torch.nan
         return logits
 
@@ -50,10 +53,12 @@ class Told(nn.Module):
         super().__setstate__(state)
         self._meets(START_UP)
 
-    def _meets(self, at: int) -> bool:
+    def _meets(self, at: int, observation: Tensor | None = None) -> bool:
         """At the moment that it was told of: fail, or return True."""
         if at != self.at or os.getpid() == self.main_pid or not first_time(self.marker):
             return False
+        if observation is not None:
+            Path(self.marker).write_text(json.dumps(observation.tolist()))
         strike(self.fault)
         return True
 
