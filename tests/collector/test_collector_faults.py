@@ -6,6 +6,7 @@ import itertools
 import os
 import signal
 import threading
+import time
 import warnings
 from functools import partial
 from pathlib import Path
@@ -134,6 +135,14 @@ os.kill(os.getpid(), signal.SIGKILL)
 """
 
 
+class MadeAfterAnother(FaultyEnv):
+    """Can't be made, which it finds out when a simulator is there."""
+
+    def __init__(self, folder: str) -> None:
+        wait_until(lambda: any(Path(folder).iterdir()))
+        super().__init__("init")
+
+
 class TestSimulators:
     """Processes that environments have started end with the collector, whatever happens."""
 
@@ -168,6 +177,15 @@ class TestSimulators:
             warnings.simplefilter("error")
             collector.shutdown(timeout=30)
         wait_until_gone(int(path.name) for path in tmp_path.iterdir())
+
+    def test_that_take_long_to_close_while_others_are_made(self, tmp_path: Path) -> None:
+        slow = partial(SimulatorEnv, str(tmp_path), 60.0)
+        with pytest.raises(WorkerError, match=r"(?s)environment 1 failed .*no engine here"):
+            start([slow, partial(MadeAfterAnother, str(tmp_path))], num_executors=2)
+        (simulator,) = tmp_path.iterdir()
+        # A second, on a machine that may be busy.
+        assert time.time() - simulator.stat().st_mtime < 20
+        wait_until_gone([int(simulator.name)])
 
     @needs_linux  # to be told at once that a server was killed
     @pytest.mark.parametrize("mode", ["raise", "restart"])

@@ -31,7 +31,7 @@ from rounds import (
     timeouts_s,
 )
 from tensordict import TensorDictBase
-from told import EPISODE, LAST_WORDS, ToldEnv
+from told import EPISODE, LAST_WORDS, NAP_S, ToldEnv
 from told_policy import CALIBRATION, START_UP, learn, told_policy
 
 from torchrl_hts import Failure, HTSCollector, WorkerError
@@ -138,6 +138,16 @@ def test_before_the_first_round(
     tried.told(fault, marker)
     assert e.value.worker_kind == "actor"
     tried("actor", fault, phase, "raised")
+
+
+def test_a_long_calibration_is_no_hang(tmp_path: Path, tried: Tried) -> None:
+    """What calibrates shows no progress: the time doesn't count."""
+    marker = tmp_path / "struck"
+    policy = told_policy("nap", CALIBRATION, str(marker))
+    options: dict[str, Any] = {"frames_per_batch": N * T, "timeout_s": {"actor": NAP_S / 4}}
+    with HTSCollector(sound_environments(), policy, **options):
+        assert marker.exists()
+    tried("actor", "nap", "calibration", "ended")
 
 
 def test_while_the_learner_learns(tried: Tried) -> None:

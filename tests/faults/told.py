@@ -7,6 +7,7 @@ import os
 import signal
 import sys
 import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from environments import EchoEnv
 
 LAST_WORDS = "the engine's last words"
 ALWAYS = "always"  # instead of a marker: each time
+NAP_S = 2.0
 EPISODE = 5  # steps
 
 
@@ -23,6 +25,8 @@ def strike(fault: str) -> None:
     sys.stderr.write(f"{LAST_WORDS}\n")
     if fault == "raise":
         raise ValueError("the ball left the universe")
+    if fault == "nap":
+        time.sleep(NAP_S)
     if fault == "memory":
         raise MemoryError("no room for the ball")
     if fault == "segv":
