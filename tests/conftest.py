@@ -13,6 +13,7 @@ import torch
 from collectors import end_all
 from fault_table import fault_table
 from processes import (
+    BLOCKS,
     SHARED_SERVERS,
     is_server,
     open_descriptors,
@@ -84,7 +85,7 @@ def nothing_left(
     ]  # the warm ones
     kept = {server.pid for server in servers}
     before = processes_below(os.getpid())
-    segments, blocks = shared_memory_segments(), open_descriptors("memfd:torchrl_hts")
+    segments, blocks = shared_memory_segments(), open_descriptors(*BLOCKS)
     try:
         yield
         left = {pid for server in kept for pid in processes_below(server)}
@@ -93,7 +94,7 @@ def nothing_left(
         named = segments_left(segments)
         gc.collect()
         # The traceback of a test that has failed may hold some.
-        mapped = open_descriptors("memfd:torchrl_hts") - blocks
+        mapped = open_descriptors(*BLOCKS) - blocks
         record_property("left", len(left) + len(named) + len(mapped))
         assert not left, f"worker processes {left} are left"
         assert not named

@@ -11,8 +11,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from processes import BLOCKS, open_descriptors
 
 from torchrl_hts._processes.linux import ON_LINUX, keep_large_blocks
+from torchrl_hts._rounds.shared_memory import Layout, SharedMemory
 
 PACKAGE = Path(__file__).parents[2] / "torchrl_hts"
 
@@ -52,6 +54,18 @@ def test_the_switch_turns_all_of_it_off() -> None:
     )
     assert done.returncode == 0, done.stderr
     assert int(done.stdout) > 1, "nothing was set"
+
+
+@pytest.mark.parametrize("where", ["memory", "file"])
+def test_a_block_that_is_kept_is_seen(where: str, tmp_path: Path) -> None:
+    """By the checks of tests, `nothing_left` above all; also where memory is a file."""
+    before = open_descriptors(*BLOCKS)
+    fd = SharedMemory.create_fd(None if where == "memory" else str(tmp_path))
+    kept = [SharedMemory(fd, Layout(1, 1, 0, 1, (), ()))]
+    os.close(fd)
+    assert len(open_descriptors(*BLOCKS) - before) == 1, "a mapping has a descriptor too"
+    kept.clear()
+    assert open_descriptors(*BLOCKS) == before
 
 
 FAULTS = """

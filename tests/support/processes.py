@@ -29,7 +29,9 @@ _HERE = Path(__file__).parent
 needs_linux = pytest.mark.skipif(not ON_LINUX, reason="rests on what Linux offers beyond POSIX")
 
 
-COLLECTORS_OWN = ("memfd:torchrl_hts", "pipe:", "socket:", "pidfd")  # descriptors, by target
+# Descriptors, by target. What rounds lie in: memory, or a file without a name.
+BLOCKS = ("memfd:torchrl_hts", "/#", "torchrl_hts-")
+COLLECTORS_OWN = (*BLOCKS, "pipe:", "socket:", "pidfd")
 SHARED_SERVERS: set[int] = set()  # worker servers that outlive their test on purpose
 
 
