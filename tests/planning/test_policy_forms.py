@@ -54,6 +54,38 @@ class AnyAction(gym.Env[Any, Any]):
         return np.zeros(2, np.float32), 0.0, False, False, {}
 
 
+def assert_all_occurs(space: Any, drawn: torch.Tensor) -> None:
+    """Rows of drawn actions: every number, or all of a range, up to its bounds."""
+    columns = drawn.reshape(len(drawn), -1).T
+    if isinstance(space, spaces.Box):
+        bounds = zip(space.low.flatten().tolist(), space.high.flatten().tolist(), strict=True)
+        for column, (low, high) in zip(columns, bounds, strict=True):
+            assert_fills(column, low, high)
+        return
+    counts = [2] * len(columns)
+    if isinstance(space, spaces.Discrete):
+        counts = [int(space.n)]
+    elif isinstance(space, spaces.MultiDiscrete):
+        counts = space.nvec.tolist()
+    for column, count in zip(columns, counts, strict=True):
+        assert column.unique().tolist() == [*range(count)]
+
+
+def assert_fills(column: torch.Tensor, low: float, high: float) -> None:
+    """As uniform numbers fill a range, exponential ones a half of the line, normal ones all."""
+    least, mean, most = column.min(), column.mean(), column.max()
+    if np.isfinite(low) and np.isfinite(high):
+        margin = (high - low) / 20
+        assert least < low + margin
+        assert abs(mean - (low + high) / 2) < margin
+        assert most > high - margin
+        return
+    assert abs(column.std() - 1) < 0.2
+    bound = low if np.isfinite(low) else high if np.isfinite(high) else None
+    away = 0.0 if bound is None else 1.0 if bound == low else -1.0
+    assert abs(mean - (bound or 0.0) - away) < 0.2
+
+
 class TestRandom:
     @pytest.mark.parametrize("env", [CARTPOLE, PENDULUM], ids=["gymnasium", "torchrl"])
     def test_without_a_policy_actions_are_random_and_repeat_for_any_number_of_workers(
@@ -80,7 +112,14 @@ class TestRandom:
         ids=str,
     )
     def test_every_space_is_drawn_from(self, space: spaces.Space[Any]) -> None:
-        gather(functools.partial(AnyAction, space), num_envs=2, num_executors=1)
+        """All of it: 1024 actions, each of which its environment has found in the space."""
+        make_env = functools.partial(AnyAction, space)
+        options = {"frames_per_batch": 4 * 128, "total_frames": 4 * 256}
+        drawn = gather(make_env, num_envs=4, num_executors=1, **options)
+        leaves = space.spaces if isinstance(space, spaces.Dict) else {None: space}
+        for name, leaf in leaves.items():
+            actions = drawn["action" if name is None else ("action", name)]
+            assert_all_occurs(leaf, actions.flatten(0, 1).double())
 
     def test_draws_are_spread_over_the_whole_space(self) -> None:
         policy = RandomActions(Categorical(4))
