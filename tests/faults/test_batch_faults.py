@@ -119,6 +119,36 @@ def test_replaced(fault: str, tmp_path: Path) -> None:
     assert begun[:, 0].tolist() == [environment_seed(SEED, env, 3, 1) for env in BATCH]
 
 
+def collector_of_five(envs: list[Any]) -> HTSCollector:
+    return HTSCollector(
+        envs, told_policy(), frames_per_batch=5 * T, total_frames=5 * T * ROUNDS, seed=SEED, lag=LAG
+    )
+
+
+def test_the_steps_ahead_of_one_of_a_batch(tmp_path: Path) -> None:
+    """Those of the same environment alone; where nothing is ahead there are none."""
+    failing = partial(ToldEnv, "raise", AT, str(tmp_path / "struck"))
+    received: list[TensorDictBase] = []
+    with collector_of_five([SOUND] * 5) as collector:
+        alone = torch.cat([batch.clone() for batch in collector], 1).exclude("policy_version")
+        assert collector.steps_ahead(3).shape == (0,)
+    envs = [partial(together, [SOUND] * 2), partial(together, [SOUND, SOUND, failing])]
+    with collector_of_five(envs) as collector, pytest.raises(WorkerError, match=WHERE):
+        received.extend(batch.clone() for batch in collector)
+    before = T * len(received)
+    for env in (0, 1, 2, 3, 4):
+        ahead = collector.steps_ahead(env)
+        if env >= 2:  # of the batch that has failed
+            assert len(ahead) == AT + 1 - before
+        expected = alone[env, before : before + len(ahead)]
+        assert_equal(ahead[:-1], expected[:-1])
+        for key in ("observation", "action", "action_log_prob"):
+            assert torch.equal(ahead[key], expected[key])
+    for env in (5, -1):
+        with pytest.raises(ValueError, match="env must be"):
+            collector.steps_ahead(env)
+
+
 @pytest.mark.parametrize("fault", ["raise", "kill"])
 def test_start_up(fault: str, tmp_path: Path) -> None:
     envs = environments(fault, "make", tmp_path / "struck")
