@@ -13,6 +13,7 @@ import torch
 from environments import EchoEnv
 from policies import categorical
 from probe import finished_steps
+from processes import wait_until
 from torchrl.envs import Compose, GymEnv, NoopResetEnv, StepCounter, TransformedEnv
 
 from torchrl_hts import HTSCollector
@@ -184,9 +185,7 @@ def test_idle_workers_use_no_processor() -> None:
         batches = iter(collector)
         next(batches)
         steps = finished_steps(collector)
-        deadline = time.monotonic() + 60
-        while min(steps[env] for env in range(4)) < 20 and time.monotonic() < deadline:
-            time.sleep(0.01)  # until both slots are full
+        wait_until(lambda: min(list(steps)) == 20, 60)  # both slots are full
 
         def ticks() -> int:
             stats = [
