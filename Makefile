@@ -108,9 +108,10 @@ $(STAMP): pyproject.toml $(CONSTRAINTS)
 	    '$(TORCH)' --editable '.[atari,hydra,minatar,optuna,recipes,tensorboard,video,wandb,dev]'
 	@touch $@
 
-# What tests alone need: EnvPool, for football without building gfootball. It is large.
+# What tests alone need, which is large: EnvPool for football without building gfootball, MuJoCo and
+# VMAS. Ray is larger still: its tests are run by hand, and skipped where it isn't installed.
 $(TEST_STAMP): $(STAMP)
-	$(RUN) -m pip install --quiet --constraint $(VENV)/constraints.txt --editable '.[envpool]'
+	$(RUN) -m pip install --quiet --constraint $(VENV)/constraints.txt --editable '.[envpool,mujoco,vmas]'
 	@touch $@
 
 # What the documentation alone needs.

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import re
+import sys
 from importlib.metadata import metadata, requires
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -63,3 +65,16 @@ def test_the_extra_has_what_was_missing(path: str) -> None:
 @pytest.mark.parametrize("package", LOGGERS)
 def test_loggers_have_extras_of_their_names(package: str) -> None:
     assert package in in_extra(package)
+
+
+@pytest.mark.skipif(
+    not Path(sys.prefix, ".torchrl_hts-tests-installed").exists(),
+    reason="it is for the environment of `make test`, and this is another",
+)
+def test_no_test_is_skipped_for_want_of_a_package_but_ray() -> None:
+    """And but for football, whose engine not every machine can build (`football_installed.py`)."""
+    texts = [path.read_text() for path in (ROOT / "tests").rglob("*.py")]
+    wanted = {name for text in texts for name in re.findall(r'importorskip\(\s*"(\w+)', text)}
+    assert {"ray", "mujoco", "vmas"} <= wanted
+    by_hand = {"ray"} if sys.version_info >= (3, 11) else {"envpool", "ray"}
+    assert {name for name in wanted if find_spec(name) is None} <= by_hand
