@@ -18,9 +18,9 @@ from policies import categorical, marked
 from tensordict.nn import TensorDictModule
 from torch import Tensor, nn
 from torchrl.data import Unbounded
-from torchrl.envs import Compose, GymEnv, StepCounter, TransformedEnv
+from torchrl.envs import Compose, GymEnv, GymWrapper, StepCounter, TransformedEnv
 from torchrl.modules.tensordict_module.exploration import RandomPolicy
-from torchrl_environments import Spoken, Square
+from torchrl_environments import Clocks, Spoken, Square
 
 S = gym.spaces
 pytestmark = pytest.mark.usefixtures("warm_servers")
@@ -125,12 +125,27 @@ class TestEnvironments:
         gather(eval(line, {"functools": functools, "gymnasium": gym}), categorical(num_actions=2))
 
     def test_a_batch_of_environments(self) -> None:
-        batch = partial(GymEnv, "CartPole-v1", num_envs=2, categorical_action_encoding=True)
         policy = categorical(4, num_actions=2)
-
         message = refusal(Square, policy)
         assert "give several batches as entries of their own" in message
-        assert gather(batch, policy, copies=3).shape[0] == 3 * 2
+        batch = partial(Clocks, 2, 3)
+        assert gather(batch, categorical(3), copies=3).shape[0] == 3 * 2
+
+    def test_a_vector_of_environments_in_torchrl(self) -> None:
+        policy = categorical(4, num_actions=2)
+        make = partial(GymEnv, "CartPole-v1", num_envs=2, categorical_action_encoding=True)
+        message = refusal(make, policy)
+        assert "make the gymnasium.vector.VectorEnv itself, without TorchRL's wrapper" in message
+        assert "with autoreset_mode=gymnasium.vector.AutoresetMode.DISABLED" in message
+        one = partial(gym.make, "CartPole-v1")
+        assert gather(lambda: gym.vector.AsyncVectorEnv([one] * 2), policy).shape[0] == 2
+
+        def wrapped() -> Any:
+            mode = gym.vector.AutoresetMode.DISABLED
+            envs = gym.vector.AsyncVectorEnv([one] * 2, autoreset_mode=mode)
+            return GymWrapper(envs, categorical_action_encoding=True)
+
+        assert gather(wrapped, policy).shape[0] == 2
 
     def test_steps_that_are_counted_already(self) -> None:
         def make() -> Any:

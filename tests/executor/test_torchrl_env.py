@@ -10,9 +10,18 @@ import gymnasium as gym
 import numpy as np
 import pytest
 import torch
+from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from rows import assert_equal_bits, play_round
 from torchrl.data import Unbounded
-from torchrl.envs import Compose, GymEnv, RewardSum, SerialEnv, StepCounter, TransformedEnv
+from torchrl.envs import (
+    Compose,
+    GymEnv,
+    GymWrapper,
+    RewardSum,
+    SerialEnv,
+    StepCounter,
+    TransformedEnv,
+)
 from torchrl_environments import Clocks, Square
 
 from torchrl_hts._executor.gym_env import Carried, RowOptions
@@ -22,7 +31,7 @@ from torchrl_hts._rounds.entries import leaves
 from torchrl_hts._rounds.keys import Key
 from torchrl_hts._rounds.shared_memory import Array, Field, Layout, SharedMemory
 from torchrl_hts._rounds.slots import field_of
-from torchrl_hts.errors import InvalidValueError
+from torchrl_hts.errors import EnvError, InvalidValueError
 
 LENGTHS = (2, 5, 3, 4)
 K, ROUNDS = len(LENGTHS), 6
@@ -167,8 +176,6 @@ class TestSerialEnv:
             def step(self, action: Any) -> Any:
                 return np.zeros(2, np.float32), 1e39, False, False, {}
 
-        from torchrl.envs import GymWrapper
-
         make = partial(GymWrapper, categorical_action_encoding=True)
         env = SerialEnv(K, lambda: make(Large()))
         with pytest.raises(InvalidValueError, match="which ends at"):
@@ -186,6 +193,35 @@ def test_a_batch_that_takes_one_seed_gets_the_first_and_says_so() -> None:
         play([environment])
     environment.reset([7, 8, 9, 10], 5)
     assert env.seeded == [100, 7]
+
+
+class TestVectorEnvs:
+    """Of gymnasium, in TorchRL's wrapper: only TorchRL may begin their episodes."""
+
+    def test_what_resets_at_the_next_step_is_refused(self) -> None:
+        env = GymEnv("CartPole-v1", num_envs=2, categorical_action_encoding=True)
+        try:
+            with pytest.raises(EnvError, match=r"AsyncVectorEnv in .*NEXT_STEP.*without TorchRL"):
+                TorchRLEnvironment(TransformedEnv(env, StepCounter()), 0)
+        finally:
+            env.close()
+
+    def wrapped(self, mode: AutoresetMode) -> Any:
+        make = partial(gym.make, "CartPole-v1", max_episode_steps=3)
+        batch = SyncVectorEnv([make] * K, autoreset_mode=mode)
+        return GymWrapper(batch, categorical_action_encoding=True)
+
+    def test_what_resets_in_the_step_is_refused(self) -> None:
+        with pytest.raises(EnvError, match=r"SyncVectorEnv in .*SAME_STEP.*without TorchRL"):
+            TorchRLEnvironment(self.wrapped(AutoresetMode.SAME_STEP), 0)
+
+    def test_what_does_not_reset_by_itself(self) -> None:
+        written = play(environments(self.wrapped(AutoresetMode.DISABLED)))[0]
+        assert np.flatnonzero(written["next", "done"][0]).tolist() == [2]
+        assert (written["next", "reward"] == 1).all()
+        before, after = written["observation",][:, 3], written["next", "observation"][:, 2]
+        assert np.abs(after).min() > 0
+        assert not (before == after).any()
 
 
 class TestRefused:

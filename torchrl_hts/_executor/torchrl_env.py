@@ -15,6 +15,7 @@ from typing import Any
 
 import gymnasium as gym
 import torch
+from gymnasium.vector import AutoresetMode, VectorEnv
 from tensordict import TensorDictBase
 from torch import Tensor
 from torchrl.data import Composite
@@ -28,6 +29,7 @@ from torchrl_hts._executor.torchrl_play import torchrl_observations
 from torchrl_hts._executor.torchrl_state.state import TorchRLState
 from torchrl_hts._executor.torchrl_values import guard_conversions
 from torchrl_hts._executor.trial_observations import Observations
+from torchrl_hts._executor.vector_engine import autoreset_mode
 from torchrl_hts._rounds.entries import check_alike, check_specified, leaves
 from torchrl_hts._rounds.keys import Key, as_path, named
 from torchrl_hts._rounds.shared_memory import Array, SharedMemory
@@ -76,8 +78,8 @@ class TorchRLEnvironment:
         device: where the environment computes; None leaves it where it is.
 
     Raises:
-        EnvError: if a batch has several dimensions or is empty, or the environment counts steps
-            already.
+        EnvError: if a batch has several dimensions or is empty, or is a ``VectorEnv`` that resets
+            by itself; or if the environment counts steps already.
         TypeError: if the environments of a batch differ in what they give.
     """
 
@@ -114,6 +116,7 @@ class TorchRLEnvironment:
         self._singles = list(_singles_within(env))
         self._gymnasium = [_gymnasium_within(single) for single in self._singles]
         for single, gymnasium in zip(self._singles, self._gymnasium, strict=True):
+            _check_autoreset(single)
             guard_conversions(single)
             if gymnasium is not None:
                 own_spaces(gymnasium)
@@ -318,10 +321,35 @@ def _singles_within(env: EnvBase) -> Iterator[EnvBase]:
 
 def _gymnasium_within(env: EnvBase) -> gym.Env[Any, Any] | None:
     """The gymnasium environment that ``GymWrapper`` and its transforms are around, if any."""
+    within = _wrapped(env)
+    return within if isinstance(within, gym.Env) else None
+
+
+def _wrapped(env: EnvBase) -> Any:
+    """What a wrapper of another library is around, below its transforms; None if it is none."""
     while isinstance(env, TransformedEnv):
         env = env.base_env
-    within = getattr(env, "_env", None)
-    return within if isinstance(within, gym.Env) else None
+    return getattr(env, "_env", None)
+
+
+def _check_autoreset(env: EnvBase) -> None:
+    """Refuse a ``VectorEnv`` that TorchRL doesn't reset itself.
+
+    In ``NEXT_STEP`` the last observation is lost, and a row is wasted on the reset. In
+    ``SAME_STEP`` what a transform truncates goes on, and an environment that reuses its array
+    overwrites its last observation.
+    """
+    batch = _wrapped(env)
+    if not isinstance(batch, VectorEnv):
+        return
+    mode = autoreset_mode(batch)
+    if mode != AutoresetMode.DISABLED:
+        raise EnvError(
+            f"{_name(env)} is around a {type(batch).__name__} in {mode}, in which TorchRL loses "
+            "the end of an episode. Let create_env_fn make the gymnasium.vector.VectorEnv itself, "
+            "without TorchRL's wrapper. Or wrap one that is made with "
+            "autoreset_mode=gymnasium.vector.AutoresetMode.DISABLED"
+        )
 
 
 def _masks_actions(env: EnvBase) -> bool:

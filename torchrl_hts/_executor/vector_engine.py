@@ -36,7 +36,7 @@ from torchrl_hts._executor.old_gym import checked_reset, of_reset, of_step
 from torchrl_hts._rounds.shared_memory import Array
 from torchrl_hts.errors import EnvError, InvalidValueError
 
-__all__ = ["Batch", "Mask", "VectorEngine"]
+__all__ = ["Batch", "Mask", "VectorEngine", "autoreset_mode"]
 
 Batch = VectorEnv[Any, Any, Any]
 Mask = npt.NDArray[np.bool_]
@@ -71,7 +71,7 @@ class VectorEngine:
         _check_space("action", env, self.action_space, env.action_space)
         self.takes_seeds = not _is_envpool(env)
         _leave_beginning_to_us(env)
-        self.begins_itself = _autoreset_mode(env) == AutoresetMode.SAME_STEP
+        self.begins_itself = autoreset_mode(env) == AutoresetMode.SAME_STEP
         self.obstacle = None if self.num_envs == 1 else _obstacle(env)
         if not self.begins_itself and self.obstacle is not None:
             raise EnvError(
@@ -235,7 +235,7 @@ def _check_space(what: str, env: Batch, one: gym.Space[Any], all_: gym.Space[Any
     )
 
 
-def _autoreset_mode(env: Batch) -> AutoresetMode:
+def autoreset_mode(env: Batch) -> AutoresetMode:
     """How it begins new episodes; at the next step where it doesn't say, as gymnasium has it."""
     mode = (env.metadata or {}).get("autoreset_mode") or AutoresetMode.NEXT_STEP
     return mode if isinstance(mode, AutoresetMode) else AutoresetMode(mode)
