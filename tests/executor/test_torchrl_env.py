@@ -12,7 +12,8 @@ import pytest
 import torch
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from rows import assert_equal_bits, play_round
-from torchrl.data import Unbounded
+from tensordict import TensorDictBase
+from torchrl.data import Composite, Unbounded
 from torchrl.envs import (
     Compose,
     GymEnv,
@@ -21,6 +22,7 @@ from torchrl.envs import (
     SerialEnv,
     StepCounter,
     TransformedEnv,
+    default_info_dict_reader,
 )
 from torchrl_environments import Clocks, Square
 
@@ -193,6 +195,62 @@ def test_a_batch_that_takes_one_seed_gets_the_first_and_says_so() -> None:
         play([environment])
     environment.reset([7, 8, 9, 10], 5)
     assert env.seeded == [100, 7]
+
+
+class Reusing(Clocks):
+    """Returns its own tensors, and writes in them."""
+
+    def __init__(self, *lengths: int, **kwargs: Any) -> None:
+        super().__init__(*lengths, **kwargs)
+        self.shown: dict[Any, Any] = {}
+
+    def _told(self, values: dict[Any, Any]) -> TensorDictBase:
+        for key, value in values.items():
+            self.shown.setdefault(key, torch.empty_like(value)).copy_(value)
+        return super()._told({key: self.shown[key] for key in values})
+
+
+class Scored(gym.Env[Any, Any]):
+    """Tells its score in the info; one array each, for whatever it returns."""
+
+    observation_space = gym.spaces.Box(-9, 9, (1,), np.float32)
+    action_space = gym.spaces.Discrete(2)
+
+    def __init__(self) -> None:
+        self.seen, self.paid, self.score = (np.zeros(1, np.float32) for _ in range(3))
+
+    def reset(self, *, seed: Any = None, options: Any = None) -> Any:
+        for array in (self.seen, self.paid, self.score):
+            array[:] = 0
+        return self.seen, {"score": self.score}
+
+    def step(self, action: Any) -> Any:
+        self.seen += 1
+        self.paid[:], self.score[:] = self.seen, 10 * self.seen
+        return self.seen, self.paid, bool(self.seen[0] == 3), False, {"score": self.score}
+
+
+class TestMemoryOfTheEnvironment:
+    """What it hands out is written before it writes there again."""
+
+    @pytest.mark.parametrize("num_agents", [0, 2])
+    def test_its_tensors(self, num_agents: int) -> None:
+        action: Key = ("agents", "action") if num_agents else ACTION
+        expected = play(environments(*alone(num_agents)), action=action)
+        batch = Reusing(*LENGTHS, num_agents=num_agents)
+        assert_same(expected, play(environments(batch), action=action))
+        singles = [Reusing(length, alone=True, num_agents=num_agents) for length in LENGTHS]
+        assert_same(expected, play(environments(*singles), action=action))
+
+    def test_arrays_of_gymnasium_and_numbers_of_its_info(self) -> None:
+        envs = [GymWrapper(Scored(), categorical_action_encoding=True) for _ in range(K)]
+        for env in envs:
+            spec = Composite(score=Unbounded((1,)))
+            env.set_info_dict_reader(default_info_dict_reader(["score"], spec=spec))
+        written = play(environments(*envs))[0]
+        assert written["next", "observation"][0, :, 0].tolist() == [1, 2, 3, 1, 2]
+        assert written["next", "reward"][0, :, 0].tolist() == [1, 2, 3, 1, 2]
+        assert written["next", "score"][0].ravel().tolist() == [10, 20, 30, 10, 20]
 
 
 class TestVectorEnvs:

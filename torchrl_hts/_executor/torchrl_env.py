@@ -27,7 +27,7 @@ from torchrl_hts._executor.primers import primed_keys
 from torchrl_hts._executor.spaces import own_spaces, seed_spaces
 from torchrl_hts._executor.torchrl_play import torchrl_observations
 from torchrl_hts._executor.torchrl_state.state import TorchRLState
-from torchrl_hts._executor.torchrl_values import guard_conversions
+from torchrl_hts._executor.torchrl_values import guard_conversions, guard_memory
 from torchrl_hts._executor.trial_observations import Observations
 from torchrl_hts._executor.vector_engine import autoreset_mode
 from torchrl_hts._rounds.entries import check_alike, check_specified, leaves
@@ -120,6 +120,7 @@ class TorchRLEnvironment:
             guard_conversions(single)
             if gymnasium is not None:
                 own_spaces(gymnasium)
+        guard_memory(env)
         self._saved = TorchRLState(env)
         self._done_keys = [as_path(key) for key in env.done_keys]
         # A flag at the root is what an environment is begun anew by, whatever its agents say.

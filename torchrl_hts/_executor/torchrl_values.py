@@ -1,7 +1,8 @@
-"""What TorchRL's wrappers of other libraries convert without a word, looked at before they do.
+"""What TorchRL environments return, kept from what would change it without a word.
 
 ``GymWrapper`` and its like turn what their environment returns into the data types of their specs:
-1e39 becomes infinite, and 256 zero where the spec is of uint8.
+1e39 becomes infinite, and 256 zero where the spec is of uint8. And an environment may hand out
+tensors of its own, in which its next reset writes.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from torchrl_hts._executor.values import FLOAT32_MAX, checked_reward, converted
 from torchrl_hts._rounds.keys import as_path
 from torchrl_hts._rounds.shared_memory import Field
 
-__all__ = ["guard_conversions"]
+__all__ = ["guard_conversions", "guard_memory"]
 
 _OTHERWISE = (OneHot, MultiOneHot, NonTensor)  # specs that encode what they are given
 
@@ -47,9 +48,30 @@ def guard_conversions(env: EnvBase) -> None:
             key = next(iter(spec.keys(True, True)), None)
             if key is not None:
                 _check_observation(observations, spec[key], as_path(key))
-        return _own(read_obs(observations))  # which may lie where the next reset writes
+        return _own(read_obs(observations))  # or the next step shows in what was before it
 
     base.read_reward, base.read_obs = guarded_reward, guarded_obs
+
+
+def guard_memory(env: EnvBase) -> None:
+    """Let what an environment's step has returned stay as it is while what has ended is reset.
+
+    TorchRL resets it before anybody sees the step, and the reset may write where that lies.
+    """
+    step, reset = env.step, env.reset
+    last: list[TensorDictBase] = []
+
+    def guarded_step(tensordict: TensorDictBase) -> TensorDictBase:
+        last[:] = [step(tensordict)]
+        return last[0]
+
+    def guarded_reset(tensordict: TensorDictBase | None = None, **kwargs: Any) -> TensorDictBase:
+        if last and kwargs.get("select_reset_only"):  # as `EnvBase.maybe_reset` does
+            last[0].set("next", last[0].get("next").clone())
+        last.clear()
+        return reset(tensordict, **kwargs)
+
+    env.step, env.reset = guarded_step, guarded_reset
 
 
 def _own(value: Any) -> Any:
