@@ -284,6 +284,25 @@ class TestEngines:
         finally:
             environment.close()
 
+    @pytest.mark.parametrize("k", [1, 2])
+    def test_processes_that_would_begin_every_episode_twice_are_refused(self, k: int) -> None:
+        env = AsyncVectorEnv([Walk] * k, shared_memory=False)
+        try:
+            with pytest.raises(EnvError, match=r"reset once more.*DISABLED, or with shared_mem"):
+                VectorEnvironment(env, 0)
+        finally:
+            env.close()
+
+    def test_processes_without_shared_memory(self) -> None:
+        mode = AutoresetMode.DISABLED
+        environment = VectorEnvironment(
+            AsyncVectorEnv([Walk] * K, shared_memory=False, autoreset_mode=mode), 0
+        )
+        try:
+            assert_same(play(singles(), [1] * K), play([environment], [K]))
+        finally:
+            environment.close()
+
     @pytest.mark.filterwarnings("ignore:.*precision lowered")
     def test_envpool(self) -> None:
         """Its resets return those that were begun alone."""

@@ -72,7 +72,7 @@ class VectorEngine:
         self.takes_seeds = not _is_envpool(env)
         _leave_beginning_to_us(env)
         self.begins_itself = autoreset_mode(env) == AutoresetMode.SAME_STEP
-        self.obstacle = None if self.num_envs == 1 else _obstacle(env)
+        self.obstacle = _obstacle(env)
         if not self.begins_itself and self.obstacle is not None:
             raise EnvError(
                 f"{_name(env)} begins an episode at the step after the last, which would waste a "
@@ -267,13 +267,26 @@ class Obstacle(NamedTuple):
 
 
 def _obstacle(env: Batch) -> Obstacle | None:
-    if not _takes_a_mask(env.unwrapped):
+    own = env.unwrapped
+    if (
+        isinstance(own, AsyncVectorEnv)
+        and not own.shared_memory
+        and autoreset_mode(env) == AutoresetMode.NEXT_STEP
+    ):  # a process of it forgets that it is to reset only where it writes to shared memory
+        return Obstacle(
+            "without shared memory what has been begun anew is reset once more at its next step",
+            "Make it with autoreset_mode=gymnasium.vector.AutoresetMode.DISABLED, or with "
+            "shared_memory=True",
+        )
+    if _count(env) == 1:
+        return None
+    if not _takes_a_mask(own):
         return Obstacle(
             "its reset takes no options['reset_mask']",
             "Make it with gymnasium.make_vec(..., vectorization_mode='sync'), or, if its class "
             "takes one, with autoreset_mode=gymnasium.vector.AutoresetMode.SAME_STEP",
         )
-    takes_mask_away = isinstance(env.unwrapped, SyncVectorEnv | AsyncVectorEnv)  # from the options
+    takes_mask_away = isinstance(own, SyncVectorEnv | AsyncVectorEnv)  # from the options
     for layer in _layers(env):
         if isinstance(layer, NormalizeObservation | NormalizeReward) or (
             takes_mask_away and isinstance(layer, RecordEpisodeStatistics)
