@@ -73,6 +73,16 @@ def test_returns_are_summed_up_as_the_environment_gives_them() -> None:
     assert result == one(functools.partial(PayingEnv, bonus=1e-9), policy, num_episodes=2)
 
 
+def test_rewards_may_be_arrays_of_one_number() -> None:
+    def make() -> gym.Env[Any, Any]:
+        return gym.wrappers.TransformReward(PayingEnv(), lambda reward: np.array([reward]))
+
+    policy = pays(0.5)
+    expected = one(PayingEnv, policy, num_episodes=2)
+    assert one(make, policy, num_episodes=2) == expected
+    assert one(batches_of(2, make), policy, num_episodes=2) == expected
+
+
 def test_recurrent_policies_carry_their_state() -> None:
     torch.manual_seed(0)
     policy = remembers()

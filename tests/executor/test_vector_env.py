@@ -303,6 +303,27 @@ class TestEngines:
         finally:
             environment.close()
 
+    def test_rewards_are_those_before_the_reset(self) -> None:
+        """What an evaluation adds up, of an engine that writes to its own array."""
+
+        class Clearing(WithMask):
+            def reset(self, **kwargs: Any) -> Any:
+                self.rewards[:] = 0
+                return super().reset(**kwargs)
+
+            def step(self, actions: Any) -> Any:
+                self.rewards[:] = self.current[:, 1] + 1
+                return super().step(actions)
+
+        environment, memory = bound(Clearing(AutoresetMode.DISABLED))
+        environment.reset([7, 8], 0)
+        memory.fields(0)["action",][:] = 0
+        paid = []
+        for t in range(4):
+            environment.step(0, t)
+            paid.append(environment.rewards.tolist())
+        assert paid == [[1, 1], [2, 2], [3, 3], [1, 1]]
+
     @pytest.mark.filterwarnings("ignore:.*precision lowered")
     def test_envpool(self) -> None:
         """Its resets return those that were begun alone."""

@@ -18,6 +18,7 @@ from torchrl_hts._executor.generators import Generators
 from torchrl_hts._executor.gym_env import GymEnvironment, RowOptions
 from torchrl_hts._executor.old_gym import checked_reset
 from torchrl_hts._executor.torchrl_env import TorchRLEnvironment
+from torchrl_hts._executor.values import checked_reward
 from torchrl_hts._executor.vector_env import VectorEnvironment
 from torchrl_hts._rounds.keys import Key, as_path
 from torchrl_hts._rounds.shared_memory import SharedMemory
@@ -231,5 +232,5 @@ class _Episode(gym.Wrapper[Any, Any, Any, Any]):
         if self._keep_actions:
             self.actions.append(deepcopy(action))
         self._observation, reward, terminated, truncated, info = self.env.step(action)
-        self.rewards.append(float(reward))
+        self.rewards.append(checked_reward(reward))
         return self._observation, reward, terminated, truncated, info

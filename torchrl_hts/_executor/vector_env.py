@@ -235,6 +235,7 @@ class VectorEnvironment:
             self._state[index] = left[slot][t].copy()
         self._current = values
         if num_done:
+            self.rewards = self.rewards.copy()  # an engine may write there as it resets
             if engine.begins_itself and _count_of(ended):
                 self._write_last(infos, ended, slot, t)
             self._begin(done, done & ~ended if engine.begins_itself else done)
