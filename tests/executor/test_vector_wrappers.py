@@ -35,6 +35,18 @@ def test_environments_that_reuse_their_arrays(mode: AutoresetMode) -> None:
     assert_same(play(singles(Reusing), [1] * K), play([batch(Reusing, mode)], [K]))
 
 
+@pytest.mark.parametrize("mode", MODES)
+def test_environments_that_reuse_their_arrays_below_a_wrapper(mode: AutoresetMode) -> None:
+    envs = SyncVectorEnv([Reusing] * K, autoreset_mode=mode)
+    same = gym.wrappers.vector.TransformReward(envs, lambda rewards: rewards)
+    expected = play(singles(Reusing), [1] * K)
+    assert_same(expected, play([VectorEnvironment(same, 0)], [K]))
+    if mode == AutoresetMode.SAME_STEP:
+        envs = SyncVectorEnv([Reusing] * K, autoreset_mode=mode)
+        counted = gym.wrappers.vector.RecordEpisodeStatistics(envs)
+        assert_same(expected, play([VectorEnvironment(counted, 0)], [K]))
+
+
 class Quiet(Walk):
     """Without an info of its own."""
 

@@ -33,6 +33,7 @@ from gymnasium.wrappers.vector import (
 
 from torchrl_hts._executor.gym_env import GymDescription
 from torchrl_hts._executor.old_gym import checked_reset, of_reset, of_step
+from torchrl_hts._executor.vector_singles import read_singly
 from torchrl_hts._rounds.shared_memory import Array
 from torchrl_hts.errors import EnvError, InvalidValueError
 
@@ -56,8 +57,10 @@ class VectorEngine:
         obstacle: why none can be begun anew with the others left alone; None if they can.
         episode_keys: names in infos below which a wrapper tells of episodes that have ended.
         description: what the main process needs to know of it.
+        singles: its environments, where they are at hand: those of a `SyncVectorEnv`.
 
     Raises:
+        TypeError: if what an environment observes is no array of a fixed shape.
         EnvError: if it is empty, if its spaces are not those of k equal environments, or if it
             can't begin what has ended before the next step.
     """
@@ -70,7 +73,6 @@ class VectorEngine:
         _check_space("observation", env, self.observation_space, env.observation_space)
         _check_space("action", env, self.action_space, env.action_space)
         self.takes_seeds = not _is_envpool(env)
-        _leave_beginning_to_us(env)
         self.begins_itself = autoreset_mode(env) == AutoresetMode.SAME_STEP
         self.obstacle = _obstacle(env)
         if not self.begins_itself and self.obstacle is not None:
@@ -86,6 +88,7 @@ class VectorEngine:
             self.observation_space, self.action_space, num_envs=self.num_envs
         )
         self._seed_as: Callable[[Sequence[int]], Any] | None = None
+        self.singles = read_singly(env, self.observation_space)
 
     def reset(self, seeds: Sequence[int]) -> Any:
         """Begin new episodes, each environment with its seed; returns the observations.
@@ -246,17 +249,6 @@ def _layers(env: Batch) -> Iterator[Batch]:
     while isinstance(env, VectorWrapper):
         yield env
         env = env.env
-
-
-def _leave_beginning_to_us(env: Batch) -> None:
-    """Have a plain SyncVectorEnv begin no episodes by itself.
-
-    In `AutoresetMode.SAME_STEP` it keeps a reference to the last observation while it resets, which
-    an environment that reuses its array overwrites.
-    """
-    if type(env) is SyncVectorEnv and env.autoreset_mode == AutoresetMode.SAME_STEP:
-        env.autoreset_mode = AutoresetMode.DISABLED
-        env.metadata = {**env.metadata, "autoreset_mode": env.autoreset_mode}
 
 
 class Obstacle(NamedTuple):

@@ -17,7 +17,7 @@ from gymnasium.vector import SyncVectorEnv
 
 from torchrl_hts._executor.generators import Generators
 from torchrl_hts._executor.gym_env import RowOptions
-from torchrl_hts._executor.info import info_numbers
+from torchrl_hts._executor.info import info_number, info_numbers
 from torchrl_hts._executor.observations import ObservationReader
 from torchrl_hts._executor.spaces import own_spaces, seed_spaces
 from torchrl_hts._executor.trial_observations import Observations
@@ -62,8 +62,7 @@ class VectorEnvironment:
         self._generators = generators or Generators(index)
         self._engine = VectorEngine(env)
         self._reader = ObservationReader(self._engine.observation_space)
-        # Those of gymnasium's own vector are at hand, as if each were alone.
-        self._singles = list(env.unwrapped.envs) if type(env.unwrapped) is SyncVectorEnv else []
+        self._singles = [single.env for single in self._engine.singles]
         self._names: list[Names | None] = []
         for single in self._singles:
             own_spaces(single)
@@ -276,11 +275,16 @@ class VectorEnvironment:
     def _write_infos(self, infos: Any, ended: Mask, slot: int, t: int) -> None:
         """The numbers of this step.
 
-        Those of what the engine has begun anew are in final_info, or there are none: NaN. A wrapper
-        that counts episodes tells them beside.
+        Those of a plain `SyncVectorEnv` are its environments' own. Of other engines, those of what
+        has been begun anew are in final_info, or there are none: NaN. A wrapper that counts
+        episodes tells them beside.
         """
         engine = self._engine
+        alone = type(self.env) is SyncVectorEnv
         for key, numbers in self._infos:
+            if alone:
+                numbers[slot][t] = [info_number(single.info, key) for single in engine.singles]
+                continue
             found = info_numbers(infos, key, engine.num_envs)
             if engine.begins_itself and key[0] not in engine.episode_keys:
                 final = info_numbers(infos.get("final_info", {}), key, engine.num_envs)
