@@ -3,36 +3,73 @@
 ``space.sample()`` draws from a generator that the space has, which the system's entropy seeds
 unless somebody else does. Environments use it for random starts and noops, and what they get must
 be the same for the same seed, whoever shares the process (I7).
+
+So a space that several environments share is copied for each. One that is an environment's own
+stays where it is, for other objects of that environment may draw from it too.
 """
 
 from __future__ import annotations
 
+import contextlib
 import inspect
-from collections.abc import Iterator
+import types
+import weakref
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
 from copy import deepcopy
+from itertools import islice
 from typing import Any
 
 import gymnasium as gym
 import numpy as np
 
+from torchrl_hts.errors import EnvError
+
 __all__ = ["own_spaces", "seed_spaces"]
 
 _NAMES = ("action_space", "observation_space")
 _SPAWN_KEY = 0x73706163  # "spac": sets these seeds apart from others of the same number
+_MOST_PARTS = 10_000  # of an attribute, the nearest ones, are looked at
+
+# By its id: a space that an environment of this process holds, and that environment.
+_held: dict[int, tuple[weakref.ref[Any], weakref.ref[Any]]] = {}
 
 
 def own_spaces(env: gym.Env[Any, Any]) -> None:
-    """Give an environment and its wrappers copies of their spaces.
+    """Give an environment and its wrappers copies of the spaces that they share with others.
 
-    For those that are attributes of a class, or of a module, all environments of a process share.
+    Shared are the attributes of their classes, the globals of the modules of these, and what an
+    earlier environment of this process holds.
+
+    Raises:
+        EnvError: if such a space can't be copied.
     """
-    copies: dict[int, Any] = {}  # what layers share they still do
-    for layer in _layers(env):
-        own = vars(layer)
+    layers = list(_layers(env))
+    base = layers[-1]
+    of_classes = _of_classes({cls for layer in layers for cls in type(layer).__mro__})
+    shared = {id(part) for space in of_classes for part in _within(space)}
+    copies: dict[int, Any] = {id(layer): layer for layer in layers}  # which a space may know
+
+    def is_shared(space: gym.Space[Any]) -> bool:
+        return any(id(part) in shared or _is_held(part, base) for part in _within(space))
+
+    for layer in layers:
         of_class = {name: inspect.getattr_static(type(layer), name, None) for name in _NAMES}
-        for name, value in {**of_class, **own}.items():
-            if next(_spaces_in(value), None) is not None:
-                own[name] = _with_own(value, copies)
+        for name, value in {**of_class, **_attributes(layer)}.items():
+            if any(map(is_shared, _spaces_in(value))):
+                try:
+                    _set(layer, name, _with_copies(value, is_shared, copies))
+                except Exception as error:
+                    raise EnvError(
+                        f"{name} of {type(layer).__name__} is or holds a space that environments "
+                        f"share, which can't be copied for each ({type(error).__name__}: {error}): "
+                        "make it in the constructor"
+                    ) from error
+    for layer in layers:
+        for value in _attributes(layer).values():
+            for space in _spaces_in(value):
+                for part in _within(space):
+                    _hold(part, base)
 
 
 def seed_spaces(env: gym.Env[Any, Any], seed: int) -> None:
@@ -43,7 +80,7 @@ def seed_spaces(env: gym.Env[Any, Any], seed: int) -> None:
     spaces = {
         id(space): space
         for layer in _layers(env)
-        for value in vars(layer).values()
+        for value in _attributes(layer).values()
         for space in _spaces_in(value)
     }
     seeds = np.random.SeedSequence(seed, spawn_key=(_SPAWN_KEY,)).generate_state(len(spaces))
@@ -51,33 +88,111 @@ def seed_spaces(env: gym.Env[Any, Any], seed: int) -> None:
         space.seed(one)
 
 
-def _spaces_in(value: Any, seen: set[int] | None = None) -> Iterator[gym.Space[Any]]:
-    """A space itself, or those in a plain container.
-
-    Args:
-        value: to look into.
-        seen: ids of the containers that have been looked into; they may hold each other.
-    """
+def _spaces_in(value: Any) -> Iterator[gym.Space[Any]]:
+    """A space itself, or those in a plain container, which may hold itself."""
     if isinstance(value, gym.Space):
         yield value
     elif type(value) in (list, tuple, dict):
-        seen = set() if seen is None else seen
-        if id(value) in seen:
-            return
-        seen.add(id(value))
-        for part in value.values() if isinstance(value, dict) else value:
-            yield from _spaces_in(part, seen)
+        parts = islice(_parts(value), _MOST_PARTS)
+        yield from (part for part in parts if isinstance(part, gym.Space))
 
 
-def _with_own(value: Any, copies: dict[int, Any]) -> Any:
-    """The same with copies of its spaces; containers are new ones, since others may hold them."""
+def _parts(container: Any) -> Iterator[Any]:
+    """What containers hold, the nearest first."""
+    seen, waiting = {id(container)}, deque([container])
+    while waiting:
+        container = waiting.popleft()
+        for part in container.values() if type(container) is dict else container:
+            yield part
+            if type(part) in (list, tuple, dict) and id(part) not in seen:
+                seen.add(id(part))
+                waiting.append(part)
+
+
+def _within(space: gym.Space[Any]) -> Iterator[gym.Space[Any]]:
+    """A space and those that it is made up of."""
+    seen, waiting = {id(space)}, deque([space])
+    while waiting:
+        space = waiting.popleft()
+        yield space
+        for value in vars(space).values():
+            for part in _spaces_in(value):
+                if id(part) not in seen:
+                    seen.add(id(part))
+                    waiting.append(part)
+
+
+def _of_classes(classes: Iterable[type]) -> Iterator[gym.Space[Any]]:
+    """The spaces that all objects of some classes share: theirs, and their modules'."""
+    modules: dict[int, dict[str, Any]] = {}
+    for cls in classes:
+        for value in list(vars(cls).values()):
+            yield from _spaces_in(value)
+            if isinstance(value, types.FunctionType):
+                modules[id(value.__globals__)] = value.__globals__
+    for names in modules.values():
+        for value in list(names.values()):
+            yield from _spaces_in(value)
+
+
+def _is_held(space: gym.Space[Any], base: Any) -> bool:
+    """Whether an environment with another base, which is still there, holds a space."""
+    found = _held.get(id(space))
+    if found is None:
+        return False
+    known, holder = (each() for each in found)
+    return known is space and holder is not None and holder is not base
+
+
+def _hold(space: gym.Space[Any], base: Any) -> None:
+    key = id(space)
+    _held[key] = weakref.ref(space, lambda _: _held.pop(key, None)), weakref.ref(base)
+
+
+def _with_copies(
+    value: Any, is_shared: Callable[[gym.Space[Any]], bool], copies: dict[int, Any]
+) -> Any:
+    """The same with copies of what is shared in it; containers of that are new ones.
+
+    Args:
+        value: a space or a container.
+        is_shared: of a space.
+        copies: by id, of what has been met; layers still share what they did.
+    """
     if isinstance(value, gym.Space):
-        return deepcopy(value, copies)
-    if type(value) in (list, tuple):
-        return type(value)(_with_own(part, copies) for part in value)
+        return deepcopy(value, copies) if is_shared(value) else value
+    if not any(map(is_shared, _spaces_in(value))):
+        return value
+    if id(value) in copies:
+        return copies[id(value)]
+    if type(value) is tuple:
+        return tuple(_with_copies(part, is_shared, copies) for part in value)
+    made = copies[id(value)] = type(value)()
     if type(value) is dict:
-        return {key: _with_own(part, copies) for key, part in value.items()}
-    return value
+        made.update({k: _with_copies(part, is_shared, copies) for k, part in value.items()})
+    else:
+        made.extend([_with_copies(part, is_shared, copies) for part in value])
+    return made
+
+
+def _set(layer: Any, name: str, value: Any) -> None:
+    if name in dict(_slots(layer)):
+        object.__setattr__(layer, name, value)
+    else:
+        vars(layer)[name] = value
+
+
+def _slots(layer: Any) -> Iterator[tuple[str, Any]]:
+    """What it holds in ``__slots__``, by name."""
+    for cls in type(layer).__mro__:
+        for name, member in vars(cls).items():
+            if isinstance(member, types.MemberDescriptorType):
+                with contextlib.suppress(AttributeError):
+                    yield name, member.__get__(layer)
+
+
+def _attributes(layer: Any) -> dict[str, Any]:
+    return {**vars(layer), **dict(_slots(layer))}
 
 
 def _layers(env: gym.Env[Any, Any]) -> Iterator[gym.Env[Any, Any]]:
