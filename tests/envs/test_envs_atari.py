@@ -266,3 +266,12 @@ class TestBatches:
     def test_there_is_no_batch_of_a_game_that_there_is_not(self) -> None:
         with pytest.raises(gym.error.NameNotFound, match="Did you mean"):
             make_atari_batch("ALE/Pongg-v5", 2)
+
+
+@pytest.mark.parametrize("name", ["num_envs", "frame_stack", "frame_skip", "screen_size"])
+def test_a_batch_of_nothing_is_refused(name: str) -> None:
+    """The emulators' code in C++ would end the process, or never return."""
+    with pytest.raises(ValueError, match=f"{name} must be at least 1, got 0"):
+        make_atari_batch(**{name: 0})  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match=f"{name} must be an int, got 1.5"):
+        make_atari_batch(**{name: 1.5})  # type: ignore[arg-type]

@@ -15,6 +15,8 @@ from gymnasium.utils import RecordConstructorArgs
 from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.wrappers import AtariPreprocessing, FrameStackObservation
 
+from torchrl_hts.errors.checks import check_integer
+
 __all__ = ["EpisodicLife", "FireOnReset", "check_atari", "make_atari", "make_atari_batch"]
 
 Info = dict[str, Any]
@@ -237,10 +239,11 @@ def make_atari_batch(
         frame_skip: emulator frames per step; the observation is the maximum of the last two.
         screen_size: height and width of a frame, in pixels.
         num_threads: that step the games. Give `HTSCollector` a batch for each core rather than a
-            batch a thread for each.
+            batch a thread for each. 0: one for each core.
 
     Raises:
-        ModuleNotFoundError, ValueError, gymnasium.error.NameNotFound: as `make_atari`.
+        ModuleNotFoundError, gymnasium.error.NameNotFound: as `make_atari`.
+        TypeError, ValueError: as `make_atari`, and if a number is no integer or too small.
 
     >>> envs = make_atari_batch("ALE/Pong-v5", num_envs=2)
     >>> observations, infos = envs.reset(seed=0)
@@ -249,6 +252,13 @@ def make_atari_batch(
     >>> envs.close()
     """
     check_atari(env_id)
+    # Of other numbers the process may die, or never come back.
+    num_envs = check_integer("num_envs", num_envs)
+    num_threads = check_integer("num_threads", num_threads, least=0)
+    frame_stack = check_integer("frame_stack", frame_stack)
+    frame_skip = check_integer("frame_skip", frame_skip)
+    screen_size = check_integer("screen_size", screen_size)
+    noop_max = check_integer("noop_max", noop_max, least=0)
     from ale_py.vector_env import AtariVectorEnv
 
     spec = gym.spec(env_id)
