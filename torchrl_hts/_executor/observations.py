@@ -14,6 +14,7 @@ import numpy as np
 from numpy import vdot
 
 from torchrl_hts._executor.values import (
+    ARRAY_SPACES,
     another_shape,
     check_keys,
     converted,
@@ -67,13 +68,7 @@ def _leaves(path: Key, space: gym.Space[Any]) -> Iterable[tuple[Key, gym.Space[A
 
 
 def _leaf(key: Key, space: gym.Space[Any], whole: gym.Space[Any]) -> Field:
-    known = (
-        gym.spaces.Box,
-        gym.spaces.Discrete,
-        gym.spaces.MultiDiscrete,
-        gym.spaces.MultiBinary,
-    )
-    if not isinstance(space, known) or space.shape is None or space.dtype is None:
+    if not isinstance(space, ARRAY_SPACES) or space.shape is None or space.dtype is None:
         raise unsupported_observation(key, space, whole)
     return Field(key, tuple(space.shape), np.dtype(space.dtype).name)
 
@@ -132,5 +127,5 @@ class ObservationReader:
             for name in path:
                 value = value[name]
             if len(value) > len(names):
-                raise unknown_key(value, names)
+                raise unknown_key(value, names, path, *lead)
         return arrays

@@ -16,11 +16,12 @@ import gymnasium as gym
 import numpy as np
 from numpy import vdot
 
-from torchrl_hts._rounds.keys import Key
+from torchrl_hts._rounds.keys import Key, named
 from torchrl_hts._rounds.shared_memory import Array, Field
 from torchrl_hts.errors import EnvError, InvalidValueError
 
 __all__ = [
+    "ARRAY_SPACES",
     "FLOAT32_MAX",
     "another_shape",
     "check_keys",
@@ -33,6 +34,14 @@ __all__ = [
     "unknown_key",
     "unsupported_observation",
 ]
+
+# Whose values are arrays of a fixed shape.
+ARRAY_SPACES = (
+    gym.spaces.Box,
+    gym.spaces.Discrete,
+    gym.spaces.MultiDiscrete,
+    gym.spaces.MultiBinary,
+)
 
 FLOAT32_MAX = float(np.finfo(np.float32).max)
 
@@ -250,13 +259,27 @@ def not_a_number(value: Array, field: Field) -> InvalidValueError:
     )
 
 
-def unknown_key(found: Mapping[Any, Any], known: Collection[str]) -> InvalidValueError:
-    """The error of an observation with a key that its space doesn't have."""
+def unknown_key(
+    found: Mapping[Any, Any], known: Collection[str], path: tuple[str, ...], *lead: int
+) -> InvalidValueError:
+    """The error of an observation with a key that its space doesn't have.
+
+    Args:
+        found: the dict that has it.
+        known: keys that its space has.
+        path: where the dict lies in the observation.
+        lead: k, where they are the observations of a batch.
+    """
     unknown = next(name for name in found if name not in known)
+    wrappers = "gymnasium.wrappers.vector" if lead else "gymnasium.wrappers"
+    remedy = f"FilterObservation(env, {sorted(known)})"
+    if path or not known:  # which FilterObservation doesn't reach
+        remedy = "TransformObservation"
     return InvalidValueError(
-        f"the environment returned an observation with {unknown!r}, which its observation space "
+        f"the environment returned an observation with {unknown!r}"
+        f"{f' below {named(path)}' if path else ''}, which its observation space "
         "does not have, so that a batch would lack it: add it to the space, or take it out with "
-        f"gymnasium.wrappers.FilterObservation(env, {sorted(known)})"
+        f"{wrappers}.{remedy}"
     )
 
 
@@ -269,7 +292,8 @@ def unsupported_observation(key: Key, space: gym.Space[Any], whole: gym.Space[An
         whole: the observation space in which it lies.
     """
     spaces = gym.spaces
-    others = [name for name in whole.spaces if name != key[0]] if _is_dict(whole) else []
+    parts = whole.spaces.items() if _is_dict(whole) else ()
+    others = [name for name, part in parts if _is_supported(part)]
     if isinstance(space, spaces.Tuple | spaces.OneOf) and (flat := _flattened(whole)) is not None:
         flattened = "gymnasium.wrappers.FlattenObservation(env)"
         if flat.dtype != np.float32:  # which networks take
@@ -283,6 +307,12 @@ def unsupported_observation(key: Key, space: gym.Space[Any], whole: gym.Space[An
         f"the observation {'.'.join(key)!r} is a {type(space).__name__} space; supported are "
         f"Box, Discrete, MultiDiscrete, MultiBinary and Dicts of them. {advice}"
     )
+
+
+def _is_supported(space: gym.Space[Any]) -> bool:
+    if _is_dict(space):
+        return all(map(_is_supported, space.spaces.values()))
+    return isinstance(space, ARRAY_SPACES) and space.shape is not None and space.dtype is not None
 
 
 def _is_dict(space: gym.Space[Any]) -> TypeGuard[gym.spaces.Dict]:
