@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import io
+import math
 import os
 import pickle
 import random
@@ -24,6 +26,7 @@ from gymnasium import wrappers
 from resumption import Make, Plain, check_resumption, play, record
 
 from torchrl_hts.env_state import CannotSaveError, restore_environment, save_environment
+from torchrl_hts.env_state.pickles import NameFinder
 from torchrl_hts.envs import make_atari
 
 
@@ -344,6 +347,17 @@ def test_a_new_process_goes_on(tmp_path: Path) -> None:
         check=True,
         env={**os.environ, "PYTHONPATH": os.pathsep.join(map(str, paths))},
     )
+
+
+def test_what_a_large_table_names_is_looked_for_in_a_part_of_it() -> None:
+    """Making an environment is to cost little, whatever it holds."""
+    found = io.BytesIO()
+    finder = NameFinder(found, {}, None)
+    table = [{"row": (float(i), str(i))} for i in range(50_000)]
+    for part in (table, {"function": math.sqrt}):
+        finder.dump(part)
+    assert finder.named == [math.sqrt]
+    assert found.tell() < 1_000_000 < len(pickle.dumps(table))
 
 
 # The way out: get_state and set_state

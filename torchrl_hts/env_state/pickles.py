@@ -34,6 +34,7 @@ __all__ = ["NameFinder", "StateReader", "StateSaver"]
 _PROTOCOL = 4  # 5 restores arrays over memory that belongs to another object
 # Own the memory of arrays: of constants, and of what functions of C++ (nanobind, pybind11) return.
 _ARRAY_KEEPERS = ("bytes", "nb_ndarray", "PyCapsule")
+_MOST_LOOKED_AT = 50_000
 _CYTHON_FUNCTION = "cython_function_or_method"
 
 
@@ -119,6 +120,8 @@ class StateSaver(pickle.Pickler):
 class NameFinder(StateSaver):
     """Finds what is named, and writes what no reader needs.
 
+    Of each dump the first objects are looked at, so many that a large table costs little.
+
     Attributes:
         named: functions, classes and modules.
     """
@@ -126,6 +129,16 @@ class NameFinder(StateSaver):
     def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments)
         self.named: list[object] = []
+        self._left = 0
+
+    def dump(self, obj: object) -> None:
+        """Look at an object, and at what it holds."""
+        self._left = _MOST_LOOKED_AT
+        super().dump(obj)
+
+    def persistent_id(self, obj: object) -> tuple[Any, ...] | None:
+        self._left -= 1
+        return super().persistent_id(obj) if self._left >= 0 else ()
 
     def reducer_override(self, obj: Any) -> Any:
         if isinstance(obj, np.ndarray) and not obj.dtype.hasobject:
