@@ -116,5 +116,3 @@ def test_an_environment_is_at_hand_as_ever() -> None:
     assert len(environment.env.call("unwrapped")) == K
     environment.env.set_attr("t", 7)
     assert environment.env.get_attr("t") == (7,) * K
-    again = type(environment)(environment.env, 0)
-    assert [type(single) for single in again._singles] == [Gives] * K
