@@ -121,7 +121,7 @@ class TorchRLEnvironment:
             if gymnasium is not None:
                 own_spaces(gymnasium)
         guard_memory(env)
-        self._saved = TorchRLState(env)
+        self._saved = TorchRLState(env, [one for one in self._gymnasium if one is not None])
         self._done_keys = [as_path(key) for key in env.done_keys]
         # A flag at the root is what an environment is begun anew by, whatever its agents say.
         self._end_keys = [key for key in self._done_keys if len(key) == 1] or self._done_keys
@@ -265,8 +265,11 @@ class TorchRLEnvironment:
     def restore_from(self, state: bytes) -> tuple[TensorDictBase, Tensor]:
         """The same; returns what was given to `save_with`."""
         current = self.begin(range(self._batch_size.numel()))
-        self.advance(self.env.rand_action(current))  # it is new, and may lack parts until then
-        current, episode, generators = self._saved.restore(state)
+        try:
+            current, episode, generators = self._saved.restore(state)
+        except ValueError:  # it may have parts that it makes at its first step
+            self.advance(self.env.rand_action(current))
+            current, episode, generators = self._saved.restore(state)
         self._generators.restore(generators)
         return current, episode
 

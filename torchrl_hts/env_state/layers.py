@@ -28,7 +28,13 @@ from torchrl_hts.env_state.names import Names
 from torchrl_hts.env_state.pickles import NameFinder, StateReader, StateSaver
 from torchrl_hts.errors import CannotSaveError
 
-__all__ = ["CannotSaveError", "names_of", "restore_environment", "save_environment"]
+__all__ = [
+    "CannotSaveError",
+    "code_text",
+    "names_of",
+    "restore_environment",
+    "save_environment",
+]
 
 Where = tuple[int | str, ...]  # the index of a layer, an attribute of it, a cell, ...
 
@@ -307,17 +313,17 @@ def _description(layers: list[gym.Env[Any, Any]], fixtures: dict[Where, Any]) ->
     """What the saved environment and the one to restore must have in common."""
     lines = [_name(layer) for layer in layers]
     for _, function in _functions(fixtures):
-        digest = hashlib.sha256(_code_text(function.__code__).encode()).hexdigest()[:16]
+        digest = hashlib.sha256(code_text(function.__code__).encode()).hexdigest()[:16]
         lines.append(f"function {function.__qualname__} with code {digest}")
     for _, engine in _engines(fixtures):
         lines += describe_engine(engine)
     return lines
 
 
-def _code_text(code: types.CodeType) -> str:
+def code_text(code: types.CodeType) -> str:
     """What a function does, constants and the functions in it included."""
     constants = [
-        _code_text(each)
+        code_text(each)
         if isinstance(each, types.CodeType)
         else repr(sorted(map(repr, each)) if isinstance(each, frozenset) else each)
         for each in code.co_consts

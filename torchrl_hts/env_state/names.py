@@ -36,6 +36,7 @@ import numpy as np
 
 __all__ = [
     "HOOKS",
+    "LIBRARIES",
     "WHOLE_MODULES",
     "Names",
     "axes_in_memory",
@@ -72,7 +73,7 @@ WHOLE_MODULES = frozenset(
     ("collections", "datetime", "decimal", "fractions", "numpy", "pathlib", "random", "re", "uuid")
 )
 
-_LIBRARIES = frozenset(
+LIBRARIES = frozenset(
     {*sys.stdlib_module_names, "numpy", "torch", "tensordict", "torchrl", "cloudpickle"}
 )
 # Their methods draw numbers or change a container, whatever they are given.
@@ -175,7 +176,7 @@ class Names:
         self._held = {id(value): value for value in held}
         classes = [value for value in self._held.values() if isinstance(value, type)]
         mros = (cls.__mro__ for cls in (*layers, *classes))
-        self._packages = {_package(cls.__module__) for mro in mros for cls in mro} - _LIBRARIES
+        self._packages = {_package(cls.__module__) for mro in mros for cls in mro} - LIBRARIES
 
     def may_import(self, module: str) -> bool:
         """Whether a module may be looked into."""

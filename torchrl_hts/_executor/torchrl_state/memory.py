@@ -14,6 +14,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from torchrl_hts.errors import CannotSaveError
+
 __all__ = ["MemoryReader", "MemoryWriter"]
 
 Place = list[int]  # where a value begins: an address; in a state the piece, and the byte within it
@@ -23,19 +25,10 @@ class MemoryWriter:
     """Collects the memory of what is being saved; nothing may change it before `finish`."""
 
     def __init__(self) -> None:
-        self._places: list[Place] = []
+        self._places: list[tuple[Place, int]] = []  # and what they must be a multiple of
         self._ranges: list[tuple[int, int]] = []
         self._alive: list[Any] = []  # copies, which are looked at later
         self._of_device: dict[tuple[str, int], Any] = {}
-
-    @property
-    def count(self) -> int:
-        """How many have been placed."""
-        return len(self._places)
-
-    def forget(self, count: int) -> None:
-        """Leave out what came after the first so many."""
-        del self._places[count:], self._ranges[count:]
 
     def tensor(self, value: Tensor) -> Place:
         """Where a tensor begins."""
@@ -47,7 +40,8 @@ class MemoryWriter:
             storage = self._of_device[key]
         self._alive.append(storage)
         start, offset = storage.data_ptr(), int(value.storage_offset()) * value.element_size()
-        return self._place(start + offset, start, start + storage.nbytes())
+        end = start + storage.nbytes()
+        return self._place(start + offset, start, end, value.element_size())
 
     def array(self, value: np.ndarray[Any, Any]) -> Place:
         """Where the first item of an array is."""
@@ -55,19 +49,23 @@ class MemoryWriter:
         while isinstance(owner.base, np.ndarray):
             owner = owner.base
         self._alive.append(owner)
-        return self._place(value.__array_interface__["data"][0], *_range(owner))
+        return self._place(value.__array_interface__["data"][0], *_range(owner), 1)
 
-    def _place(self, address: int, start: int, end: int) -> Place:
+    def _place(self, address: int, start: int, end: int, multiple_of: int) -> Place:
         place = [address]
         if start < end:
             self._ranges.append((start, end))
-            self._places.append(place)
+            self._places.append((place, multiple_of))
         else:
             place[:] = [-1, 0]
         return place
 
     def finish(self) -> list[bytes]:
-        """The pieces; every place is then within one of them."""
+        """The pieces; every place is then within one of them.
+
+        Raises:
+            CannotSaveError: if a tensor lies at an odd place of an array's memory.
+        """
         ends: dict[int, int] = {}  # by where pieces start
         last = -1
         for start, end in sorted(self._ranges):
@@ -76,8 +74,10 @@ class MemoryWriter:
             ends[last] = max(end, ends.get(last, end))
         starts = list(ends)
         numbers: dict[int, int] = {}  # in the order of the values, whatever their addresses
-        for place in self._places:
+        for place, multiple_of in self._places:
             start = starts[bisect_right(starts, place[0]) - 1]
+            if (place[0] - start) % multiple_of:
+                raise CannotSaveError("a tensor in it begins within an item of an array's memory")
             place[:] = [numbers.setdefault(start, len(numbers)), place[0] - start]
         return [ctypes.string_at(start, ends[start] - start) for start in numbers]
 

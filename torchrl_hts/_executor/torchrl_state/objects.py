@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import contextlib
 import copyreg
+import logging
 import random
 import sys
 import threading
 import types
-import weakref
 from collections import deque
 from collections.abc import Callable
 from multiprocessing import synchronize
@@ -26,26 +26,36 @@ from torchrl.data import TensorSpec
 from torchrl.envs import EnvBase, Transform
 
 __all__ = [
+    "ATOMS",
     "attributes",
     "class_name",
+    "described",
+    "globals_of",
     "has_state_methods",
+    "in_set",
     "is_global",
     "is_harmless",
     "is_importable",
     "is_left",
     "items_of",
     "kept_attributes",
+    "literal",
+    "made_anew",
+    "set_attributes",
     "unfit",
 ]
 
+ATOMS = (type(None), bool, int, float, str, bytes)  # stand for themselves in a state
+
 # Of every module: hooks, and how it was made.
 _MODULES = frozenset(vars(nn.Module())) - {"training", "_parameters", "_buffers", "_modules"}
+_HOOKS = [name for name in _MODULES if name.endswith("_hooks")]
 # Specs, what is derived from them, and who holds whom.
 _ENVIRONMENTS = _MODULES | {"_cache", "_output_spec", "_input_spec"}
 _TRANSFORMS = _MODULES | {"_container"}
 
 _LEFT: tuple[type, ...] = (
-    *(TensorSpec, gym.Env, weakref.ref, types.ModuleType, types.MappingProxyType),
+    *(TensorSpec, gym.Env, types.ModuleType, logging.Logger),
     # Locks are open whenever a state is saved.
     *(type(threading.Lock()), type(threading.RLock()), synchronize.Lock, synchronize.RLock),
 )
@@ -126,6 +136,8 @@ def items_of(value: object) -> Any:
 def unfit(value: object) -> str | None:
     """Why the attributes of an object may not be all that there is to it; None if they are."""
     cls = type(value)
+    if isinstance(value, nn.Module) and any(vars(value)[name] for name in _HOOKS):
+        return "it is a module with hooks, and what these hold can't be seen"
     base = next((each for each in (dict, list) if issubclass(cls, each)), object)
     plain = _Plain if base is object else base
     expected = object.__basicsize__ if base is object else plain.__basicsize__
@@ -145,6 +157,89 @@ def has_state_methods(value: object) -> bool:
     return all(callable(each) and not each.__module__.startswith("torchrl.") for each in methods)
 
 
+def made_anew(cls: type) -> Any:
+    """A new object, without what its constructor does; but a module has hooks."""
+    base: Any = next((each for each in (dict, list) if issubclass(cls, each)), object)
+    value = base.__new__(cls)
+    if isinstance(value, nn.Module):
+        nn.Module.__init__(value)
+    return value
+
+
+def set_attributes(value: Any, read: dict[str, Any]) -> None:
+    """Give an object these attributes, and no others but those that it keeps."""
+    own, slots = getattr(value, "__dict__", {}), _slots(type(value))
+    for name in attributes(value):
+        if name in own:
+            del own[name]
+        else:
+            object.__delattr__(value, name)
+    for name, each in read.items():
+        if name in slots:
+            object.__setattr__(value, name, each)
+        else:
+            own[name] = each
+
+
+def globals_of(cls: type) -> dict[str, Any]:
+    """What the module of a class and the class itself hold, by name; in short containers too.
+
+    It is the process's, and no state of an environment. Classes are those of the module alone.
+    """
+    module = sys.modules.get(cls.__module__)
+    found: dict[str, Any] = {}
+    for owner, prefix in ((module, cls.__module__), (cls, class_name(cls))):
+        for name, value in dict(getattr(owner, "__dict__", {})).items():
+            if isinstance(value, type):
+                if value.__module__ == cls.__module__:
+                    found[class_name(value)] = value
+            elif name.startswith("__") or isinstance(value, _NO_GLOBALS):
+                continue
+            else:
+                found[f"{prefix}.{name}"] = value
+                found |= _within(value, f"{prefix}.{name}")
+    return found
+
+
+_MOST_WITHIN = 1000
+_NO_GLOBALS = (int, float, str, bytes, type(None), types.ModuleType, types.FunctionType, property)
+
+
+def _within(value: Any, name: str) -> dict[str, Any]:
+    if not isinstance(value, dict | list | tuple) or len(value) > _MOST_WITHIN:
+        return {}
+    items = value.items() if isinstance(value, dict) else enumerate(value)
+    return {
+        f"{name}[{key!r}]": each
+        for key, each in items
+        if not isinstance(each, (*_NO_GLOBALS, type))
+    }
+
+
 def _slots(cls: type) -> list[str]:
     names: Callable[[type], list[str]] = copyreg._slotnames  # type: ignore[attr-defined]
     return names(cls)
+
+
+def in_set(value: Any, paths: dict[int, str]) -> str | None:
+    """What a member of a set is known by; None if it has no name."""
+    if type(value) is tuple:
+        parts = [in_set(each, paths) for each in value]
+        return None if None in parts else f"({', '.join(map(str, parts))})"
+    if isinstance(value, type):
+        return class_name(value)
+    return repr(value) if type(value) in ATOMS else paths.get(id(value))
+
+
+def described(dtype: np.dtype[Any]) -> Any:
+    """A data type of numpy, as plain data."""
+    return np.lib.format.dtype_to_descr(dtype)
+
+
+def literal(value: Any) -> Any:
+    """What some values are made of."""
+    if isinstance(value, complex):
+        return value.real, value.imag
+    if isinstance(value, slice | range):
+        return value.start, value.stop, value.step
+    return str(value).removeprefix("torch.")

@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import random
 import types
+import weakref
 from collections import OrderedDict, defaultdict, deque
 from collections.abc import Callable
 from typing import Any
@@ -19,8 +20,14 @@ from tensordict import NonTensorData, TensorDict
 from torch import nn
 
 from torchrl_hts._executor.torchrl_state.memory import MemoryReader
-from torchrl_hts._executor.torchrl_state.objects import attributes, class_name, is_harmless
-from torchrl_hts._executor.torchrl_state.writer import ATOMS, Record, StateWriter
+from torchrl_hts._executor.torchrl_state.objects import (
+    ATOMS,
+    class_name,
+    is_harmless,
+    made_anew,
+    set_attributes,
+)
+from torchrl_hts._executor.torchrl_state.writer import Record, StateWriter
 
 __all__ = ["StateReader"]
 
@@ -41,6 +48,7 @@ class StateReader:
         self._new = new
         self._memory = MemoryReader(pieces)
         self._read: list[Any] = []
+        self._alive: list[Any] = []
         self._changes: list[Callable[[], object]] = []
         self._fills: list[Callable[[], object]] = []
 
@@ -106,8 +114,20 @@ class StateReader:
         }
         return makers[name]()
 
-    def _enum(self, _: int, cls: str, name: str) -> Any:
-        return self._named_as(cls)[name]
+    def _enum(self, _: int, cls: str, value: Any) -> Any:
+        kind = self._named_as(cls)
+        return kind[value[0]] if isinstance(value, tuple) else kind(value)
+
+    def _bytearray(self, _: int, content: bytes) -> bytearray:
+        return bytearray(content)
+
+    def _namedtuple(self, _: int, cls: str, items: list[Record]) -> Any:
+        return self._named_as(cls)._make([self.read(each) for each in items])
+
+    def _weakref(self, _: int, target: Record) -> Any:
+        value = self.read(target)
+        self._alive.append(value)  # until somebody else holds it
+        return weakref.ref(value)
 
     def _dtype(self, _: int, described: Any) -> Any:
         return np.lib.format.descr_to_dtype(described)
@@ -119,12 +139,15 @@ class StateReader:
         dtype = np.lib.format.descr_to_dtype(described)
         return self._memory.array(place, dtype, shape, strides)
 
-    def _tensor(self, _: int, place: Any, form: Any, cls: str, needs_gradient: bool) -> Any:
+    def _tensor(
+        self, _: int, place: Any, form: Any, is_parameter: bool, needs_gradient: bool, own: Any
+    ) -> Any:
         dtype, size, stride, device = form
         value = self._memory.tensor(place, dtype, size, stride, device)
-        if cls == "Parameter":
-            return nn.Parameter(value, needs_gradient)
-        return (nn.Buffer(value) if cls == "Buffer" else value).requires_grad_(needs_gradient)
+        if is_parameter:
+            value = nn.Parameter(value)
+        vars(value).update({name: self.read(each) for name, each in own})
+        return value.requires_grad_(needs_gradient)
 
     def _random(self, _: int, state: Any) -> random.Random:
         generator = random.Random()
@@ -136,25 +159,33 @@ class StateReader:
         generator.set_state(self.read(state))
         return generator
 
-    def _numpy(self, _: int, kind: str, seeds: Any, state: Record) -> Any:
-        if kind not in _BITS:
-            raise ValueError(f"numpy has no generator {kind}")
-        if seeds is None:
-            old, content = np.random.RandomState(getattr(np.random, kind)()), self.read(state)
-            self._fills.append(lambda: old.set_state(content))
-            return old
+    def _numpy(self, _: int, bits: Record) -> np.random.Generator:
+        return np.random.Generator(self.read(bits))
+
+    def _old(self, _: int, kind: str, state: Record) -> np.random.RandomState:
+        generator, content = np.random.RandomState(_bits(kind)()), self.read(state)
+        self._fills.append(lambda: generator.set_state(content))
+        return generator
+
+    def _bits(self, _: int, kind: str, seeds: Any, state: Record) -> Any:
         entropy, *others = seeds
         own = dict(zip(("spawn_key", "pool_size", "n_children_spawned"), others, strict=True))
-        bits = getattr(np.random, kind)(np.random.SeedSequence(self.read(entropy), **own))
+        bits = _bits(kind)(np.random.SeedSequence(self.read(entropy), **own))
         content = self.read(state)
         self._fills.append(lambda: setattr(bits, "state", content))
-        return np.random.Generator(bits)
+        return bits
 
     def _TensorDict(  # noqa: N802  # the name of its class
-        self, _: int, pairs: list[Record], size: Any, device: str | None, is_locked: bool
+        self,
+        _: int,
+        pairs: list[Record],
+        size: Any,
+        device: str | None,
+        is_locked: bool,
+        names: Any,
     ) -> TensorDict:
         items = {self.read(key): self.read(value) for key, value in pairs}
-        value = TensorDict(items, size, device=device)
+        value = TensorDict(items, size, device=device, names=names)
         return value.lock_() if is_locked else value
 
     def _NonTensorData(self, _: int, data: Record, size: Any) -> Any:  # noqa: N802
@@ -200,21 +231,21 @@ class StateReader:
     def _named(self, _: int, name: str) -> Any:
         return self._named_as(name)
 
-    def _object(self, number: int, path: str | None, cls: str, own: Any, items: Any) -> Any:
-        if path is not None:
-            value = self._at(path)
-        else:
+    def _object(self, number: int, path: str, cls: str, own: Any, items: Any) -> Any:
+        value: Any = self._new.objects.get(path)
+        if class_name(type(value)) != cls:  # it had none there, or another
             kind = self._named_as(cls)
-            value = kind.__new__(kind)
-        if class_name(type(value)) != cls:
-            raise ValueError(f"env{path} is a {class_name(type(value))}, and was a {cls}")
+            if hasattr(kind, "__del__"):
+                found = "nothing" if value is None else f"a {class_name(type(value))}"
+                raise ValueError(f"it has {found} at env{path}, and it was a {cls}")
+            value = made_anew(kind)
         self._read[number] = value
         if own[:1] == ("get_state()",):
             state = self.read(own[1])
             self._fills.append(lambda: value.set_state(state))
             return value
         read = {name: self.read(each) for name, each in own}
-        self._changes.append(lambda: _set_attributes(value, read))
+        self._changes.append(lambda: set_attributes(value, read))
         if isinstance(value, dict):
             self._changes.append(lambda: dict.clear(value))
             self._fill(value, items)
@@ -238,21 +269,12 @@ _KINDS = frozenset(
     (
         *("literal", "enum", "dtype", "scalar", "array", "tensor", "random", "torch", "numpy"),
         *("TensorDict", "NonTensorData", "partial", "method", "lookup", "function", "left"),
-        *("named", "object", "defaultdict"),
+        *("named", "object", "defaultdict", "old", "bits", "bytearray", "namedtuple", "weakref"),
     )
 )
 
 
-def _set_attributes(value: Any, read: dict[str, Any]) -> None:
-    own = getattr(value, "__dict__", {})
-    for name in attributes(value):
-        if name not in read:
-            if name in own:
-                del own[name]
-            else:
-                object.__delattr__(value, name)
-    for name, each in read.items():
-        if name in own or not hasattr(type(value), name):
-            own[name] = each
-        else:
-            object.__setattr__(value, name, each)
+def _bits(kind: str) -> Any:
+    if kind not in _BITS:
+        raise ValueError(f"numpy has no generator {kind}")
+    return getattr(np.random, kind)

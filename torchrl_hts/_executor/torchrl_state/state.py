@@ -2,16 +2,16 @@
 
 An environment is a graph of objects: transforms, the environment at the bottom, and what these
 hold. Another of the same make has them too. What is saved are their attributes, as plain data, and
-they are filled in place. A gymnasium environment in it is saved by its own rules
-(`torchrl_hts.env_state`).
+they are filled in place, or made anew without their constructor where it has none there. A
+gymnasium environment in it is saved by its own rules (`torchrl_hts.env_state`).
 
-A new environment may lack parts that it makes at its first step. So it makes one before it is
-looked at for what a state may name and fill.
+What a state may name is what the environment had after its first step: classes, functions, and what
+the modules of these classes hold, which is the process's.
 
 Not saved: specs, module globals, attributes of classes, and generators of the process, which
-executors save. Refused is what can't be seen from Python, such as engines in C, and what the new
-environment did not have. An `EnvBase` at the bottom that holds such things may define
-``get_state()`` and ``set_state(state)``, and is then saved by these.
+executors save. Refused is what can't be seen from Python, such as engines in C, and what a new
+environment couldn't have. An `EnvBase` that defines ``get_state()`` and ``set_state(state)`` is
+saved by these alone.
 """
 
 from __future__ import annotations
@@ -19,8 +19,10 @@ from __future__ import annotations
 import hashlib
 import io
 import pickle
+from collections.abc import Iterable
 from typing import Any
 
+import gymnasium as gym
 from torchrl.envs import EnvBase
 
 from torchrl_hts._executor.torchrl_state.reader import StateReader
@@ -39,25 +41,26 @@ class TorchRLState:
 
     Args:
         env: the environment, before its first reset.
+        gymnasium: the gymnasium environments in it.
     """
 
-    def __init__(self, env: EnvBase) -> None:
+    def __init__(self, env: EnvBase, gymnasium: Iterable[gym.Env[Any, Any]] = ()) -> None:
         self._env = env
         self._makeup: Makeup | None = None
         self._obstacle: str | None = None
-        try:
-            gymnasium = _looked_at(env).gymnasium()
-        except Exception:  # which is told when it is to be saved
-            gymnasium = {}
-        self._names = {path: names_of(one) for path, one in gymnasium.items()}
+        self._names = {id(one): names_of(one) for one in gymnasium}
 
     def look(self) -> None:
         """Find out what the environment is made of, after its first step; does nothing later."""
         if self._makeup is not None or self._obstacle is not None:
             return
         try:
-            self._makeup = _looked_at(self._env).makeup
-        except Exception as error:  # it can be used nevertheless
+            found = _looked_at(self._env)
+            _check_apart(found)
+            self._makeup = found.makeup
+        except CannotSaveError as error:  # it can be used nevertheless
+            self._obstacle = str(error)
+        except Exception as error:
             self._obstacle = f"looking at it failed with {type(error).__name__}: {error}"
 
     def save(self, own: object) -> bytes:
@@ -77,9 +80,9 @@ class TorchRLState:
             records = writer.write(self._env, ""), writer.write(own, ".own")
             writer.finish()
         except RecursionError as error:
-            raise CannotSaveError("objects in the environment are nested too deeply") from error
+            raise CannotSaveError(f"objects are nested too deeply at env{writer.path}") from error
         parts = {
-            path: save_environment(one, names=self._names.get(path))
+            path: save_environment(one, names=self._names.get(id(one)))
             for path, one in writer.gymnasium().items()
         }
         body = compressed(pickle.dumps((writer.memory.finish(), records, parts), protocol=5))
@@ -116,17 +119,41 @@ class TorchRLState:
                 "factory, the code and the package versions that saved it"
             ) from error
         for path, part in parts.items():
-            restore_environment(gymnasium[path], part, names=self._names.get(path))
+            one = gymnasium[path]
+            restore_environment(one, part, names=self._names.get(id(one)))
         reader.apply()
-        self._makeup = new.makeup
+        self._makeup = self._makeup or new.makeup
         return own
 
 
 def _looked_at(env: EnvBase) -> StateWriter:
     writer = StateWriter()
-    writer.write(env, "")
+    try:
+        writer.write(env, "")
+    except RecursionError as error:
+        raise CannotSaveError(f"objects are nested too deeply at env{writer.path}") from error
     writer.finish()
     return writer
+
+
+def _check_apart(found: StateWriter) -> None:
+    """Raise CannotSaveError if a gymnasium environment shares objects with what is around it."""
+    others = [found]
+    for path, layer in found.gymnasium().items():
+        inner = StateWriter()
+        while True:
+            for name, value in vars(layer).items():
+                inner.write(value, f"{path}.{name}")
+            if not isinstance(layer, gym.Wrapper):
+                break
+            layer = layer.env
+        for other in others:
+            if (shared := other.shares(inner)) is not None:
+                raise CannotSaveError(
+                    f"env{path} and another part of the environment share a "
+                    f"{type(shared).__qualname__}, and they are saved apart: give each its own"
+                )
+        others.append(inner)
 
 
 class _PlainData(pickle.Unpickler):

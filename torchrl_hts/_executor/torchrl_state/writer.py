@@ -12,6 +12,7 @@ import functools
 import hashlib
 import random
 import types
+import weakref
 from collections import OrderedDict, defaultdict, deque
 from dataclasses import dataclass, field
 from typing import Any
@@ -24,23 +25,30 @@ from torch import Tensor, nn
 
 from torchrl_hts._executor.torchrl_state.memory import MemoryWriter
 from torchrl_hts._executor.torchrl_state.objects import (
+    ATOMS,
     attributes,
     class_name,
+    described,
+    globals_of,
     has_state_methods,
+    in_set,
     is_global,
     is_harmless,
     is_importable,
     is_left,
     items_of,
+    literal,
     unfit,
 )
+from torchrl_hts.env_state.layers import code_text
+from torchrl_hts.env_state.names import LIBRARIES
 from torchrl_hts.errors import CannotSaveError
 
-__all__ = ["ATOMS", "Makeup", "StateWriter"]
+__all__ = ["Makeup", "StateWriter"]
 
 Record = Any  # an atom, or a tuple whose first item says what it is of
-ATOMS = (type(None), bool, int, float, str, bytes)
 _SEQUENCES = (list, tuple, deque, torch.Size)
+MOST_OBJECTS = 50_000  # to look at one takes some 10 us
 
 
 @dataclass
@@ -80,8 +88,10 @@ class StateWriter:
         self._new = new
         self._numbers: dict[int, int] = {}
         self._alive: list[object] = []
-        self._unfinished: set[int] = set()  # tuples, which can't be read before what they hold
+        self._unfinished: set[int] = set()  # can't be read before what they hold
+        self._globals: dict[int, str] = {}
         self._sets: list[tuple[str, Any]] = []
+        self._path = ""
 
     def write(self, value: Any, path: str) -> Record:
         """What a value is, at a path.
@@ -93,14 +103,35 @@ class StateWriter:
             return value
         if (number := self._numbers.get(id(value))) is not None:
             if number in self._unfinished:
-                return self._refuse(path, value, "a tuple that is in it holds it too")
+                return self._refuse(path, value, "something that is in it holds it too")
             return "=", number
         number = self._numbers[id(value)] = len(self._alive)
+        if number > MOST_OBJECTS:
+            raise CannotSaveError(
+                f"it holds more than {MOST_OBJECTS:,} objects, env{path} among them"
+            )
         self._alive.append(value)
-        for write in (self._value, self._container, self._callable):
-            if (record := write(value, path)) is not None:
-                return record
-        return self._object(value, path)
+        self._path = path
+        self._unfinished.add(number)
+        record = self._record(value, path, number)
+        self._unfinished.discard(number)
+        return record
+
+    def _record(self, value: Any, path: str, number: int) -> Record:
+        if (name := self._globals.get(id(value))) is not None:
+            return self._name(value, name, path)
+        if (record := self._value(value, path)) is not None:
+            return record
+        if (record := self._container(value, path, number)) is not None:
+            return record
+        if (record := self._callable(value, path, number)) is not None:
+            return record
+        return self._object(value, path, number)
+
+    @property
+    def path(self) -> str:
+        """Where it is."""
+        return self._path
 
     def finish(self) -> None:
         """Look at sets: they stay those of the new environment, and so must hold the same.
@@ -110,11 +141,34 @@ class StateWriter:
         """
         paths = {id(value): path for path, value in self.objects.items()}
         for path, value in self._sets:
-            content = [_in_set(each, paths) for each in value]
+            content = [in_set(each, paths) for each in value]
             if None in content:
                 self._refuse(path, value, "objects are in it that are nowhere else: use a list")
             members = ", ".join(sorted(map(str, content)))
             self._note(path, f"{type(value).__name__} of {members}", value)
+
+    def shares(self, other: StateWriter) -> object | None:
+        """Something that changes and that another one has met too; None if there is nothing."""
+        mine = (
+            list,
+            dict,
+            bytearray,
+            np.ndarray,
+            Tensor,
+            np.random.Generator,
+            np.random.RandomState,
+        )
+        objects = {id(value) for value in other.objects.values()}
+        return next(
+            (
+                value
+                for value in self._alive
+                if id(value) in other._numbers
+                and (isinstance(value, mine) or id(value) in objects)
+                and not isinstance(value, gym.Env)
+            ),
+            None,
+        )
 
     def gymnasium(self) -> dict[str, gym.Env[Any, Any]]:
         """The gymnasium environments that were met, which have states of their own."""
@@ -124,23 +178,24 @@ class StateWriter:
         """What holds no other object."""
         if is_global(value):
             return self._name(value, f"the process's own {class_name(type(value))}", path)
+        if type(value) is bytearray:
+            return "bytearray", bytes(value)
         if type(value) in (complex, torch.dtype, torch.device, slice, range):
-            return "literal", type(value).__name__, _literal(value)
+            return "literal", type(value).__name__, literal(value)
         if isinstance(value, enum.Enum):
             cls = class_name(type(value))
-            self.named[cls] = type(value)
-            self.makeup.classes.add(cls)
-            if self._new is not None and cls not in self._new.classes:
-                return self._refuse(path, value, "the environment had no such value when new")
-            return "enum", cls, value.name
+            self._class(type(value))
+            if self._new is not None and cls not in self._new.named:
+                return self._refuse(path, value, "the environment knew no such class when new")
+            return "enum", cls, value.value if type(value.value) in ATOMS else (value.name,)
         if isinstance(value, np.dtype | np.generic):
             return self._number(value, path)
         if type(value) is np.ndarray:
             if value.dtype.hasobject:
                 return self._refuse(path, value, "it is an array of objects: use a list")
-            place = self.memory.array(value)
-            return "array", place, _described(value.dtype), value.shape, value.strides
-        if type(value) in (Tensor, nn.Parameter, nn.Buffer):
+            place = self._new and self.memory.array(value)
+            return "array", place, described(value.dtype), value.shape, value.strides
+        if type(value) in (Tensor, nn.Parameter):
             return self._tensor(value, path)
         return self._generator(value, path)
 
@@ -149,50 +204,54 @@ class StateWriter:
         if dtype.hasobject:
             return self._refuse(path, value, "it holds Python objects: use a list")
         if isinstance(value, np.dtype):
-            return "dtype", _described(value)
-        return "scalar", _described(dtype), value.tobytes()
+            return "dtype", described(value)
+        return "scalar", described(dtype), value.tobytes()
 
     def _tensor(self, value: Tensor, path: str) -> Record:
         plain = value.layout == torch.strided and not (value.is_quantized or value.is_nested)
-        if not plain or value.is_conj() or value.is_neg():
+        if not plain or value.is_conj() or value.is_neg() or value.is_meta:
             return self._refuse(path, value, "it is no plain strided tensor")
         if value.grad_fn is not None or value.grad is not None:
             return self._refuse(path, value, "it has a gradient: keep it detached")
-        place = self.memory.tensor(value.detach())
+        place = self._new and self.memory.tensor(value.detach())
         dtype, device = str(value.dtype).removeprefix("torch."), str(value.device)
         form = dtype, tuple(value.shape), value.stride(), device
-        return "tensor", place, form, type(value).__name__, value.requires_grad
+        own = self._pairs(vars(value).items(), path)
+        return "tensor", place, form, type(value) is nn.Parameter, value.requires_grad, own
 
     def _generator(self, value: Any, path: str) -> Record | None:
         if type(value) is random.Random:
             return "random", value.getstate()
         if type(value) is torch.Generator:
             return "torch", str(value.device), self.write(value.get_state(), path)
-        if type(value) not in (np.random.Generator, np.random.RandomState):
+        if type(value) is np.random.Generator:
+            return "numpy", self.write(value.bit_generator, f"{path}.bit_generator")
+        if type(value) is np.random.RandomState:
+            bits = type(value._bit_generator).__name__
+            return "old", bits, self.write(value.get_state(legacy=False), f"{path}.state")
+        if not isinstance(value, np.random.BitGenerator):
             return None
-        is_new = type(value) is np.random.Generator
-        bits = value.bit_generator if is_new else value._bit_generator
-        kind = type(bits).__name__
-        if getattr(np.random, kind, None) is not type(bits):
+        kind, seeds = type(value).__name__, value.seed_seq
+        if getattr(np.random, kind, None) is not type(value):
             return self._refuse(path, value, f"{kind} is no generator of numpy's own")
-        if not is_new:  # nobody asks it for seeds
-            state = self.write(value.get_state(legacy=False), f"{path}.state")
-            return "numpy", kind, None, state
-        seeds: Any = bits.seed_seq
         if type(seeds) is not np.random.SeedSequence:
             return self._refuse(path, value, "it has no SeedSequence of numpy's own")
         entropy = self.write(seeds.entropy, f"{path}.entropy")
         own = entropy, seeds.spawn_key, seeds.pool_size, seeds.n_children_spawned
-        return "numpy", kind, own, self.write(bits.state, f"{path}.state")
+        return "bits", kind, own, self.write(value.state, f"{path}.state")
 
-    def _container(self, value: Any, path: str) -> Record | None:
-        if type(value) in _SEQUENCES:
-            number = len(self._alive) - 1
-            if type(value) is tuple:
-                self._unfinished.add(number)
-            items = [self.write(each, f"{path}[{at}]") for at, each in enumerate(value)]
+    def _container(self, value: Any, path: str, number: int) -> Record | None:
+        if isinstance(value, tuple) and hasattr(type(value), "_fields"):
+            self._class(type(value))
+            items = self._items(value, path)
+            cls = class_name(type(value))
+            if self._new is not None and cls not in self._new.named:
+                return self._refuse(path, value, "the environment knew no such class when new")
+            return "namedtuple", cls, items
+        if type(value) in (list, deque, dict, OrderedDict, defaultdict):
             self._unfinished.discard(number)
-            return type(value).__name__, items, getattr(value, "maxlen", None)
+        if type(value) in _SEQUENCES:
+            return type(value).__name__, self._items(value, path), getattr(value, "maxlen", None)
         if type(value) in (dict, OrderedDict):
             return type(value).__name__, self._pairs(value.items(), path)
         if type(value) is defaultdict:
@@ -202,43 +261,61 @@ class StateWriter:
             self._sets.append((path, value))
             return "left", path
         if type(value) is TensorDict:
-            items = self._pairs(value.items(), path)
+            pairs = self._pairs(value.items(), path)
             form = tuple(value.batch_size), value.device and str(value.device), value.is_locked
-            return "TensorDict", items, *form
+            return "TensorDict", pairs, *form, value.names if any(value.names) else None
         if type(value) is NonTensorData:
             data = self.write(value.data, f"{path}.data")
             return "NonTensorData", data, tuple(value.batch_size)
         return None
 
+    def _items(self, items: Any, path: str) -> list[Record]:
+        return [
+            each if type(each) in ATOMS else self.write(each, f"{path}[{at}]")
+            for at, each in enumerate(items)
+        ]
+
     def _pairs(self, items: Any, path: str) -> list[Record]:
         pairs = []
         for at, (key, each) in enumerate(items):
-            name = repr(key) if type(key) in ATOMS else f"item {at}"
-            key_record = self.write(key, f"{path}[key {at}]")
-            pairs.append((key_record, self.write(each, f"{path}[{name}]")))
+            first = key if type(key) in ATOMS else self.write(key, f"{path}[key {at}]")
+            if type(each) not in ATOMS:
+                name = repr(key) if type(key) in ATOMS else f"item {at}"
+                each = self.write(each, f"{path}[{name}]")
+            pairs.append((first, each))
         return pairs
 
-    def _callable(self, value: Any, path: str) -> Record | None:
+    def _callable(self, value: Any, path: str, number: int) -> Record | None:
         if type(value) is functools.partial:
             parts = value.func, value.args, value.keywords, vars(value)
             return "partial", [self.write(each, f"{path}({at})") for at, each in enumerate(parts)]
+        if type(value) is weakref.ref:
+            if getattr(value, "__callback__", None) is not None:
+                return self._refuse(path, value, "it calls something back")
+            return "weakref", self.write(value(), f"{path}()")
+        owner, inner = getattr(value, "__self__", None), getattr(value, "__func__", None)
+        if not isinstance(inner, types.FunctionType) and is_harmless(
+            owner, getattr(value, "__name__", "_")
+        ):
+            return "lookup", self.write(owner, f"{path}.__self__"), value.__name__
         if isinstance(value, types.MethodType):
             function = self.write(value.__func__, f"{path}.__func__")
             return "method", function, self.write(value.__self__, f"{path}.__self__")
-        if isinstance(value, types.BuiltinMethodType) and is_harmless(
-            value.__self__, value.__name__
-        ):
-            return "lookup", self.write(value.__self__, f"{path}.__self__"), value.__name__
         if isinstance(value, types.FunctionType) and not is_importable(value):
-            return self._function(value, path)
+            return self._function(value, path, number)
+        if isinstance(value, types.BuiltinFunctionType) and not (
+            owner is None or isinstance(owner, types.ModuleType)
+        ):
+            return self._refuse(path, value, f"it is a method of a {class_name(type(owner))}")
         if isinstance(value, type | types.FunctionType | types.BuiltinFunctionType | np.ufunc):
             module = getattr(value, "__module__", None) or "builtins"
             return self._name(value, f"{module}.{value.__qualname__}", path)
         return None
 
-    def _function(self, value: types.FunctionType, path: str) -> Record:
+    def _function(self, value: types.FunctionType, path: str, number: int) -> Record:
         """A function within another, which holds variables of that."""
-        digest = hashlib.sha256(value.__code__.co_code).hexdigest()[:16]
+        self._unfinished.discard(number)
+        digest = hashlib.sha256(code_text(value.__code__).encode()).hexdigest()[:16]
         self._note(path, f"the function {value.__qualname__} of code {digest}", value)
         cells = []
         for name, cell in zip(value.__code__.co_freevars, value.__closure__ or (), strict=True):
@@ -250,43 +327,49 @@ class StateWriter:
         others = [self.write(each, f"{path}({at})") for at, each in enumerate(parts)]
         return "function", path, cells, others
 
-    def _object(self, value: Any, path: str) -> Record:
+    def _object(self, value: Any, path: str, number: int) -> Record:
         """An object with attributes."""
         cls = class_name(type(value))
-        if is_left(value):
-            return self._left(value, cls, path)
+        if is_left(value):  # and must be the very one
+            return self._left(value, f"{cls} at {id(value):#x}", path)
         if (why := unfit(value)) is not None:
             return self._refuse(path, value, why)
-        self.named[cls] = type(value)
-        self.makeup.classes.add(cls)
+        self._unfinished.discard(number)
+        self._class(type(value))
         self.makeup.found[path], self.objects[path] = cls, value
         in_place = self._new is None or self._new.found.get(path) == cls
         if not in_place and (
-            cls not in self._new.classes or hasattr(type(value), "__del__")  # type: ignore[union-attr]
+            cls not in self._new.named or hasattr(type(value), "__del__")  # type: ignore[union-attr]
         ):
             return self._refuse(path, value, "the environment had no such object when it was new")
-        own = self._attributes(value, path)
+        if has_state_methods(value):
+            state = self.write(value.get_state(), f"{path}.get_state()")
+            return "object", path, cls, ("get_state()", state), None
+        own = [
+            (name, each if type(each) in ATOMS else self.write(each, f"{path}.{name}"))
+            for name, each in attributes(value).items()
+        ]
         items: Any = items_of(value)
         if isinstance(value, dict):
             items = self._pairs(items, path)
         elif items is not None:
-            items = [self.write(each, f"{path}[{at}]") for at, each in enumerate(items)]
-        return "object", path if in_place else None, cls, own, items
+            items = self._items(items, path)
+        return "object", path, cls, own, items
 
-    def _attributes(self, value: Any, path: str) -> list[tuple[str, Record]] | Record:
-        """What an object's attributes are, or what it says of itself where they can't be saved."""
-        before, places = len(self._alive), self.memory.count
-        own = attributes(value).items()
-        try:
-            return [(name, self.write(each, f"{path}.{name}")) for name, each in own]
-        except CannotSaveError:
-            if not has_state_methods(value):
-                raise
-        for each in self._alive[before:]:
-            del self._numbers[id(each)]
-        del self._alive[before:]
-        self.memory.forget(places)
-        return "get_state()", self.write(value.get_state(), f"{path}.get_state()")
+    def _class(self, cls: type) -> None:
+        """Take note of a class, and of what is its module's and its own, and so no state."""
+        name = class_name(cls)
+        if name in self.makeup.classes:
+            return
+        self.makeup.classes.add(name)
+        found: dict[str, Any] = {name: cls}
+        if cls.__module__.partition(".")[0] not in LIBRARIES:
+            found |= globals_of(cls)
+        for each, value in found.items():
+            self.named[each] = value
+            self.makeup.named.add(each)
+            if not isinstance(value, type):
+                self._globals[id(value)] = each
 
     def _left(self, value: Any, what: str, path: str) -> Record:
         """What a new environment keeps its own one of."""
@@ -314,25 +397,3 @@ class StateWriter:
                 "or define get_state() and set_state(state) in the EnvBase that is at the bottom"
             )
         return "refused"
-
-
-def _in_set(value: Any, paths: dict[int, str]) -> str | None:
-    """What a member of a set is known by; None if it has no name."""
-    if type(value) is tuple:
-        parts = [_in_set(each, paths) for each in value]
-        return None if None in parts else f"({', '.join(map(str, parts))})"
-    if isinstance(value, type):
-        return class_name(value)
-    return repr(value) if type(value) in ATOMS else paths.get(id(value))
-
-
-def _described(dtype: np.dtype[Any]) -> Any:
-    return np.lib.format.dtype_to_descr(dtype)
-
-
-def _literal(value: Any) -> Any:
-    if isinstance(value, complex):
-        return value.real, value.imag
-    if isinstance(value, slice | range):
-        return value.start, value.stop, value.step
-    return str(value).removeprefix("torch.")
