@@ -183,7 +183,7 @@ def test_a_damaged_state(damage: str) -> None:
         "flipped": state[:middle] + bytes([state[middle] ^ 1]) + state[middle + 1 :],
         "foreign": pickle.dumps(1),
     }
-    with pytest.raises(ValueError, match="damaged or of another version"):
+    with pytest.raises(ValueError, match="damaged, of another version"):
         restore_environment(gym.make("CartPole-v1"), damaged[damage])
 
 

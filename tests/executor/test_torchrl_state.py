@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import enum
 import functools
+import pickle
 import random
 from collections import OrderedDict, defaultdict, deque
 from collections.abc import Callable
@@ -34,6 +35,8 @@ from torchrl.envs import (
 from torchrl_environments import Clocks
 from torchrl_resumption import KEY, Make, Part, Played, check_resumption, saved
 
+from torchrl_hts.env_state.compressed import compressed
+from torchrl_hts.env_state.sealed import sealed
 from torchrl_hts.errors import CannotSaveError
 
 
@@ -239,7 +242,7 @@ def test_a_state_that_does_not_fit_is_refused_and_changes_nothing() -> None:
     damaged = state[:-9] + bytes([state[-9] ^ 1]) + state[-8:]
     for wrong, reason in (
         (damaged, "is damaged, of another version"),
-        (b"torchrl_hts environment 3\n", "or that of a gymnasium environment, and this one is"),
+        (b"torchrl_hts environment 3\n", "or of another kind of environment"),
         (saved(Odd), r"can't be read here: it holds no test_torchrl_state.Odd"),
         (saved(lambda: SerialEnv(2, cart)), "can't be read here: "),
     ):
@@ -247,21 +250,31 @@ def test_a_state_that_does_not_fit_is_refused_and_changes_nothing() -> None:
             Played(cart, 0).restore(wrong)
 
 
-def test_a_state_runs_no_code_that_comes_with_it() -> None:
-    import hashlib
-    import pickle
+class Calls:
+    """Is pickled as a call."""
 
-    from torchrl_hts.env_state.compressed import compressed
+    def __reduce__(self) -> Any:
+        return print, ("it was called",)
 
-    class Calls:
-        def __reduce__(self) -> Any:
-            return print, ("it was called",)
 
+@pytest.mark.parametrize(
+    ("record", "reason"),
+    [
+        (Calls(), r"it names builtins\.print, and may name nothing"),
+        (("enum", "os.system", "true"), r"it holds no os\.system"),
+        (("enum", "torchrl.envs.libs.gym.GymEnv", "CartPole-v1"), "is no class of Enums"),
+        (("namedtuple", "torchrl.envs.libs.gym.GymEnv", []), "is no class of tuples"),
+        (("literal", "dtype", "load"), "torch has no data type load"),
+        (("lookup", ("random", random.Random(0).getstate()), "__reduce__"), "may not be looked up"),
+        (("read", None), "there is no kind 'read'"),
+    ],
+)
+def test_a_state_runs_no_code_that_comes_with_it(record: Any, reason: str) -> None:
     state = saved(cart)
-    head = state[: state.index(b"\n") + 1]
-    body = compressed(pickle.dumps(([], (Calls(), None), {})))
-    with pytest.raises(ValueError, match=r"it names builtins\.print, and may name nothing"):
-        Played(cart, 0).restore(head + hashlib.sha256(body).digest() + body)
+    kind = state[: state.index(b"\n") + 1]
+    forged = sealed(kind, compressed(pickle.dumps(([], [None, record], {}))))
+    with pytest.raises(ValueError, match=reason):
+        Played(cart, 0).restore(forged)
 
 
 def test_before_its_first_step_there_is_nothing_to_save() -> None:

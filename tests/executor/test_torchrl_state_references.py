@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import enum
+import pickle
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+import cloudpickle
 import gymnasium as gym
 import numpy as np
 import pytest
@@ -125,6 +127,28 @@ def test_i7_what_an_environment_refers_to(
     """Objects of its module, objects that are there now and then, one object by two ways."""
     check_resumption(lambda: Changes(prepare, step))
     assert (START.total, RED.total, GREEN.total) == (0.0, 0.0, 2.0), "they are the process's"
+
+
+SCRIPT = """
+START, OTHER = Part(), Part()
+OTHER.total = 2.0
+
+class OfAScript(Changes):
+    def __init__(self):
+        super().__init__(lambda env: setattr(env, "now", START), steps_to("now", START, OTHER))
+
+    def both(self):
+        return START.total, OTHER.total
+"""
+
+
+def test_i7_what_a_script_holds_is_the_process_s_too() -> None:
+    """Executors get its classes by value, so that no module has them."""
+    own = {"Part": Part, "Changes": Changes, "steps_to": steps_to, "__name__": "a_script"}
+    exec(compile(SCRIPT, "a_script", "exec", dont_inherit=True), own)
+    make = pickle.loads(cloudpickle.dumps(own["OfAScript"]))
+    check_resumption(make)
+    assert make().both() == (0.0, 2.0)
 
 
 def test_objects_that_gymnasium_shares_with_what_is_around_it_are_refused() -> None:

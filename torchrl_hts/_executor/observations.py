@@ -14,11 +14,11 @@ import numpy as np
 from numpy import vdot
 
 from torchrl_hts._executor.values import (
-    ARRAY_SPACES,
     another_shape,
     check_keys,
     converted,
     dict_levels,
+    has_arrays,
     lacking,
     not_a_number,
     unknown_key,
@@ -68,9 +68,9 @@ def _leaves(path: Key, space: gym.Space[Any]) -> Iterable[tuple[Key, gym.Space[A
 
 
 def _leaf(key: Key, space: gym.Space[Any], whole: gym.Space[Any]) -> Field:
-    if not isinstance(space, ARRAY_SPACES) or space.shape is None or space.dtype is None:
+    if not has_arrays(space):
         raise unsupported_observation(key, space, whole)
-    return Field(key, tuple(space.shape), np.dtype(space.dtype).name)
+    return Field(key, tuple(space.shape or ()), np.dtype(space.dtype).name)
 
 
 class ObservationReader:

@@ -10,7 +10,6 @@ stays where it is, for other objects of that environment may draw from it too.
 
 from __future__ import annotations
 
-import contextlib
 import inspect
 import types
 import weakref
@@ -23,6 +22,7 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 
+from torchrl_hts.env_state.attributes import attributes_of, set_attribute
 from torchrl_hts.errors import EnvError
 
 __all__ = ["own_spaces", "seed_spaces"]
@@ -55,10 +55,10 @@ def own_spaces(env: gym.Env[Any, Any]) -> None:
 
     for layer in layers:
         of_class = {name: inspect.getattr_static(type(layer), name, None) for name in _NAMES}
-        for name, value in {**of_class, **_attributes(layer)}.items():
+        for name, value in {**of_class, **attributes_of(layer)}.items():
             if any(map(is_shared, _spaces_in(value))):
                 try:
-                    _set(layer, name, _with_copies(value, is_shared, copies))
+                    set_attribute(layer, name, _with_copies(value, is_shared, copies))
                 except Exception as error:
                     raise EnvError(
                         f"{name} of {type(layer).__name__} is or holds a space that environments "
@@ -66,7 +66,7 @@ def own_spaces(env: gym.Env[Any, Any]) -> None:
                         "make it in the constructor"
                     ) from error
     for layer in layers:
-        for value in _attributes(layer).values():
+        for value in attributes_of(layer).values():
             for space in _spaces_in(value):
                 for part in _within(space):
                     _hold(part, base)
@@ -80,7 +80,7 @@ def seed_spaces(env: gym.Env[Any, Any], seed: int) -> None:
     spaces = {
         id(space): space
         for layer in _layers(env)
-        for value in _attributes(layer).values()
+        for value in attributes_of(layer).values()
         for space in _spaces_in(value)
     }
     seeds = np.random.SeedSequence(seed, spawn_key=(_SPAWN_KEY,)).generate_state(len(spaces))
@@ -173,26 +173,6 @@ def _with_copies(
     else:
         made.extend([_with_copies(part, is_shared, copies) for part in value])
     return made
-
-
-def _set(layer: Any, name: str, value: Any) -> None:
-    if name in dict(_slots(layer)):
-        object.__setattr__(layer, name, value)
-    else:
-        vars(layer)[name] = value
-
-
-def _slots(layer: Any) -> Iterator[tuple[str, Any]]:
-    """What it holds in ``__slots__``, by name."""
-    for cls in type(layer).__mro__:
-        for name, member in vars(cls).items():
-            if isinstance(member, types.MemberDescriptorType):
-                with contextlib.suppress(AttributeError):
-                    yield name, member.__get__(layer)
-
-
-def _attributes(layer: Any) -> dict[str, Any]:
-    return {**vars(layer), **dict(_slots(layer))}
 
 
 def _layers(env: gym.Env[Any, Any]) -> Iterator[gym.Env[Any, Any]]:

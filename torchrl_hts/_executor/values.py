@@ -21,7 +21,6 @@ from torchrl_hts._rounds.shared_memory import Array, Field
 from torchrl_hts.errors import EnvError, InvalidValueError
 
 __all__ = [
-    "ARRAY_SPACES",
     "FLOAT32_MAX",
     "another_shape",
     "check_keys",
@@ -29,14 +28,14 @@ __all__ = [
     "checked_reward",
     "converted",
     "dict_levels",
+    "has_arrays",
     "lacking",
     "not_a_number",
     "unknown_key",
     "unsupported_observation",
 ]
 
-# Whose values are arrays of a fixed shape.
-ARRAY_SPACES = (
+_ARRAYS = (
     gym.spaces.Box,
     gym.spaces.Discrete,
     gym.spaces.MultiDiscrete,
@@ -312,7 +311,12 @@ def unsupported_observation(key: Key, space: gym.Space[Any], whole: gym.Space[An
 def _is_supported(space: gym.Space[Any]) -> bool:
     if _is_dict(space):
         return all(map(_is_supported, space.spaces.values()))
-    return isinstance(space, ARRAY_SPACES) and space.shape is not None and space.dtype is not None
+    return has_arrays(space)
+
+
+def has_arrays(space: gym.Space[Any]) -> bool:
+    """Whether the values of a space are arrays of a fixed shape and data type."""
+    return isinstance(space, _ARRAYS) and space.shape is not None and space.dtype is not None
 
 
 def _is_dict(space: gym.Space[Any]) -> TypeGuard[gym.spaces.Dict]:

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import enum
-import hashlib
 import inspect
 import io
 import json
-import sys
 import types
 from collections.abc import Iterator
 from typing import Any
@@ -24,17 +22,20 @@ from torchrl_hts.env_state.engines import (
     restore_engine,
     save_engine,
 )
+from torchrl_hts.env_state.functions import (
+    code_digest,
+    contents,
+    function_state,
+    globals_of,
+    importable,
+    restore,
+)
 from torchrl_hts.env_state.names import Names
 from torchrl_hts.env_state.pickles import NameFinder, StateReader, StateSaver
+from torchrl_hts.env_state.sealed import opened, sealed
 from torchrl_hts.errors import CannotSaveError
 
-__all__ = [
-    "CannotSaveError",
-    "code_text",
-    "names_of",
-    "restore_environment",
-    "save_environment",
-]
+__all__ = ["CannotSaveError", "names_of", "restore_environment", "save_environment"]
 
 Where = tuple[int | str, ...]  # the index of a layer, an attribute of it, a cell, ...
 
@@ -64,7 +65,7 @@ def names_of(env: gym.Env[Any, Any]) -> Names:
     fixtures = _fixtures(layers)
     finder = NameFinder(io.BytesIO(), fixtures, None)
     parts = [value for layer in layers for value in _attributes(layer).values()]
-    for part in (*parts, *(_function_state(function) for _, function in _functions(fixtures))):
+    for part in (*parts, *(function_state(function) for _, function in _functions(fixtures))):
         with contextlib.suppress(Exception):  # it can't be saved, which is said when it is to be
             finder.dump(part)
     return Names(map(type, layers), finder.named, _description(layers, fixtures))
@@ -121,7 +122,7 @@ def save_environment(
         _save_parts(
             saver,
             f"function {function.__qualname__} of {_name(layers[int(where[0])])}",
-            {"closure and defaults": _function_state(function)},
+            {"closure and defaults": function_state(function)},
         )
     saver.private = {}
     parts = _protocol_parts(base) if by_protocol else _attributes(base)
@@ -136,7 +137,7 @@ def save_environment(
     _save_parts(saver, "what was given to be saved along", {"extra": extra})
     head = json.dumps({"chain": description, "names": written}).encode()
     body = head + b"\n" + stream.getvalue()
-    return _MAGIC + hashlib.sha256(body).digest() + body
+    return sealed(_MAGIC, body)
 
 
 def restore_environment(env: gym.Env[Any, Any], state: bytes, *, names: Names | None = None) -> Any:
@@ -153,13 +154,7 @@ def restore_environment(env: gym.Env[Any, Any], state: bytes, *, names: Names | 
         ValueError: the state is damaged, or that of an environment of another make, or names
             something that it may not.
     """
-    start = len(_MAGIC) + hashlib.sha256().digest_size
-    body = state[start:]
-    if state[:start] != _MAGIC + hashlib.sha256(body).digest():
-        raise ValueError(
-            f"the environment's state ({len(state)} bytes) is damaged or of another version of "
-            "torchrl_hts: it must be what save_environment returned, unchanged"
-        )
+    body = opened(_MAGIC, state, "save_environment")
     head, _, stream = body.partition(b"\n")
     saved = json.loads(head)
     layers = _layers(env)
@@ -181,7 +176,7 @@ def restore_environment(env: gym.Env[Any, Any], state: bytes, *, names: Names | 
     for (_, engine), one in zip(_engines(fixtures), engines, strict=True):
         restore_engine(engine, one)
     for (_, function), one in zip(_functions(fixtures), closures, strict=True):
-        _restore_function(function, one)
+        restore(function, one)
     for layer, values in zip(layers, parts, strict=True):
         own = vars(layer)
         if "get_state()" in values:
@@ -265,9 +260,9 @@ def _fixtures(layers: list[gym.Env[Any, Any]]) -> dict[Where, Any]:
             if not found:
                 _add_functions(fixtures, (index, name), value)
         for depth, cls in enumerate(type(layer).__mro__):
-            if not _importable(cls):  # of a script, sent to this process by value
+            if not importable(cls):  # of a script, sent to this process by value
                 fixtures[index, "class", depth] = cls
-                for name, value in _globals(cls).items():
+                for name, value in globals_of(cls).items():
                     if isinstance(value, type) and value.__module__ == cls.__module__:
                         fixtures[index, "class", depth, name] = value
     return fixtures
@@ -275,28 +270,13 @@ def _fixtures(layers: list[gym.Env[Any, Any]]) -> dict[Where, Any]:
 
 def _add_functions(fixtures: dict[Where, Any], where: Where, value: object) -> None:
     function = value.__func__ if isinstance(value, types.MethodType) else value
-    if not isinstance(function, types.FunctionType) or _importable(function):
+    if not isinstance(function, types.FunctionType) or importable(function):
         return
     if not any(function is known for known in fixtures.values()):
         fixtures[where] = function
-        for index, cell in enumerate(_contents(function)):
+        for index, cell in enumerate(contents(function)):
             for content in cell:
                 _add_functions(fixtures, (*where, index), content)
-
-
-def _importable(value: Any) -> bool:
-    found: Any = sys.modules.get(value.__module__)
-    for name in value.__qualname__.split("."):
-        found = getattr(found, name, None)
-    return found is value
-
-
-def _globals(cls: type) -> dict[str, Any]:
-    found: dict[str, Any] = {}
-    for value in vars(cls).values():
-        if isinstance(value, types.FunctionType):
-            found |= value.__globals__
-    return found
 
 
 def _functions(fixtures: dict[Where, Any]) -> Iterator[tuple[Where, types.FunctionType]]:
@@ -313,22 +293,10 @@ def _description(layers: list[gym.Env[Any, Any]], fixtures: dict[Where, Any]) ->
     """What the saved environment and the one to restore must have in common."""
     lines = [_name(layer) for layer in layers]
     for _, function in _functions(fixtures):
-        digest = hashlib.sha256(code_text(function.__code__).encode()).hexdigest()[:16]
-        lines.append(f"function {function.__qualname__} with code {digest}")
+        lines.append(f"function {function.__qualname__} with code {code_digest(function)}")
     for _, engine in _engines(fixtures):
         lines += describe_engine(engine)
     return lines
-
-
-def code_text(code: types.CodeType) -> str:
-    """What a function does, constants and the functions in it included."""
-    constants = [
-        code_text(each)
-        if isinstance(each, types.CodeType)
-        else repr(sorted(map(repr, each)) if isinstance(each, frozenset) else each)
-        for each in code.co_consts
-    ]
-    return repr((code.co_code, code.co_names, code.co_freevars, constants))
 
 
 def _check_makeup(new: list[str] | None, now: list[str]) -> None:
@@ -360,29 +328,3 @@ def _differing(first: list[str], second: list[str]) -> tuple[str, str]:
     only = ("; ".join(x for x in a if x not in b) for a, b in pairs)
     here, there = (each or "the same, or nothing more" for each in only)
     return here, there
-
-
-def _contents(function: types.FunctionType) -> list[tuple[object, ...]]:
-    """What each cell of the closure holds: one object, or none."""
-    found: list[tuple[object, ...]] = []
-    for cell in function.__closure__ or ():
-        try:
-            found.append((cell.cell_contents,))
-        except ValueError:
-            found.append(())
-    return found
-
-
-def _function_state(function: types.FunctionType) -> tuple[Any, ...]:
-    return _contents(function), function.__defaults__, function.__kwdefaults__, vars(function)
-
-
-def _restore_function(function: types.FunctionType, state: tuple[Any, ...]) -> None:
-    contents, function.__defaults__, function.__kwdefaults__, attributes = state
-    vars(function).clear()
-    vars(function).update(attributes)
-    for cell, content in zip(function.__closure__ or (), contents, strict=True):
-        if content:
-            (cell.cell_contents,) = content
-        else:
-            del cell.cell_contents

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from torchrl_hts.errors import CannotSaveError
 
-__all__ = ["MemoryReader", "MemoryWriter"]
+__all__ = ["MemoryReader", "MemoryWriter", "dtype_of"]
 
 Place = list[int]  # where a value begins: an address; in a state the piece, and the byte within it
 
@@ -94,7 +94,7 @@ class MemoryReader:
         self, place: Place, dtype: str, size: tuple[int, ...], stride: tuple[int, ...], device: str
     ) -> Tensor:
         """A tensor."""
-        kind: torch.dtype = getattr(torch, dtype)
+        kind = dtype_of(dtype)
         piece, offset = place
         memory = self._pieces[piece] if piece >= 0 else self._nothing
         if device != "cpu":
@@ -110,6 +110,14 @@ class MemoryReader:
         if piece < 0:
             return np.empty(shape, dtype)
         return np.ndarray(shape, dtype, self._pieces[piece].numpy(), offset, strides)
+
+
+def dtype_of(name: str) -> torch.dtype:
+    """A data type of torch by its name."""
+    found = getattr(torch, name)
+    if not isinstance(found, torch.dtype):
+        raise ValueError(f"torch has no data type {name}")
+    return found
 
 
 def _memory(piece: bytes) -> Tensor:

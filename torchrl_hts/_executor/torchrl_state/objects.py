@@ -6,15 +6,11 @@ happens changes them, or since they can't be anything else there.
 
 from __future__ import annotations
 
-import contextlib
-import copyreg
 import logging
 import random
-import sys
 import threading
 import types
 from collections import deque
-from collections.abc import Callable
 from multiprocessing import synchronize
 from typing import Any
 
@@ -25,27 +21,35 @@ from torch import nn
 from torchrl.data import TensorSpec
 from torchrl.envs import EnvBase, Transform
 
+from torchrl_hts.env_state.attributes import attributes_of, num_slots, set_attribute
+from torchrl_hts.env_state.functions import globals_of
+
 __all__ = [
     "ATOMS",
+    "GENERATORS",
     "attributes",
     "class_name",
     "described",
-    "globals_of",
     "has_state_methods",
     "in_set",
-    "is_global",
     "is_harmless",
-    "is_importable",
     "is_left",
     "items_of",
-    "kept_attributes",
     "literal",
     "made_anew",
+    "of_the_process",
     "set_attributes",
     "unfit",
 ]
 
 ATOMS = (type(None), bool, int, float, str, bytes)  # stand for themselves in a state
+
+# Of which a process has one each, which environments enter; by their names.
+GENERATORS: dict[str, object] = {
+    "Python's own generator": random._inst,
+    "numpy's own generator": np.random.mtrand._rand,
+    "torch's own generator": torch.default_generator,
+}
 
 # Of every module: hooks, and how it was made.
 _MODULES = frozenset(vars(nn.Module())) - {"training", "_parameters", "_buffers", "_modules"}
@@ -66,14 +70,6 @@ _HARMLESS: tuple[type, ...] = (
 )
 
 
-class _Plain:
-    """Nothing but attributes."""
-
-
-class _Slotted:
-    __slots__ = ()
-
-
 def class_name(cls: type) -> str:
     """The name of a class, by which two processes know it."""
     return f"{cls.__module__}.{cls.__qualname__}"
@@ -84,46 +80,19 @@ def is_left(value: object) -> bool:
     return isinstance(value, _LEFT) or type(value) is object
 
 
-def is_global(value: object) -> bool:
-    """Whether it is a generator that a process has one of, which each environment enters."""
-    mine: tuple[object, ...] = (
-        random._inst,
-        np.random.mtrand._rand,
-        torch.default_generator,
-    )
-    return any(value is each for each in mine)
-
-
-def is_importable(value: Any) -> bool:
-    """Whether a function or a class is found by its name."""
-    found: Any = sys.modules.get(value.__module__)
-    for name in value.__qualname__.split("."):
-        found = getattr(found, name, None)
-    return found is value
-
-
 def is_harmless(owner: object, name: str) -> bool:
     """Whether a method of C may be looked up by its name."""
     return isinstance(owner, _HARMLESS) and not name.startswith("_")
 
 
-def kept_attributes(value: object) -> frozenset[str]:
-    """Attributes that a new object keeps as they are."""
-    if isinstance(value, EnvBase):
-        return _ENVIRONMENTS
-    if isinstance(value, Transform):
-        return _TRANSFORMS
-    return _MODULES if isinstance(value, nn.Module) else frozenset()
-
-
 def attributes(value: object) -> dict[str, Any]:
-    """What is saved of an object by name, of its ``__slots__`` too, in an order of its own."""
-    kept = kept_attributes(value)
-    own: dict[str, Any] = dict(getattr(value, "__dict__", {}))
-    for name in _slots(type(value)):
-        with contextlib.suppress(AttributeError):  # nothing has been put there
-            own[name] = object.__getattribute__(value, name)
-    return {name: own[name] for name in sorted(own) if name not in kept}
+    """What is saved of an object by name, in an order of its own; the rest stays as it is."""
+    kept: frozenset[str] = frozenset()
+    if isinstance(value, nn.Module):
+        kept = _MODULES
+        kept = _ENVIRONMENTS if isinstance(value, EnvBase) else kept
+        kept = _TRANSFORMS if isinstance(value, Transform) else kept
+    return {name: each for name, each in sorted(attributes_of(value).items()) if name not in kept}
 
 
 def items_of(value: object) -> Any:
@@ -138,14 +107,16 @@ def unfit(value: object) -> str | None:
     cls = type(value)
     if isinstance(value, nn.Module) and any(vars(value)[name] for name in _HOOKS):
         return "it is a module with hooks, and what these hold can't be seen"
-    base = next((each for each in (dict, list) if issubclass(cls, each)), object)
-    plain = _Plain if base is object else base
-    expected = object.__basicsize__ if base is object else plain.__basicsize__
-    expected += 8 * len(_slots(cls))
+    expected = _builtin(cls).__basicsize__ + 8 * num_slots(cls)
     expected += 8 * (cls.__dictoffset__ > 0) + 8 * (cls.__weakrefoffset__ > 0)
-    if cls.__basicsize__ > expected or (not hasattr(value, "__dict__") and not _slots(cls)):
+    if cls.__basicsize__ > expected or not (hasattr(value, "__dict__") or num_slots(cls)):
         return "it is of a class of C, or derived from one, and what that holds can't be seen"
     return None
+
+
+def _builtin(cls: type) -> Any:
+    """What a class is derived from in the end."""
+    return next((each for each in (dict, list) if issubclass(cls, each)), object)
 
 
 def has_state_methods(value: object) -> bool:
@@ -159,8 +130,7 @@ def has_state_methods(value: object) -> bool:
 
 def made_anew(cls: type) -> Any:
     """A new object, without what its constructor does; but a module has hooks."""
-    base: Any = next((each for each in (dict, list) if issubclass(cls, each)), object)
-    value = base.__new__(cls)
+    value = _builtin(cls).__new__(cls)
     if isinstance(value, nn.Module):
         nn.Module.__init__(value)
     return value
@@ -168,57 +138,38 @@ def made_anew(cls: type) -> Any:
 
 def set_attributes(value: Any, read: dict[str, Any]) -> None:
     """Give an object these attributes, and no others but those that it keeps."""
-    own, slots = getattr(value, "__dict__", {}), _slots(type(value))
-    for name in attributes(value):
-        if name in own:
-            del own[name]
-        else:
-            object.__delattr__(value, name)
+    for name in attributes(value).keys() - read.keys():
+        object.__delattr__(value, name)
     for name, each in read.items():
-        if name in slots:
-            object.__setattr__(value, name, each)
-        else:
-            own[name] = each
+        set_attribute(value, name, each)
 
 
-def globals_of(cls: type) -> dict[str, Any]:
+def of_the_process(cls: type) -> dict[str, Any]:
     """What the module of a class and the class itself hold, by name; in short containers too.
 
-    It is the process's, and no state of an environment. Classes are those of the module alone.
+    It is no state of an environment. Classes are those of the module alone.
     """
-    module = sys.modules.get(cls.__module__)
     found: dict[str, Any] = {}
-    for owner, prefix in ((module, cls.__module__), (cls, class_name(cls))):
-        for name, value in dict(getattr(owner, "__dict__", {})).items():
+    for names, prefix in (globals_of(cls), cls.__module__), (vars(cls), class_name(cls)):
+        for name, value in list(names.items()):
             if isinstance(value, type):
                 if value.__module__ == cls.__module__:
                     found[class_name(value)] = value
-            elif name.startswith("__") or isinstance(value, _NO_GLOBALS):
-                continue
-            else:
-                found[f"{prefix}.{name}"] = value
-                found |= _within(value, f"{prefix}.{name}")
+            elif not name.startswith("__") and not isinstance(value, _NO_STATE):
+                found |= {f"{prefix}.{name}": value, **_within(value, f"{prefix}.{name}")}
     return found
 
 
 _MOST_WITHIN = 1000
-_NO_GLOBALS = (int, float, str, bytes, type(None), types.ModuleType, types.FunctionType, property)
+_NO_STATE = (*ATOMS, types.ModuleType, types.FunctionType, property)
 
 
 def _within(value: Any, name: str) -> dict[str, Any]:
     if not isinstance(value, dict | list | tuple) or len(value) > _MOST_WITHIN:
         return {}
     items = value.items() if isinstance(value, dict) else enumerate(value)
-    return {
-        f"{name}[{key!r}]": each
-        for key, each in items
-        if not isinstance(each, (*_NO_GLOBALS, type))
-    }
-
-
-def _slots(cls: type) -> list[str]:
-    names: Callable[[type], list[str]] = copyreg._slotnames  # type: ignore[attr-defined]
-    return names(cls)
+    none = (*_NO_STATE, type)
+    return {f"{name}[{key!r}]": each for key, each in items if not isinstance(each, none)}
 
 
 def in_set(value: Any, paths: dict[int, str]) -> str | None:

@@ -6,6 +6,7 @@ classes are those that the new environment holds.
 
 from __future__ import annotations
 
+import enum
 import functools
 import random
 import types
@@ -19,7 +20,7 @@ import torch
 from tensordict import NonTensorData, TensorDict
 from torch import nn
 
-from torchrl_hts._executor.torchrl_state.memory import MemoryReader
+from torchrl_hts._executor.torchrl_state.memory import MemoryReader, dtype_of
 from torchrl_hts._executor.torchrl_state.objects import (
     ATOMS,
     class_name,
@@ -28,6 +29,7 @@ from torchrl_hts._executor.torchrl_state.objects import (
     set_attributes,
 )
 from torchrl_hts._executor.torchrl_state.writer import Record, StateWriter
+from torchrl_hts.env_state.functions import restore
 
 __all__ = ["StateReader"]
 
@@ -110,19 +112,19 @@ class StateReader:
             "slice": lambda: slice(*value),
             "range": lambda: range(*value),
             "device": lambda: torch.device(value),
-            "dtype": lambda: getattr(torch, value),
+            "dtype": lambda: dtype_of(value),
         }
         return makers[name]()
 
     def _enum(self, _: int, cls: str, value: Any) -> Any:
-        kind = self._named_as(cls)
+        kind = self._class(cls, enum.Enum)
         return kind[value[0]] if isinstance(value, tuple) else kind(value)
 
     def _bytearray(self, _: int, content: bytes) -> bytearray:
         return bytearray(content)
 
     def _namedtuple(self, _: int, cls: str, items: list[Record]) -> Any:
-        return self._named_as(cls)._make([self.read(each) for each in items])
+        return tuple.__new__(self._class(cls, tuple), [self.read(each) for each in items])
 
     def _weakref(self, _: int, target: Record) -> Any:
         value = self.read(target)
@@ -210,19 +212,8 @@ class StateReader:
     def _function(self, number: int, path: str, cells: list[Any], others: list[Record]) -> Any:
         self._read[number] = function = self._at(path)
         contents = [[self.read(each) for each in cell] for cell in cells]
-        defaults, keywords, own = (self.read(each) for each in others)
-
-        def change() -> None:
-            function.__defaults__, function.__kwdefaults__ = defaults, keywords
-            vars(function).clear()
-            vars(function).update(own)
-            for cell, content in zip(function.__closure__ or (), contents, strict=True):
-                if content:
-                    cell.cell_contents = content[0]
-                else:
-                    del cell.cell_contents
-
-        self._fills.append(change)  # what it has of its own is in a dict
+        state = contents, *(self.read(each) for each in others)
+        self._fills.append(lambda: restore(function, state))  # what is its own is in a dict
         return function
 
     def _left(self, _: int, path: str) -> Any:
@@ -234,7 +225,7 @@ class StateReader:
     def _object(self, number: int, path: str, cls: str, own: Any, items: Any) -> Any:
         value: Any = self._new.objects.get(path)
         if class_name(type(value)) != cls:  # it had none there, or another
-            kind = self._named_as(cls)
+            kind = self._class(cls, object)
             if hasattr(kind, "__del__"):
                 found = "nothing" if value is None else f"a {class_name(type(value))}"
                 raise ValueError(f"it has {found} at env{path}, and it was a {cls}")
@@ -258,6 +249,13 @@ class StateReader:
         if path not in self._new.objects:
             raise ValueError(f"it has nothing at env{path}")
         return self._new.objects[path]
+
+    def _class(self, name: str, base: type) -> Any:
+        """A class, of which objects may be made."""
+        found = self._named_as(name)
+        if not (isinstance(found, type) and issubclass(found, base)):
+            raise ValueError(f"{name} is no class of {base.__qualname__}s")
+        return found
 
     def _named_as(self, name: str) -> Any:
         if name not in self._new.named:

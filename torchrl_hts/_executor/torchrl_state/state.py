@@ -16,7 +16,6 @@ saved by these alone.
 
 from __future__ import annotations
 
-import hashlib
 import io
 import pickle
 from collections.abc import Iterable
@@ -29,6 +28,7 @@ from torchrl_hts._executor.torchrl_state.reader import StateReader
 from torchrl_hts._executor.torchrl_state.writer import Makeup, StateWriter
 from torchrl_hts.env_state import names_of, restore_environment, save_environment
 from torchrl_hts.env_state.compressed import compressed, decompressed
+from torchrl_hts.env_state.sealed import opened, sealed
 from torchrl_hts.errors import CannotSaveError
 
 __all__ = ["TorchRLState"]
@@ -76,34 +76,25 @@ class TorchRLState:
             why = self._obstacle or "it has made no step yet"
             raise CannotSaveError(f"the environment can't be saved: {why}")
         writer = StateWriter(self._makeup)
-        try:
-            records = writer.write(self._env, ""), writer.write(own, ".own")
-            writer.finish()
-        except RecursionError as error:
-            raise CannotSaveError(f"objects are nested too deeply at env{writer.path}") from error
+        records = writer.write_all((self._env, ""), (own, ".own"))
         parts = {
             path: save_environment(one, names=self._names.get(id(one)))
             for path, one in writer.gymnasium().items()
         }
         body = compressed(pickle.dumps((writer.memory.finish(), records, parts), protocol=5))
-        return _MAGIC + hashlib.sha256(body).digest() + body
+        return sealed(_MAGIC, body)
 
     def restore(self, state: bytes) -> Any:
-        """Put the environment, which has made a step, into a state; returns what was saved along.
+        """Put the environment, after a reset, into a state; returns what was saved along.
 
         Args:
             state: from `save`, of an environment that the same factory has made.
 
         Raises:
-            ValueError: the state is damaged, or that of an environment of another make.
+            ValueError: the state is damaged, or that of an environment of another make, or has what
+                the environment may have only after its first step.
         """
-        start = len(_MAGIC) + hashlib.sha256().digest_size
-        body = state[start:]
-        if state[:start] != _MAGIC + hashlib.sha256(body).digest():
-            raise ValueError(
-                f"the environment's state ({len(state)} bytes) is damaged, of another version of "
-                "torchrl_hts, or that of a gymnasium environment, and this one is TorchRL's"
-            )
+        body = opened(_MAGIC, state, "a collector's state_dict() or TorchRLReplay.save()")
         try:
             new = _looked_at(self._env)
             pieces, records, parts = _PlainData(io.BytesIO(decompressed(body))).load()
@@ -128,11 +119,7 @@ class TorchRLState:
 
 def _looked_at(env: EnvBase) -> StateWriter:
     writer = StateWriter()
-    try:
-        writer.write(env, "")
-    except RecursionError as error:
-        raise CannotSaveError(f"objects are nested too deeply at env{writer.path}") from error
-    writer.finish()
+    writer.write_all((env, ""))
     return writer
 
 
@@ -140,13 +127,13 @@ def _check_apart(found: StateWriter) -> None:
     """Raise CannotSaveError if a gymnasium environment shares objects with what is around it."""
     others = [found]
     for path, layer in found.gymnasium().items():
-        inner = StateWriter()
+        inner, attributes = StateWriter(), []
         while True:
-            for name, value in vars(layer).items():
-                inner.write(value, f"{path}.{name}")
+            attributes += [(value, f"{path}.{name}") for name, value in vars(layer).items()]
             if not isinstance(layer, gym.Wrapper):
                 break
             layer = layer.env
+        inner.write_all(*attributes)
         for other in others:
             if (shared := other.shares(inner)) is not None:
                 raise CannotSaveError(

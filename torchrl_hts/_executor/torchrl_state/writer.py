@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import enum
 import functools
-import hashlib
 import random
 import types
 import weakref
 from collections import OrderedDict, defaultdict, deque
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -26,21 +26,20 @@ from torch import Tensor, nn
 from torchrl_hts._executor.torchrl_state.memory import MemoryWriter
 from torchrl_hts._executor.torchrl_state.objects import (
     ATOMS,
+    GENERATORS,
     attributes,
     class_name,
     described,
-    globals_of,
     has_state_methods,
     in_set,
-    is_global,
     is_harmless,
-    is_importable,
     is_left,
     items_of,
     literal,
+    of_the_process,
     unfit,
 )
-from torchrl_hts.env_state.layers import code_text
+from torchrl_hts.env_state.functions import code_digest, function_state, importable
 from torchrl_hts.env_state.names import LIBRARIES
 from torchrl_hts.errors import CannotSaveError
 
@@ -57,12 +56,10 @@ class Makeup:
 
     Attributes:
         found: what there is at each path that another one must have there too.
-        classes: of its objects, by name.
-        named: functions and classes that it refers to, by name.
+        named: what it may refer to, by name: functions, classes and what these have as globals.
     """
 
     found: dict[str, str] = field(default_factory=dict)
-    classes: set[str] = field(default_factory=set)
     named: set[str] = field(default_factory=set)
 
 
@@ -76,7 +73,7 @@ class StateWriter:
     Attributes:
         makeup: what has been met.
         objects: what is at the paths of `makeup`.
-        named: what the names in `makeup` stand for, and those of classes.
+        named: what the names in `makeup` stand for.
         memory: what tensors and arrays are of.
     """
 
@@ -89,16 +86,26 @@ class StateWriter:
         self._numbers: dict[int, int] = {}
         self._alive: list[object] = []
         self._unfinished: set[int] = set()  # can't be read before what they hold
+        self._classes: set[type] = set()
         self._globals: dict[int, str] = {}
         self._sets: list[tuple[str, Any]] = []
-        self._path = ""
+        self._path = ""  # where it is
+        self._take(GENERATORS)
 
-    def write(self, value: Any, path: str) -> Record:
-        """What a value is, at a path.
+    def write_all(self, *roots: tuple[Any, str]) -> list[Record]:
+        """What values are, each at a path, and all that they hold.
 
         Raises:
             CannotSaveError: if a part of it can't be saved.
         """
+        try:
+            records = [self._write(value, path) for value, path in roots]
+        except RecursionError as error:
+            raise CannotSaveError(f"objects are nested too deeply at env{self._path}") from error
+        self._look_at_sets()
+        return records
+
+    def _write(self, value: Any, path: str) -> Record:
         if type(value) in ATOMS:
             return value
         if (number := self._numbers.get(id(value))) is not None:
@@ -128,17 +135,8 @@ class StateWriter:
             return record
         return self._object(value, path, number)
 
-    @property
-    def path(self) -> str:
-        """Where it is."""
-        return self._path
-
-    def finish(self) -> None:
-        """Look at sets: they stay those of the new environment, and so must hold the same.
-
-        Raises:
-            CannotSaveError: if they hold something else than when it was new.
-        """
+    def _look_at_sets(self) -> None:
+        """Sets stay those of the new environment, and so must hold the same."""
         paths = {id(value): path for path, value in self.objects.items()}
         for path, value in self._sets:
             content = [in_set(each, paths) for each in value]
@@ -149,15 +147,7 @@ class StateWriter:
 
     def shares(self, other: StateWriter) -> object | None:
         """Something that changes and that another one has met too; None if there is nothing."""
-        mine = (
-            list,
-            dict,
-            bytearray,
-            np.ndarray,
-            Tensor,
-            np.random.Generator,
-            np.random.RandomState,
-        )
+        mine = (list, dict, bytearray, np.ndarray, Tensor, np.random.Generator)
         objects = {id(value) for value in other.objects.values()}
         return next(
             (
@@ -176,17 +166,12 @@ class StateWriter:
 
     def _value(self, value: Any, path: str) -> Record | None:
         """What holds no other object."""
-        if is_global(value):
-            return self._name(value, f"the process's own {class_name(type(value))}", path)
         if type(value) is bytearray:
             return "bytearray", bytes(value)
         if type(value) in (complex, torch.dtype, torch.device, slice, range):
             return "literal", type(value).__name__, literal(value)
         if isinstance(value, enum.Enum):
-            cls = class_name(type(value))
-            self._class(type(value))
-            if self._new is not None and cls not in self._new.named:
-                return self._refuse(path, value, "the environment knew no such class when new")
+            cls = self._known_class(value, path)
             return "enum", cls, value.value if type(value.value) in ATOMS else (value.name,)
         if isinstance(value, np.dtype | np.generic):
             return self._number(value, path)
@@ -223,12 +208,12 @@ class StateWriter:
         if type(value) is random.Random:
             return "random", value.getstate()
         if type(value) is torch.Generator:
-            return "torch", str(value.device), self.write(value.get_state(), path)
+            return "torch", str(value.device), self._write(value.get_state(), path)
         if type(value) is np.random.Generator:
-            return "numpy", self.write(value.bit_generator, f"{path}.bit_generator")
+            return "numpy", self._write(value.bit_generator, f"{path}.bit_generator")
         if type(value) is np.random.RandomState:
             bits = type(value._bit_generator).__name__
-            return "old", bits, self.write(value.get_state(legacy=False), f"{path}.state")
+            return "old", bits, self._write(value.get_state(legacy=False), f"{path}.state")
         if not isinstance(value, np.random.BitGenerator):
             return None
         kind, seeds = type(value).__name__, value.seed_seq
@@ -236,18 +221,13 @@ class StateWriter:
             return self._refuse(path, value, f"{kind} is no generator of numpy's own")
         if type(seeds) is not np.random.SeedSequence:
             return self._refuse(path, value, "it has no SeedSequence of numpy's own")
-        entropy = self.write(seeds.entropy, f"{path}.entropy")
+        entropy = self._write(seeds.entropy, f"{path}.entropy")
         own = entropy, seeds.spawn_key, seeds.pool_size, seeds.n_children_spawned
-        return "bits", kind, own, self.write(value.state, f"{path}.state")
+        return "bits", kind, own, self._write(value.state, f"{path}.state")
 
     def _container(self, value: Any, path: str, number: int) -> Record | None:
         if isinstance(value, tuple) and hasattr(type(value), "_fields"):
-            self._class(type(value))
-            items = self._items(value, path)
-            cls = class_name(type(value))
-            if self._new is not None and cls not in self._new.named:
-                return self._refuse(path, value, "the environment knew no such class when new")
-            return "namedtuple", cls, items
+            return "namedtuple", self._known_class(value, path), self._items(value, path)
         if type(value) in (list, deque, dict, OrderedDict, defaultdict):
             self._unfinished.discard(number)
         if type(value) in _SEQUENCES:
@@ -255,7 +235,7 @@ class StateWriter:
         if type(value) in (dict, OrderedDict):
             return type(value).__name__, self._pairs(value.items(), path)
         if type(value) is defaultdict:
-            factory = self.write(value.default_factory, f"{path}.default_factory")
+            factory = self._write(value.default_factory, f"{path}.default_factory")
             return "defaultdict", factory, self._pairs(value.items(), path)
         if isinstance(value, set | frozenset):
             self._sets.append((path, value))
@@ -265,43 +245,43 @@ class StateWriter:
             form = tuple(value.batch_size), value.device and str(value.device), value.is_locked
             return "TensorDict", pairs, *form, value.names if any(value.names) else None
         if type(value) is NonTensorData:
-            data = self.write(value.data, f"{path}.data")
+            data = self._write(value.data, f"{path}.data")
             return "NonTensorData", data, tuple(value.batch_size)
         return None
 
     def _items(self, items: Any, path: str) -> list[Record]:
         return [
-            each if type(each) in ATOMS else self.write(each, f"{path}[{at}]")
+            each if type(each) in ATOMS else self._write(each, f"{path}[{at}]")
             for at, each in enumerate(items)
         ]
 
     def _pairs(self, items: Any, path: str) -> list[Record]:
         pairs = []
         for at, (key, each) in enumerate(items):
-            first = key if type(key) in ATOMS else self.write(key, f"{path}[key {at}]")
+            first = key if type(key) in ATOMS else self._write(key, f"{path}[key {at}]")
             if type(each) not in ATOMS:
                 name = repr(key) if type(key) in ATOMS else f"item {at}"
-                each = self.write(each, f"{path}[{name}]")
+                each = self._write(each, f"{path}[{name}]")
             pairs.append((first, each))
         return pairs
 
     def _callable(self, value: Any, path: str, number: int) -> Record | None:
         if type(value) is functools.partial:
             parts = value.func, value.args, value.keywords, vars(value)
-            return "partial", [self.write(each, f"{path}({at})") for at, each in enumerate(parts)]
+            return "partial", [self._write(each, f"{path}({at})") for at, each in enumerate(parts)]
         if type(value) is weakref.ref:
             if getattr(value, "__callback__", None) is not None:
                 return self._refuse(path, value, "it calls something back")
-            return "weakref", self.write(value(), f"{path}()")
+            return "weakref", self._write(value(), f"{path}()")
         owner, inner = getattr(value, "__self__", None), getattr(value, "__func__", None)
         if not isinstance(inner, types.FunctionType) and is_harmless(
             owner, getattr(value, "__name__", "_")
         ):
-            return "lookup", self.write(owner, f"{path}.__self__"), value.__name__
+            return "lookup", self._write(owner, f"{path}.__self__"), value.__name__
         if isinstance(value, types.MethodType):
-            function = self.write(value.__func__, f"{path}.__func__")
-            return "method", function, self.write(value.__self__, f"{path}.__self__")
-        if isinstance(value, types.FunctionType) and not is_importable(value):
+            function = self._write(value.__func__, f"{path}.__func__")
+            return "method", function, self._write(value.__self__, f"{path}.__self__")
+        if isinstance(value, types.FunctionType) and not importable(value):
             return self._function(value, path, number)
         if isinstance(value, types.BuiltinFunctionType) and not (
             owner is None or isinstance(owner, types.ModuleType)
@@ -315,17 +295,14 @@ class StateWriter:
     def _function(self, value: types.FunctionType, path: str, number: int) -> Record:
         """A function within another, which holds variables of that."""
         self._unfinished.discard(number)
-        digest = hashlib.sha256(code_text(value.__code__).encode()).hexdigest()[:16]
-        self._note(path, f"the function {value.__qualname__} of code {digest}", value)
-        cells = []
-        for name, cell in zip(value.__code__.co_freevars, value.__closure__ or (), strict=True):
-            try:
-                cells.append([self.write(cell.cell_contents, f"{path}.{name}")])
-            except ValueError:  # nothing has been put there
-                cells.append([])
-        parts = value.__defaults__, value.__kwdefaults__, vars(value)
-        others = [self.write(each, f"{path}({at})") for at, each in enumerate(parts)]
-        return "function", path, cells, others
+        what = f"the function {value.__qualname__} of code {code_digest(value)}"
+        self._note(path, what, value)
+        contents, *others = function_state(value)
+        names = value.__code__.co_freevars
+        cells = [
+            self._items(held, f"{path}.{name}") for name, held in zip(names, contents, strict=True)
+        ]
+        return "function", path, cells, self._items(others, path)
 
     def _object(self, value: Any, path: str, number: int) -> Record:
         """An object with attributes."""
@@ -343,10 +320,10 @@ class StateWriter:
         ):
             return self._refuse(path, value, "the environment had no such object when it was new")
         if has_state_methods(value):
-            state = self.write(value.get_state(), f"{path}.get_state()")
+            state = self._write(value.get_state(), f"{path}.get_state()")
             return "object", path, cls, ("get_state()", state), None
         own = [
-            (name, each if type(each) in ATOMS else self.write(each, f"{path}.{name}"))
+            (name, each if type(each) in ATOMS else self._write(each, f"{path}.{name}"))
             for name, each in attributes(value).items()
         ]
         items: Any = items_of(value)
@@ -358,18 +335,25 @@ class StateWriter:
 
     def _class(self, cls: type) -> None:
         """Take note of a class, and of what is its module's and its own, and so no state."""
-        name = class_name(cls)
-        if name in self.makeup.classes:
+        if cls in self._classes:
             return
-        self.makeup.classes.add(name)
-        found: dict[str, Any] = {name: cls}
-        if cls.__module__.partition(".")[0] not in LIBRARIES:
-            found |= globals_of(cls)
-        for each, value in found.items():
-            self.named[each] = value
-            self.makeup.named.add(each)
-            if not isinstance(value, type):
-                self._globals[id(value)] = each
+        self._classes.add(cls)
+        own = cls.__module__.partition(".")[0] not in LIBRARIES
+        self._take({class_name(cls): cls, **(of_the_process(cls) if own else {})})
+
+    def _take(self, known: Mapping[str, Any]) -> None:
+        """Take note of what may be named."""
+        self.named |= known
+        self.makeup.named |= known.keys()
+        self._globals |= {id(one): name for name, one in known.items() if not isinstance(one, type)}
+
+    def _known_class(self, value: Any, path: str) -> str:
+        """The name of a value's class, of which new ones are made."""
+        cls = class_name(type(value))
+        self._class(type(value))
+        if self._new is not None and cls not in self._new.named:
+            self._refuse(path, value, "the environment knew no such class when new")
+        return cls
 
     def _left(self, value: Any, what: str, path: str) -> Record:
         """What a new environment keeps its own one of."""
