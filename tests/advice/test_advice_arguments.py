@@ -316,7 +316,12 @@ class TestCollectors:
             next(iter(collector))
         gather(EchoEnv)
 
-    def test_episodes_of_torchrl_environments_that_a_resume_begins_anew(self) -> None:
+    def test_a_torchrl_environment_whose_state_can_not_be_saved(self) -> None:
+        def holding(found: Any) -> Any:
+            env = GymWrapper(EchoEnv(), categorical_action_encoding=True)
+            env.found = found
+            return env
+
         def restored(make: Any) -> Any:
             with start([make], marked(), num_executors=1, num_actors=1) as collector:
                 next(iter(collector))
@@ -324,8 +329,8 @@ class TestCollectors:
             with start([make], marked(), num_executors=1, num_actors=1) as collector:
                 collector.load_state_dict(state)
 
-        with pytest.warns(UserWarning, match=r"give create_env_fn a gymnasium\.Env if runs"):
-            restored(lambda: GymWrapper(EchoEnv(), categorical_action_encoding=True))
+        with pytest.warns(UserWarning, match=r"env\.found .*an array of objects: use a list"):
+            restored(lambda: holding(np.array([{1: 2}], object)))
         with warnings.catch_warnings():
             warnings.simplefilter("error")
-            restored(EchoEnv)
+            restored(lambda: holding([{1: 2}]))

@@ -13,6 +13,8 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 
+from torchrl_hts._executor.vector_singles import Single
+
 Wrapped = gym.Env[Any, Any] | gym.vector.VectorEnv[Any, Any, Any]
 Wrapper = gym.Wrapper[Any, Any, Any, Any] | gym.vector.VectorWrapper
 
@@ -72,7 +74,8 @@ def _wrappers(env: Wrapped) -> Iterator[Wrapper]:
         yield env
         env = env.env
     if isinstance(env, gym.vector.SyncVectorEnv):
-        yield from _wrappers(env.envs[0])
+        first = env.envs[0]
+        yield from _wrappers(first.env if isinstance(first, Single) else first)
 
 
 def _statistics(wrapper: Wrapper) -> tuple[list[Any], list[Any]]:
