@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from _machine import commit, machine
+from _machine import machine
 
 __all__ = [
     "Measurements",
@@ -98,7 +98,6 @@ class Measurements:
 
     def __init__(self, file: Path, conditions: dict[str, Any]) -> None:
         self._file = file
-        self._commit = commit()
         # As they will be read: JSON has no tuples.
         conditions = json.loads(json.dumps(conditions))
         self._report: dict[str, Any] = (
@@ -126,6 +125,6 @@ class Measurements:
     def add(self, key: Record, result: dict[str, Any]) -> None:
         """Keep a measurement, in place of one that failed."""
         self.records[:] = [each for each in self.records if not key.items() <= each.items()]
-        self.records.append({**key, "commit": self._commit, **result})
+        self.records.append({**key, **result})
         self._report["machine"]["load_average_at_end"] = os.getloadavg()
         write_json(self._file, self._report)

@@ -124,15 +124,9 @@ def failures_of(records: Iterable[Record], cell: Cell) -> list[tuple[str, str]]:
     return sorted(failed)
 
 
-def commits_of(records: Iterable[Record], cell: Cell) -> str:
-    """What a cell's figures were measured at."""
-    found = dict.fromkeys(str(each.get("commit")) for each in records if cell_of(each) == cell)
-    return f"commit {' and '.join(found)}"
-
-
 def print_table(records: list[Record], cell: Cell) -> None:
     """Medians of one cell, fastest first."""
-    print(f"\n{cell.title}, {cell.num_envs} environments, {commits_of(records, cell)}")
+    print(f"\n{cell.title}, {cell.num_envs} environments")
     yardsticks = yardsticks_of(records, cell)
     for parts in PARTS:
         if seconds := medians_by_key(records, cell, parts, PART_TIMES):

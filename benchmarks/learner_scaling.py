@@ -197,7 +197,7 @@ def medians_of(
         each: {
             name: statistics.median(one[name] for one in own)
             for name in own[0]
-            if name not in ("kind", "learners", "turn", "commit")
+            if name not in ("kind", "learners", "turn")
         }
         for each, own in runs.items()
     }

@@ -70,12 +70,11 @@ from _report import (
 )
 from _workloads import TRAININGS, WORKLOADS, find_workload
 
-from torchrl_hts import keep_large_blocks
 from torchrl_hts.bench.command_line import count, make_directory, positive
 
 STARTUP, RUNS = "startup", Path("runs")
 STARTUP_EXECUTORS = 16
-# What keep_large_blocks does, for all that a contender starts: Sample Factory learns elsewhere.
+# What torchrl_hts.keep_large_blocks does, for all that is started: Sample Factory's learner too.
 KEEP_BLOCKS = dict.fromkeys(("MALLOC_MMAP_THRESHOLD_", "MALLOC_TRIM_THRESHOLD_"), str(1 << 30))
 DEFAULT_CELLS = [
     Cell("sleep", "collect", 16),
@@ -206,8 +205,6 @@ def alone(options: argparse.Namespace) -> None:
     """One measurement, in this process."""
     contender, *names, number = options.alone
     num_envs = int(number)
-    if options.keep_large_blocks:
-        keep_large_blocks()
     if contender == "parts":
         result = measure_parts(*names, num_envs, options.seconds, options.warm_up)
     elif contender == SAMPLE_FACTORY:
@@ -259,7 +256,6 @@ def measure(
     if options.learner_threads is not None:
         script += ["--learner-threads", str(options.learner_threads)]
     script += ["--device", options.device, "--policy-device", options.policy_device]
-    script += ["--keep-large-blocks"] * options.keep_large_blocks
     script += ["--alone"]
     for repetition, (cell, named) in product(range(options.repetitions), contenders.items()):
         arguments = [cell.workload, cell.training, str(cell.num_envs)]

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import script_paths  # noqa: F401  so that the scripts are found
-from _machine import commit, essentials, machine
+from _machine import essentials, machine
 from _measurements import Measurements, differing, write_json
 
 CONDITIONS = {"commit": "abc", "seconds": 1.0, "threads": (1, 2)}
@@ -21,7 +21,7 @@ def test_what_failed_is_measured_again(tmp_path: Path) -> None:
     found.add(key, {"steps_per_second": 1.0})
     again = Measurements(file, CONDITIONS)
     assert again.has(key)
-    assert again.records == [{**key, "commit": commit(), "steps_per_second": 1.0}]
+    assert again.records == [{**key, "steps_per_second": 1.0}]
 
 
 @pytest.mark.parametrize("other", [{"commit": "def"}, {"commit": None}, {"device": "cuda"}])
