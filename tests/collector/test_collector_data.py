@@ -20,6 +20,7 @@ from tensordict.nn import (
     ProbabilisticTensorDictSequential,
     TensorDictModule,
     TensorDictSequential,
+    set_composite_lp_aggregate,
 )
 from torch import Tensor, nn
 from torch import distributions as D
@@ -171,7 +172,9 @@ def test_every_kind_of_policy_is_sampled_deterministically(name: str) -> None:
         torch.testing.assert_close(log_prob, expected, rtol=1e-4, atol=1e-4)
 
 
-def test_composite_policy_and_dict_action_space() -> None:
+@pytest.mark.parametrize("aggregate", [False, True])
+def test_composite_policy_and_dict_action_space(aggregate: bool) -> None:
+    """Whether log-probabilities are added up, workers are told: their servers are older."""
     space = gym.spaces.Dict({"move": BOX, "shoot": gym.spaces.Discrete(3)})
 
     class Env(EchoEnv):
@@ -180,28 +183,36 @@ def test_composite_policy_and_dict_action_space() -> None:
             self.t += 1
             return self._observe(float(action["shoot"])), 1.0, self.t >= 3, False, {}
 
-    net = TensorDictModule(
-        Head(2, 3, 2, positive_last=True),
-        ["observation"],
-        [("params", "move", "loc"), ("params", "shoot", "logits"), ("params", "move", "scale")],
-    )
-    policy = ProbabilisticTensorDictSequential(
-        net,
-        ProbabilisticTensorDictModule(
-            in_keys=["params"],
-            out_keys=[("action", "move"), ("action", "shoot")],
-            distribution_class=CompositeDistribution,
-            distribution_kwargs={
-                "distribution_map": {"move": IndependentNormal, "shoot": D.Categorical},
-                "name_map": {"move": ("action", "move"), "shoot": ("action", "shoot")},
-            },
-            return_log_prob=True,
-        ),
-    )
-    data = collect([partial(Env, action_space=space)] * 2, policy)
-    assert data["action", "move"].shape == (2, 12, 2)
-    assert data["next", "observation"][..., 3].tolist() == data["action", "shoot"].tolist()
-    assert (data == collect([partial(Env, action_space=space)] * 2, policy, num_executors=1)).all()
+    with set_composite_lp_aggregate(aggregate):
+        net = TensorDictModule(
+            Head(2, 3, 2, positive_last=True),
+            ["observation"],
+            [("params", "move", "loc"), ("params", "shoot", "logits"), ("params", "move", "scale")],
+        )
+        policy = ProbabilisticTensorDictSequential(
+            net,
+            ProbabilisticTensorDictModule(
+                in_keys=["params"],
+                out_keys=[("action", "move"), ("action", "shoot")],
+                distribution_class=CompositeDistribution,
+                distribution_kwargs={
+                    "distribution_map": {"move": IndependentNormal, "shoot": D.Categorical},
+                    "name_map": {"move": ("action", "move"), "shoot": ("action", "shoot")},
+                },
+                return_log_prob=True,
+            ),
+        )
+        makers = [partial(Env, action_space=space)] * 2
+        data = collect(makers, policy)
+        assert data["action", "move"].shape == (2, 12, 2)
+        assert data["next", "observation"][..., 3].tolist() == data["action", "shoot"].tolist()
+        assert (data == collect(makers, policy, num_executors=1)).all()
+        written = policy.log_prob(data)
+    if aggregate:
+        torch.testing.assert_close(data["sample_log_prob"], written)
+    else:
+        for key in (("action", "move_log_prob"), ("action", "shoot_log_prob")):
+            torch.testing.assert_close(data[key], written[key])
 
 
 def test_nested_and_multiple_observations_keep_their_types() -> None:

@@ -22,11 +22,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from collectors import start
 from environments import EchoEnv
 from policies import categorical
 from probe import set_worker_limit
 from processes import needs_linux
+from tensordict.nn import composite_lp_aggregate, set_composite_lp_aggregate
 from torch import nn
 
 from torchrl_hts._evaluation.evaluator import Evaluator
@@ -75,7 +77,15 @@ def surroundings() -> dict[str, Any]:
         "cores": sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else None,
         "blocked": sorted(signal.pthread_sigmask(signal.SIG_BLOCK, ())),
         "zone": time.tzname[0],
+        "adds up log-probabilities": _adds_up(),
     }
+
+
+def _adds_up() -> bool:
+    """By TensorDict, or by what it will read where it is imported."""
+    if "tensordict.nn" in sys.modules:
+        return composite_lp_aggregate()
+    return os.environ.get("COMPOSITE_LP_AGGREGATE") == "True"
 
 
 def _getenv(name: str) -> str | None:
@@ -143,7 +153,7 @@ def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]
     monkeypatch.setenv("TZ", "XYZ-3")
     time.tzset()
     try:
-        with warnings.catch_warnings():
+        with warnings.catch_warnings(), set_composite_lp_aggregate(True):
             warnings.resetwarnings()
             warnings.simplefilter("always")
             warnings.filterwarnings("error", category=OurWarning)
@@ -175,6 +185,32 @@ def test_those_of_a_collector_made_beside_another(elsewhere: Path) -> None:
     assert expected()["warnings"] == [["UserWarning", None], ["OurWarning", "raised"]]
     collector.shutdown()
     other.shutdown()
+
+
+class Precise(Telling):
+    """Tells how exactly torch multiplies where it is run."""
+
+    def forward(self, tensordict: Any) -> Any:
+        with self.file.open("a") as lines:
+            lines.write(f"{os.getpid()} {torch.get_float32_matmul_precision()}\n")
+        return self.policy(tensordict)
+
+
+def test_a_policy_multiplies_as_in_this_process(tmp_path: Path) -> None:
+    other = start([EchoEnv])  # its server is older
+    before, file = torch.get_float32_matmul_precision(), tmp_path / "told"
+    torch.set_float32_matmul_precision("medium")
+    try:
+        start([EchoEnv], Precise(file, categorical())).shutdown()
+        with Evaluator(EchoEnv, Precise(file, categorical()), num_episodes=1) as evaluator:
+            evaluator.submit(0)
+            evaluator.wait()
+    finally:
+        torch.set_float32_matmul_precision(before)
+        other.shutdown()
+    found = [line.split() for line in file.read_text().splitlines()]
+    assert {precision for _, precision in found} == {"medium"}
+    assert len({pid for pid, _ in found} - {str(os.getpid())}) == 2
 
 
 def test_those_of_an_evaluator(elsewhere: Path) -> None:

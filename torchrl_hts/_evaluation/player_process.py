@@ -10,6 +10,7 @@ from typing import Any
 
 from torchrl_hts._evaluation.messages import PlayerRefused
 from torchrl_hts._processes.messages import pickled, receive_object, send_object
+from torchrl_hts._processes.modes import TensorDictModes, TorchModes
 from torchrl_hts._processes.raised import Raised
 from torchrl_hts._processes.registrations import Registrations
 from torchrl_hts._processes.server_pool import (
@@ -49,7 +50,9 @@ class PlayerProcess:
         # Copies are raised: the one that is raised keeps alive what its traceback passes through.
         self._failure: WorkerError | None = None
         self._user = ServerUser()
-        inheritance = pickled((Surroundings.here(), Registrations.here()))
+        inheritance = pickled(
+            (Surroundings.here(), TensorDictModes.here(), TorchModes.here(), Registrations.here())
+        )
         try:
             server = acquire_server(WITH_TORCH, self._user)
             target = "torchrl_hts._evaluation.player:run_player"

@@ -12,6 +12,7 @@ from weakref import WeakSet
 
 from torchrl_hts._processes.fork_server import ServerEndedError, WorkerServer
 from torchrl_hts._processes.messages import pickled
+from torchrl_hts._processes.modes import TensorDictModes, TorchModes
 from torchrl_hts._processes.registrations import Registrations
 from torchrl_hts._processes.shutdown_once import Ending, endings_wait
 from torchrl_hts._processes.surroundings import Surroundings
@@ -146,9 +147,9 @@ class Servers:
     """
 
     def __init__(self) -> None:
-        surroundings = Surroundings.here()
-        self._for_actors = pickled((surroundings,))
-        self._for_executors = pickled((surroundings, Registrations.here()))
+        both = (Surroundings.here(), TensorDictModes.here())
+        self._for_actors = pickled((*both, TorchModes.here()))
+        self._for_executors = pickled((*both, Registrations.here()))
         self.with_torch = False
         self._modules: list[str] = []
         self._lock = threading.Lock()
