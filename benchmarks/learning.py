@@ -12,7 +12,8 @@ for the same number of steps, one after the other. Run it on a machine that does
 there are cores, in each of them.
 
 Writes CONTENDER-seedSEED.csv as it goes, and learning.svg: mean of the last 100 training episodes,
-against minutes and against steps; of football, the score (goals alone) instead of the return. With
+against minutes and against steps; of football, the score (goals alone) instead of the return. The
+table has the mean and the standard deviation over --seeds. With
 --evaluate-every the parameters are kept so often, and at the end. When a run is over each of them
 plays ten episodes greedily (CONTENDER-seedSEED-evaluated.csv), which takes none of the training's
 time. Contenders whose files are whole are not run again. CONTENDER-seedSEED.json has the settings
@@ -32,6 +33,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -247,7 +249,9 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     )
     parser.add_argument("--num-envs", type=count, help="by default the recipe's")
     parser.add_argument("--sync-interval", type=count, help="by default the recipe's")
-    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument(
+        "--seeds", nargs="+", type=int, default=[0], metavar="SEED", help="one after the other (0)"
+    )
     parser.add_argument(
         "--reach",
         nargs="+",
@@ -272,6 +276,8 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     given.decay_frames = given.decay_frames or given.total_frames
     if given.decay_frames < given.total_frames:
         parser.error("--decay-frames must not be less than --total-frames")
+    if len(set(given.seeds)) < len(given.seeds):
+        parser.error("--seeds must differ")
     if given.stop and not given.reach:
         parser.error("--stop needs --reach MEAN ...: where to stop")
     return given
@@ -286,7 +292,7 @@ def academy(name: str) -> str:
 
 def options_of(given: argparse.Namespace) -> PPOOptions:
     """The recipe's options, with what was given on the command line."""
-    chosen = {"total_frames": given.total_frames, "seed": given.seed}
+    chosen = {"total_frames": given.total_frames, "seed": given.seeds[0]}
     for name in ("learning_rate", "num_envs", "sync_interval"):
         if getattr(given, name) is not None:
             chosen[name] = getattr(given, name)
@@ -322,36 +328,46 @@ def run(given: argparse.Namespace, options: PPOOptions, file: Path) -> None:
 
 
 def main() -> int:
-    """Runs the contenders that are missing, each in a process of its own, and draws them all."""
+    """Runs what is missing, each contender and seed in a process of its own, and draws them all."""
     given = parse()
     options = options_of(given)
     directory: Path = given.output_dir or Path("runs/learning") / options.task.rpartition("/")[2]
     make_directory(directory)
-    files = {name: directory / f"{name}-seed{given.seed}.csv" for name in given.contenders}
     if given.alone is not None:
-        run(given, options, files[given.alone])
+        (seed,) = given.seeds
+        run(given, options, directory / f"{given.alone}-seed{seed}.csv")
         # TorchRL's multi-process collectors may keep a process that is done from ending.
         sys.stdout.flush()
         os._exit(0)
+    files = {
+        name: [directory / f"{name}-seed{seed}.csv" for seed in given.seeds]
+        for name in given.contenders
+    }
     settings = settings_of(given, options)
-    for file in files.values():
+    for file in chain(*files.values()):
         check_settings(file, settings)
-    for name, file in files.items():
-        if not file.exists():
-            note_settings(file, settings)
-        if not file.exists() or policies(file).exists():
-            command = [sys.executable, __file__, *sys.argv[1:], "--alone", name]
-            if code := subprocess.run(command, check=False).returncode:
-                print(f"error: {name} ended with exit code {code}", file=sys.stderr)
-                return 1
-        if given.evaluate_every and not evaluated(file).exists():
-            print(
-                f"{file} is of a training that kept no policies: remove it to train again",
-                file=sys.stderr,
-            )
-    curves = {name: read(file) for name, file in files.items()}
+    for seed, of_seed in zip(given.seeds, zip(*files.values(), strict=True), strict=True):
+        for name, file in zip(files, of_seed, strict=True):
+            if not file.exists():
+                note_settings(file, settings)
+            if not file.exists() or policies(file).exists():
+                command = [sys.executable, __file__, *sys.argv[1:]]
+                command += ["--seeds", str(seed), "--alone", name]
+                if code := subprocess.run(command, check=False).returncode:
+                    print(f"error: {name} ended with exit code {code}", file=sys.stderr)
+                    return 1
+            if given.evaluate_every and not evaluated(file).exists():
+                print(
+                    f"{file} is of a training that kept no policies: remove it to train again",
+                    file=sys.stderr,
+                )
+    curves = {name: [*map(read, own)] for name, own in files.items()}
     title = f"PPO on {options.task}, {options.num_envs} games, {CORES} cores"
-    played = {name: read(evaluated(f)) for name, f in files.items() if evaluated(f).exists()}
+    played = {
+        name: [read(evaluated(file)) for file in own if evaluated(file).exists()]
+        for name, own in files.items()
+    }
+    played = {name: own for name, own in played.items() if own}
     draw(title, curves, played, directory / "learning.svg")
     print_table(curves, played, given.reach)
     return 0

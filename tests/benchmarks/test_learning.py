@@ -33,7 +33,8 @@ def test_learning_goes_on_with_what_is_missing(
         if "--alone" not in command:
             return run_elsewhere(command, **options)
         given = learning.parse(command[2:])
-        learning.run(given, learning.options_of(given), tmp_path / f"{given.alone}-seed0.csv")
+        file = tmp_path / f"{given.alone}-seed{given.seeds[0]}.csv"
+        learning.run(given, learning.options_of(given), file)
         return subprocess.CompletedProcess(command, 0)
 
     monkeypatch.setattr(subprocess, "run", run_here)
@@ -52,6 +53,18 @@ def test_learning_goes_on_with_what_is_missing(
     said += "would be with total_frames 48: give another --output-dir"
     told = run_script("learning.py", *others, code=said)[1]
     assert told == f"{tmp_path / 'hts-seed0.csv'} is taken as it is: nobody noted its settings\n"
+
+
+def test_a_table_over_seeds(tmp_path: Path) -> None:
+    head = "elapsed_s,steps,episodes,return_mean\n"
+    for seed, rows in enumerate(["60,32,100,1\n120,64,100,2", "240,64,100,4"]):
+        (tmp_path / f"hts-seed{seed}.csv").write_text(head + rows)
+    flags = ["--contenders", "hts", "--output-dir", str(tmp_path), "--seeds", "0", "1"]
+    printed, _ = run_script("learning.py", *flags, "--reach", "2", "3", "9")
+    cells = ["HTSCollector, lag 1", "3.0 ± 1.4", "0 ± 0", "3.00 ± 1.41", "3.00 ± 1.41"]
+    cells += ["3.0 ± 1.4 (64 ± 0)", "4.0 (64), 1 of 2 seeds", "never"]
+    assert f"| {' | '.join(cells)} |" in printed
+    assert "</svg>" in (tmp_path / "learning.svg").read_text()
 
 
 class PaidEnv(gym.Env[Any, Any]):
