@@ -62,7 +62,10 @@ def draw(groups: dict[str, list[Curve]], title: str, file: Path) -> None:
 
 def spread(values: Sequence[float]) -> str:
     """The median of some runs' returns, with the least and the most."""
-    return f"{median(values):.0f} ({min(values):.0f} to {max(values):.0f})" if values else "-"
+    if not values:
+        return "-"
+    form = ".0f" if max(map(abs, values)) >= 10 else ".2f"
+    return f"{median(values):{form}} ({min(values):{form}} to {max(values):{form}})"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

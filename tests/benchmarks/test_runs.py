@@ -36,6 +36,10 @@ def test_groups_of_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> N
     assert "<svg" in picture.read_text()
 
 
+def test_small_returns_have_decimals() -> None:
+    assert runs.spread([-1.234, 3.0, 2.5]) == "2.50 (-1.23 to 3.00)"
+
+
 @pytest.mark.parametrize(
     ("group", "message"),
     [("with", "names no directory: write NAME=PATTERN"), ("here={}", "holds no run: there is no")],
