@@ -9,7 +9,7 @@ import sys
 import traceback
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import NoReturn
+from typing import NoReturn, TextIO, cast
 
 from support.outputs import Output
 
@@ -46,9 +46,15 @@ class InterruptedTwice(KeyboardInterrupt):
 
 
 def exit_with(main: Callable[[], int]) -> NoReturn:
-    """Run a recipe and end the process with its exit code; 1 and a message if it fails."""
+    """Run a recipe and end the process with its exit code; 1 and a message if it fails.
+
+    What it prints may be lost meanwhile; see `Output`.
+    """
     try:
-        code = main()
+        output = Output(sys.stdout)
+        with contextlib.redirect_stdout(cast(TextIO, output)):
+            code = main()
+            output.flush()
     except what_users_can_mend() as error:
         print(f"error: {error}", file=Output(sys.stderr), flush=True)
         code = 1

@@ -58,6 +58,26 @@ def test_a_run_that_is_stopped_together_with_who_reads_it(
     assert_equal_runs(tmp_path / "whole", stopped)
 
 
+def test_what_is_printed_where_nobody_reads_any_more(capsys: pytest.CaptureFixture[str]) -> None:
+    """As with ``play.py RUN_DIR | head -1``: it goes on, as if somebody did."""
+    printed = []
+
+    def main() -> int:
+        for number in range(3):
+            print("an episode", flush=True)
+            printed.append(number)
+        print("kept back until the end")
+        return 3
+
+    ours, theirs = os.pipe()
+    os.close(ours)
+    with open(theirs, "w") as stdout, redirect_stdout(stdout), pytest.raises(SystemExit) as end:
+        exit_with(main)
+    assert end.value.code == 3
+    assert printed == [0, 1, 2]
+    assert capsys.readouterr().err.count("standard output is lost (Broken pipe)") == 1
+
+
 @pytest.mark.parametrize("opened", [os.pipe, pty.openpty], ids=["pipe", "terminal"])
 def test_a_display_that_is_lost_says_so_once_and_fails_nobody(
     opened: Callable[[], tuple[int, int]],
