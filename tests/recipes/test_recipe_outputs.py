@@ -64,9 +64,9 @@ def test_what_is_printed_where_nobody_reads_any_more(capsys: pytest.CaptureFixtu
 
     def main() -> int:
         for number in range(3):
-            print("an episode", flush=True)
+            print("an episode", flush=True)  # noqa: T201
             printed.append(number)
-        print("kept back until the end")
+        print("kept back until the end")  # noqa: T201
         return 3
 
     ours, theirs = os.pipe()
