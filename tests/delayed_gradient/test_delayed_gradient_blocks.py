@@ -252,3 +252,19 @@ def test_frozen_masks_stay_as_they_are(mask):
     with delayed, torch.no_grad():  # a target network, say, that the block moves
         module.mask.fill_(1)
     assert module.mask.tolist() == [1, 1]
+
+
+def test_infinite_entries_of_what_is_trained_stay_as_they_are():
+    """Their gradient is 0, so that an optimizer leaves them alone; all else is learned."""
+    module = nn.Linear(3, 3)
+    module.bias = nn.Parameter(torch.tensor([0.0, -1.0, -torch.inf]))
+    delayed = DelayedGradient(module, lag=1)
+    optimizer = torch.optim.Adam(module.parameters(), lr=0.5)
+    for _ in range(3):
+        with delayed:
+            optimizer.zero_grad()
+            (1 - module(torch.zeros(1, 3)).softmax(-1)[0, 0]).backward()
+            optimizer.step()
+    assert module.bias[2] == -torch.inf
+    assert module.bias[0] > 1 > -1 > module.bias[1]
+    assert module.weight.isfinite().all()

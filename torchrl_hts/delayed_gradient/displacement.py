@@ -14,7 +14,7 @@ from torch.nn.parameter import is_lazy
 from torchrl.trainers import Trainer
 from torchrl.trainers.trainers import TrainerHookBase
 
-from torchrl_hts.delayed_gradient.moving import move_newest
+from torchrl_hts.delayed_gradient.moving import infinite, move_newest
 from torchrl_hts.delayed_gradient.running_norm import (
     RunningNorm,
     hold,
@@ -210,7 +210,7 @@ class DelayedGradient(TrainerHookBase):  # type: ignore[misc]  # torchrl is unty
                 torch._foreach_copy_(live, newest)
                 return
             if self._depth > 1:
-                move_newest(behaviour, live, newest)
+                move_newest(behaviour, live, newest, self._infinite)
                 torch._foreach_copy_(live, behaviour)
         self._round += 1
 
@@ -341,9 +341,9 @@ class DelayedGradient(TrainerHookBase):  # type: ignore[misc]  # torchrl is unty
 
     def _allocate_ring(self, parameters: dict[str, Tensor]) -> None:
         self._parameters = parameters
+        self._infinite = infinite(parameters.values())
         self._ring = [
-            {name: parameter.detach().clone() for name, parameter in parameters.items()}
-            for _ in range(self._depth)
+            {n: p.detach().clone() for n, p in parameters.items()} for _ in range(self._depth)
         ]
 
     def _initialised_parameters(self, norms: Sequence[RunningNorm]) -> dict[str, Tensor]:

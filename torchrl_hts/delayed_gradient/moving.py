@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import torch
 from torch import Tensor
 
-__all__ = ["move_newest"]
+__all__ = ["infinite", "move_newest"]
+
+
+def infinite(parameters: Iterable[Tensor]) -> list[bool]:
+    """Whether each has an entry that isn't finite, as masks have."""
+    return [not bool(parameter.isfinite().all()) for parameter in parameters]
 
 
 def move_newest(
-    behaviour: Sequence[Tensor], block: Sequence[Tensor], newest: Sequence[Tensor]
+    behaviour: Sequence[Tensor],
+    block: Sequence[Tensor],
+    newest: Sequence[Tensor],
+    infinite: Sequence[bool],
 ) -> None:
     """theta_{j+lag+1} = (phi_j - theta_j) + theta_{j+lag}, in the place of theta_j.
 
@@ -22,9 +30,14 @@ def move_newest(
         behaviour: theta_j, of each parameter; written to.
         block: phi_j, what the block has made of it.
         newest: theta_{j+lag}.
+        infinite: of each parameter, whether it has entries that stay infinite: minus themselves
+            they would be NaN.
     """
-    for theta_j, phi_j, theta in zip(behaviour, block, newest, strict=True):
-        if phi_j.requires_grad:
+    for theta_j, phi_j, theta, is_mask in zip(behaviour, block, newest, infinite, strict=True):
+        if phi_j.requires_grad and is_mask:
+            moved = torch.where(phi_j == theta_j, theta, phi_j - theta_j + theta)
+            theta_j.copy_(moved)
+        elif phi_j.requires_grad:
             torch.sub(phi_j, theta_j, out=theta_j).add_(theta)
         else:
             _move_frozen(theta_j, phi_j, theta)
