@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import pytest
 import torch
 from environments import echo
@@ -123,6 +126,37 @@ class TestWeights:
                 collector.update_policy_weights_({"module.mark": torch.zeros(2)})
             with pytest.raises(KeyError, match="model_id='critic'"):
                 collector.update_policy_weights_(model_id="critic")
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda net: net.register_parameter("more", torch.nn.Parameter(torch.ones(2))),
+        lambda net: net.register_parameter("mark", torch.nn.Parameter(torch.ones(1, 1))),
+        lambda net: net.double(),
+    ],
+    ids=["another", "of another shape", "of another type"],
+)
+def test_parameters_that_change_their_form(change: Callable[[torch.nn.Module], Any]) -> None:
+    policy = marked()
+    with HTSCollector([echo()], policy, frames_per_batch=4, lag=0) as collector:
+        batches = iter(collector)
+        next(batches)
+        change(policy.module)
+        with pytest.raises(
+            RuntimeError,
+            match=r"collector was made \(module\.(mark|more|count, module\.mark)\): write v",
+        ):
+            next(batches)
+
+
+def test_parameters_that_are_replaced() -> None:
+    policy = marked()
+    with HTSCollector([echo()], policy, frames_per_batch=4, lag=0) as collector:
+        batches = iter(collector)
+        next(batches)
+        policy.module.mark = torch.nn.Parameter(torch.full_like(policy.module.mark, 5))
+        assert next(batches)["mark"].unique().item() == 5
 
 
 def test_weights_given_before_the_first_batch_act_from_round_0() -> None:

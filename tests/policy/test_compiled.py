@@ -150,6 +150,18 @@ def exported() -> torch.export.ExportedProgram:
     return torch.export.export(Net(), (torch.zeros(2, 4),))
 
 
+def three(rows: torch.Tensor) -> torch.Tensor:
+    return rows[..., :3].float()
+
+
+def test_a_scripted_function_is_refused() -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch.jit is deprecated
+        policy = torch.jit.script(three)
+    with pytest.raises(TypeError, match=r"the policy is .*\(ScriptFunction\).*give what was scr"):
+        HTSCollector([EchoEnv], policy, frames_per_batch=4)
+
+
 def test_an_exported_program_is_refused() -> None:
     with pytest.raises(TypeError, match=r"the policy was made by torch.export \(ExportedProgram\)"):
         HTSCollector([EchoEnv], exported(), frames_per_batch=4)
@@ -163,6 +175,7 @@ def test_an_exported_program_is_refused() -> None:
             r"part 'module.0.module' is a torch.jit module",
         ),
         (lambda: torch.jit.trace(Net(), torch.zeros(2, 4)), "torch.jit module .*was scripted"),
+        (lambda: torch.jit.script(three), r"part of .*torch.jit .*\(ScriptFunction\)"),
         (lambda: nn.DataParallel(Net()), "wrapped in DataParallel.*its .module"),
         (
             lambda: exported().module(),

@@ -241,6 +241,12 @@ def test_a_buffer_that_changes_is_refused_by_name() -> None:
     CounterPolicy(_with(nn.BatchNorm1d(4)).eval(), RANDOM).prepare(make_batch(_with(nn.Identity())))
 
 
+def test_embeddings_that_rescale_themselves_are_refused() -> None:
+    net = nn.Sequential(nn.Flatten(), nn.Linear(4, 4))
+    net.append(nn.Embedding(3, 4, max_norm=1.0))
+    _refused(make_actor(D.Categorical, ["logits"], net), r"\(Embedding\) rescales its weights")
+
+
 def test_lazy_modules_are_refused() -> None:
     lazy = make_actor(D.Categorical, ["logits"], nn.LazyLinear(4))
     _refused(lazy, r"\(LazyLinear\) has uninitialised parameters")

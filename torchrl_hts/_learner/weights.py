@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -27,7 +27,8 @@ class WeightSource:
 
     def __init__(self, policy: nn.Module) -> None:
         self.policy = policy
-        self._names = [name for name, _ in policy_tensors(policy)]
+        self._kinds = _kinds(policy_tensors(policy))
+        self._names = [*self._kinds]
         self._staged: list[Tensor] | None = None
         self._keep = False
 
@@ -48,8 +49,21 @@ class WeightSource:
         return given
 
     def live(self) -> list[Tensor]:
-        """The policy's own tensors."""
-        return [tensor for _, tensor in policy_tensors(self.policy)]
+        """The policy's own tensors.
+
+        Raises:
+            RuntimeError: if there are others than there were, or of other shapes or data types.
+        """
+        tensors = policy_tensors(self.policy)
+        if (kinds := _kinds(tensors)) != self._kinds:
+            changed = sorted({name for name, _ in kinds.items() ^ self._kinds.items()})
+            raise RuntimeError(
+                "parameters or buffers of the policy were added, removed, resized or made of "
+                f"another data type since the collector was made ({', '.join(changed[:5])}"
+                f"{', ...' if len(changed) > 5 else ''}): write values in place (copy_, "
+                "load_state_dict), or make a new collector"
+            )
+        return [tensor for _, tensor in tensors]
 
     def generic(self) -> list[Tensor]:
         """The live values with some noise, to calibrate with.
@@ -129,6 +143,11 @@ class WeightSource:
         for target, (name, tensor) in zip(room, own.items(), strict=True):
             target.copy_(given.get(name, tensor))
         self._staged, self._keep = room, keep
+
+
+def _kinds(tensors: Sequence[tuple[str, Tensor]]) -> dict[str, tuple[torch.Size, torch.dtype]]:
+    """Shape and data type of each, by name."""
+    return {name: (tensor.shape, tensor.dtype) for name, tensor in tensors}
 
 
 def _aliases(policy: nn.Module) -> dict[str, str]:

@@ -14,13 +14,13 @@ import gymnasium as gym
 import numpy as np
 import torch
 from tensordict.nn import TensorDictModule, TensorDictModuleBase
-from torch.nn.parameter import is_lazy
 from torchrl.envs import EnvBase
 
 from torchrl_hts._executor.gym_env import GymDescription
 from torchrl_hts._executor.torchrl_env import TorchRLDescription
 from torchrl_hts._planning.batched_envs import factories_of
 from torchrl_hts._planning.policy_forms import as_module, required_parameters
+from torchrl_hts._planning.policy_parts import check_tensors
 from torchrl_hts._policy.compiled import check_wrapping, uncompiled
 from torchrl_hts._rounds.exchange import MAX_ENVS, MAX_PENDING
 from torchrl_hts.errors.checks import check_integer, check_seconds
@@ -259,12 +259,7 @@ def make_policy(
         policy = policy_factory()
     check_wrapping(policy)
     policy = as_module(policy, trust_policy=trust_policy)
-    lazy = [name for name, parameter in policy.named_parameters() if is_lazy(parameter)]
-    if lazy:
-        raise ValueError(
-            f"the policy has lazy parameters ({', '.join(lazy[:3])}, ...): run it once on a batch "
-            "like env.fake_tensordict() before it is given to the collector"
-        )
+    check_tensors(policy)
     if isinstance(policy, TensorDictModuleBase):
         return policy
     if hasattr(policy, "in_keys") and hasattr(policy, "out_keys"):

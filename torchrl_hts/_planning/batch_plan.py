@@ -19,6 +19,7 @@ from torchrl_hts._executor.torchrl_env import TorchRLDescription
 from torchrl_hts._executor.values import check_keys
 from torchrl_hts._executor.written_once import check_written_once, collector_keys
 from torchrl_hts._planning.action_checks import check_gym_action, check_torchrl_action
+from torchrl_hts._planning.policy_parts import refused_strangers
 from torchrl_hts._planning.policy_trial import PolicyTrial, try_policy
 from torchrl_hts._planning.trial_rows import MadeUp, make_up, trial_inputs
 from torchrl_hts._policy.compiled import eagerly
@@ -83,7 +84,8 @@ def plan_batch(
         ValueError: if the policy reads what the environment doesn't give, doesn't write the action,
             or writes one that doesn't fit the action space. Also if an info key is taken, or is of
             a TorchRL environment.
-        TypeError: for spaces or entries that aren't arrays of a fixed shape.
+        TypeError: for spaces or entries that aren't arrays of a fixed shape, and if the policy uses
+            a network that it has not registered.
     """
     is_init = False
     if isinstance(description, GymDescription):
@@ -95,7 +97,8 @@ def plan_batch(
         made_up = make_up(description, policy, num_envs, max_frames_per_traj)
         everything = trial_inputs(description, made_up.root, max_frames_per_traj)
         space = getattr(description, "observation_space", None)
-        trial = try_policy(everything, policy, num_envs, made_up.kept, space)
+        with refused_strangers(policy):
+            trial = try_policy(everything, policy, num_envs, made_up.kept, space)
     if isinstance(description, GymDescription):
         own = _gym_rows(description, made_up, trial, max_frames_per_traj, compact_obs=compact_obs)
     elif info_keys:

@@ -28,7 +28,7 @@ from torchrl_hts._executor.gym_env import GymDescription
 from torchrl_hts._executor.torchrl_env import TorchRLDescription
 from torchrl_hts._executor.trial_observations import gym_reader
 from torchrl_hts._planning.action_checks import action_sizes
-from torchrl_hts._planning.pickling import parts
+from torchrl_hts._planning.policy_parts import networks_in
 from torchrl_hts._policy.compiled import uncompiled
 from torchrl_hts._rounds.keys import Key, as_written
 from torchrl_hts.errors import PolicyError
@@ -44,7 +44,6 @@ __all__ = [
 
 Description = GymDescription | TorchRLDescription
 
-_DEPTH = 4  # how far into a callable its modules are looked for
 _ROWS = 4  # of a trial
 
 
@@ -265,6 +264,11 @@ def as_module(policy: Any, *, trust_policy: bool = False) -> Any:
     if isinstance(policy, TensorDictModuleBase):
         return policy
     module = policy if isinstance(policy, nn.Module) else None
+    if module is not None and isinstance(getattr(module, "module", None), TensorDictModuleBase):
+        raise TypeError(
+            f"the policy is a {type(module).__name__} around a policy: give the one within, its "
+            ".module"
+        )
     if hasattr(policy, "in_keys") and hasattr(policy, "out_keys"):
         if module is not None:
             return module  # compiled, or wrapped
@@ -309,7 +313,12 @@ def required_parameters(call: Callable[..., Any]) -> dict[str, inspect.Parameter
             f"the parameters of the policy, {call!r}, can't be found out: wrap it as "
             "TensorDictModule(policy, in_keys=[...], out_keys=['action'])"
         ) from error
-    return {name: p for name, p in found.items() if p.default is inspect.Parameter.empty}
+    several = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    return {
+        name: parameter
+        for name, parameter in found.items()
+        if parameter.default is inspect.Parameter.empty and parameter.kind not in several
+    }
 
 
 def _takes_tensordicts(call: Callable[..., Any]) -> bool:
@@ -324,20 +333,10 @@ def _takes_tensordicts(call: Callable[..., Any]) -> bool:
 
 def _refuse_hidden_modules(policy: Any) -> None:
     """Learning would not reach the copies of modules that actors get inside of a function."""
-    level = [("policy", policy)]
-    seen = {id(policy)}
-    for _ in range(_DEPTH):
-        below = []
-        for name, value in level:
-            for part_name, part in parts(value, name):
-                if isinstance(part, nn.Module) and next(part.parameters(), None) is not None:
-                    raise TypeError(
-                        f"the policy is a {type(policy).__name__} that uses a module "
-                        f"({part_name}, a {type(part).__name__}), whose parameters the collector "
-                        "can't follow: pass the module itself, as TensorDictModule(module, "
-                        "in_keys=['observation'], out_keys=['action'])"
-                    )
-                if id(part) not in seen and not isinstance(part, type):
-                    seen.add(id(part))
-                    below.append((part_name, part))
-        level = below
+    for name, network in networks_in(policy, "policy"):
+        raise TypeError(
+            f"the policy is a {type(policy).__name__} that uses a module ({name}, a "
+            f"{type(network).__name__}), whose parameters the collector can't follow: pass the "
+            "module itself, as TensorDictModule(module, in_keys=['observation'], "
+            "out_keys=['action'])"
+        )

@@ -100,6 +100,15 @@ def _refuse_exported(what: str, value: object) -> None:
         )
 
 
+def _refuse_jit(what: str, value: object) -> None:
+    """Raise TypeError if `torch.jit` has made it."""
+    if isinstance(value, torch.jit.ScriptModule | torch.jit.ScriptFunction):
+        raise TypeError(
+            f"{what} is a torch.jit module or function ({type(value).__name__}), whose bits may "
+            "change while it optimises itself in its first calls: give what was scripted or traced"
+        )
+
+
 def check_wrapping(policy: object) -> None:
     """Refuse a policy that is wrapped, or has a part that is, in what actors can't run.
 
@@ -112,16 +121,15 @@ def check_wrapping(policy: object) -> None:
             "the policy that it wraps, policy.module, and keep the graph for the learner"
         )
     _refuse_exported("the policy", policy)
+    _refuse_jit("the policy", policy)
     parts = policy.named_modules() if isinstance(policy, nn.Module) else ()
     for name, module in parts:
         what = f"the policy's part {name!r}" if name else "the policy"
         kind = type(module).__name__
         _refuse_exported(what, module)
-        if isinstance(module, torch.jit.ScriptModule):
-            raise TypeError(
-                f"{what} is a torch.jit module ({kind}), whose bits may change while it optimises "
-                "itself in its first calls: give the nn.Module that was scripted or traced"
-            )
+        _refuse_jit(what, module)
+        for value in vars(module).values():
+            _refuse_jit(f"a part of {what}", value)
         if isinstance(module, nn.DataParallel | nn.parallel.DistributedDataParallel):
             raise TypeError(
                 f"{what} is wrapped in {kind}, which spreads batches over devices: give the module "

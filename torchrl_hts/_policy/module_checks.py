@@ -33,7 +33,7 @@ def mixing_modules(policy: nn.Module) -> list[str]:
 
 
 def check_modules(policy: nn.Module) -> None:
-    """Raise PolicyError for a module that is lazy, or drops activations at random in training.
+    """Raise PolicyError for a module that is lazy, changes itself, or drops activations at random.
 
     Example:
         >>> check_modules(nn.Sequential(nn.Linear(2, 2), nn.Dropout(0.5)).eval())
@@ -43,6 +43,11 @@ def check_modules(policy: nn.Module) -> None:
         where = f"{name or 'policy'} ({type(module).__name__})"
         if any(nn.parameter.is_lazy(p) for p in module.parameters(recurse=False)):
             raise PolicyError(f"{where} has uninitialised parameters: run the policy once before")
+        if isinstance(module, nn.Embedding | nn.EmbeddingBag) and module.max_norm is not None:
+            raise PolicyError(
+                f"{where} rescales its weights in a forward pass (max_norm), and actors share "
+                "them: leave max_norm out, and bound the weights where they are learned"
+            )
         if not module.training or isinstance(module, ConsistentDropout):
             continue
         if (isinstance(module, dropouts) and module.p) or (

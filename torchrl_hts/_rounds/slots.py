@@ -9,15 +9,23 @@ import contextlib
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from tensordict import TensorDict
 from torch import Tensor, nn
 
 from torchrl_hts._rounds.entries import is_private
-from torchrl_hts._rounds.keys import Key
+from torchrl_hts._rounds.keys import Key, named
 from torchrl_hts._rounds.shared_memory import Array, Field, SharedMemory
 
-__all__ = ["Slots", "bind_parameters", "field_of", "policy_tensors", "tensor_over"]
+__all__ = [
+    "Slots",
+    "bind_parameters",
+    "check_storable",
+    "field_of",
+    "policy_tensors",
+    "tensor_over",
+]
 
 
 def tensor_over(array: Array, dtype: str) -> Tensor:
@@ -26,8 +34,35 @@ def tensor_over(array: Array, dtype: str) -> Tensor:
     return tensor.view(torch.bfloat16) if dtype == "bfloat16" else tensor
 
 
+def check_storable(what: str, value: Tensor, remedy: str) -> None:
+    """Raise TypeError for a tensor that has no place in an array.
+
+    Args:
+        what: what it is called.
+        value: any.
+        remedy: what to do.
+
+    Example:
+        >>> check_storable("it", torch.zeros(2).to_sparse(), "make it dense")
+        Traceback (most recent call last):
+        TypeError: it is a tensor of layout torch.sparse_coo and torch.float32, ...: make it dense
+    """
+    dtype = str(value.dtype).removeprefix("torch.")
+    is_dense = value.layout is torch.strided and not value.is_nested and not value.is_quantized
+    if not is_dense or (dtype != "bfloat16" and not hasattr(np, dtype.replace("bool", "bool_"))):
+        raise TypeError(
+            f"{what} is a tensor of layout {'nested' if value.is_nested else value.layout} and "
+            f"{value.dtype}, which memory that processes share can't hold here: {remedy}"
+        )
+
+
 def field_of(key: Key, value: Tensor, batch_dims: int) -> Field:
-    """The field that holds one transition of a value."""
+    """The field that holds one transition of a value.
+
+    Raises:
+        TypeError: for a layout or data type that shared memory can't hold.
+    """
+    check_storable(f"the entry {named(key)}", value, "make it a dense tensor of a common type")
     return Field(key, tuple(value.shape[batch_dims:]), str(value.dtype).removeprefix("torch."))
 
 

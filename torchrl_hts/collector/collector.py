@@ -67,7 +67,8 @@ class HTSCollector(StockAttributes, BaseCollector):  # type: ignore[misc]  # tor
             callable is called once, or `num_workers` times.
         policy: a TensorDictModule that writes ``"action"``, in training or evaluation mode as it
             is. Or a plain module that maps the only observation to the action. Or a callable of
-            either kind that uses no modules. By default, and with a ``RandomPolicy``, random.
+            either kind that uses no modules. By default, and with a ``RandomPolicy``, random. What
+            is learned must be its parameters and buffers: of nothing else do actors get new values.
         policy_factory: makes the policy instead.
 
     Keyword Args:
