@@ -368,3 +368,26 @@ def test_torchs_defaults_of_the_user_change_nothing(device: str) -> None:
         torch.set_default_device(None)
     assert (found == expected).all()
     assert found["next", "reward"].dtype == torch.float32
+
+
+@pytest.mark.parametrize(("dtype", "signed"), [("uint16", "int32"), ("uint64", "int64")])
+def test_unsigned_observations(dtype: str, signed: str) -> None:
+    """Depth pictures are of 16 bits, say, of which TensorDicts can't be copied."""
+
+    class Depth(EchoEnv):
+        def __init__(self) -> None:
+            super().__init__()
+            self.observation_space = gym.spaces.Box(0, 9, (4,), dtype)  # type: ignore[arg-type]
+
+        def _observe(self, action: float) -> np.ndarray:
+            return np.array([9, self.episode, self.t, 1 + action]).astype(dtype)
+
+    space = gym.spaces.Box(0, 9, (4,), signed)  # type: ignore[arg-type]
+    said = f"'observation' as {dtype}, .* make it float32, or {signed}, with an ObservationWrapper"
+    with pytest.raises(TypeError, match=said):
+        collect([Depth] * 2, None)
+
+    def make() -> gym.Env[Any, Any]:
+        return gym.wrappers.TransformObservation(Depth(), lambda x: x.astype(signed), space)
+
+    assert collect([make] * 2, None)["observation"][0, :3, 2].tolist() == [0, 1, 2]

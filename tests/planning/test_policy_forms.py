@@ -17,6 +17,7 @@ from tensordict.nn import TensorDictModule
 from torch import nn
 from torchrl.data import Categorical
 from torchrl.envs import ActionMask, GymEnv, GymWrapper, TransformedEnv
+from torchrl.envs.custom.tictactoeenv import TicTacToeEnv
 from torchrl.modules import RandomPolicy
 
 from torchrl_hts import Evaluator, HTSCollector, PolicyError
@@ -86,6 +87,19 @@ def assert_fills(column: torch.Tensor, low: float, high: float) -> None:
     assert abs(mean - (bound or 0.0) - away) < 0.2
 
 
+class MaskingEnv(GymWrapper):
+    """Puts a mask into its spec with each reset, as PettingZoo's wrapper does."""
+
+    def _reset(self, tensordict: Any = None, **options: Any) -> Any:
+        found = super()._reset(tensordict, **options)
+        self.full_action_spec["action"].update_mask(torch.tensor([True, False, True]))
+        return found
+
+
+def masking() -> MaskingEnv:
+    return MaskingEnv(EchoEnv(), categorical_action_encoding=True)
+
+
 class TestRandom:
     @pytest.mark.parametrize("env", [CARTPOLE, PENDULUM], ids=["gymnasium", "torchrl"])
     def test_without_a_policy_actions_are_random_and_repeat_for_any_number_of_workers(
@@ -153,6 +167,17 @@ class TestRandom:
             policy = RandomPolicy(make().full_action_spec if isinstance(policy, str) else None)
         with pytest.raises(TypeError, match="random actions would ignore the mask of the action"):
             gather(make, policy)
+
+    @pytest.mark.parametrize("kwargs", [{}, {"num_executors": 1, "num_actors": 1}])
+    @pytest.mark.parametrize("kind", ["a spec", "a way to draw"])
+    def test_an_environment_that_masks_actions_itself(self, kind: str, kwargs: Any) -> None:
+        """Its mask comes into the spec with the first reset, or it draws actions in its own way."""
+        make = masking if kind == "a spec" else TicTacToeEnv
+        for policy in (None, RandomPolicy()):
+            with pytest.raises(TypeError, match="random actions would ignore the mask of the acti"):
+                gather(make, policy, **kwargs)
+        with pytest.raises(TypeError, match="random actions would ignore the mask of the action"):
+            Evaluator(make, RandomPolicy())
 
     def test_an_evaluator(self) -> None:
         with Evaluator(CARTPOLE, RandomPolicy(), num_episodes=3) as evaluator:

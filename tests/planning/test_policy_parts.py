@@ -165,6 +165,7 @@ def with_buffer(value: Tensor) -> ProbabilisticActor:
         (lambda: torch.eye(2).to_sparse_csr(), TypeError, "layout torch.sparse_csr"),
         (lambda: torch.zeros(2).to(torch.float8_e5m2), TypeError, "torch.float8_e5m2"),
         (lambda: torch.zeros(2, dtype=torch.complex32), TypeError, "torch.complex32"),
+        (lambda: torch.zeros(2).to(torch.uint16), TypeError, "torch.uint16"),
         (
             lambda: torch.quantize_per_tensor(torch.zeros(2), 1.0, 0, torch.qint8),
             TypeError,
@@ -186,7 +187,7 @@ def test_tensors_that_no_slot_holds(
 
 
 def test_every_common_type_has_a_place() -> None:
-    for dtype in (torch.bfloat16, torch.float16, torch.uint16, torch.complex64, torch.bool):
+    for dtype in (torch.bfloat16, torch.float16, torch.uint8, torch.complex64, torch.bool):
         check_tensors(with_buffer(torch.zeros(2, dtype=dtype)))
 
 

@@ -357,12 +357,15 @@ def _check_autoreset(env: EnvBase) -> None:
 
 
 def _masks_actions(env: EnvBase) -> bool:
-    """Whether it has an ``ActionMask``, whose mask comes into the spec with each reset and step."""
+    """Whether it has an ``ActionMask``, whose mask comes into the spec with each reset and step.
+
+    Or draws random actions in a way of its own: those of its spec would be others.
+    """
     while isinstance(env, TransformedEnv):
         if any(isinstance(part, ActionMask) for part in env.transform.modules()):
             return True
         env = env.base_env
-    return False
+    return type(env).rand_action is not EnvBase.rand_action
 
 
 def _name(env: EnvBase) -> str:

@@ -95,7 +95,9 @@ def torchrl_observations(
     moments = moments[: kept(sum(tensors[0][key].nbytes for key in keys))]
     values = torch.stack([td.select(*keys).cpu() for _, td in moments]).contiguous()
     lengths = tuple(length for length, _ in moments)
-    return Observations(values, lengths, min(len(resets), len(moments)))
+    specs = env.full_action_spec.values(True, True)
+    masked = any(getattr(spec, "mask", None) is not None for spec in specs)
+    return Observations(values, lengths, min(len(resets), len(moments)), masked)
 
 
 def _stackable(td: TensorDictBase) -> Iterable[tuple[Any, Tensor]]:

@@ -68,11 +68,13 @@ class Observations:
         lengths: for each moment, the steps since its reset.
         num_resets: so many, the first ones, are of resets with the seeds 0, 1, ...; the others are
             of random play.
+        masks_actions: whether a mask was in the specs of its actions afterwards.
     """
 
     values: Any
     lengths: tuple[int, ...]
     num_resets: int
+    masks_actions: bool = False
 
 
 def kept(size: int) -> int:

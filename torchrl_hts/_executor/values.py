@@ -154,6 +154,11 @@ def converted(value: Any, field: Field) -> Array:
             f"{error}"
         ) from error
     kind = found.dtype.kind
+    if kind == "O" and found.ndim == 0:
+        raise InvalidValueError(
+            f"the environment returned {name!r} as a {type(value).__name__}, "
+            f"{reprlib.repr(value)}: return numbers of data type {expected}"
+        )
     if expected.kind == "f" and kind in "biuf":
         return _as_floats(found, field)
     if np.can_cast(found.dtype, expected, "safe"):

@@ -75,6 +75,7 @@ class RandomActions(Fitted):
         self.out_keys: list[Any] = []
         self._space: gym.Space[Any] | None = None
         self._spec: Composite | None = None
+        self._asked = False
         if spec is not None:
             self._use(spec if isinstance(spec, Composite) else Composite({key: spec}))
 
@@ -83,9 +84,10 @@ class RandomActions(Fitted):
 
         Raises:
             TypeError: if actions are masked, or of a kind of space that is not supported.
+            PolicyError: if that can't be known before the environment has been observed.
         """
-        if isinstance(description, TorchRLDescription) and description.masks_actions:
-            self._refuse_mask("the action")
+        if isinstance(description, TorchRLDescription):
+            self._check_masks(description)
         if self.out_keys:
             return
         if isinstance(description, GymDescription):
@@ -104,6 +106,16 @@ class RandomActions(Fitted):
         if masked:
             self._refuse_mask(repr(masked[0]))
         self._spec, self.out_keys = spec, list(spec.keys(True, True))
+
+    def _check_masks(self, description: TorchRLDescription) -> None:
+        """Some environments put a mask into the spec with each reset and step, and none before."""
+        observed = description.observations
+        if description.masks_actions or (observed is not None and observed.masks_actions):
+            self._refuse_mask("the action")
+        specs = description.specs["input_spec", "full_action_spec"].values(True, True)
+        if observed is None and not self._asked and any(hasattr(s, "mask") for s in specs):
+            self._asked = True  # once: not every environment can be observed
+            raise PolicyError("whether its actions are masked is seen after a reset alone")
 
     def _refuse_mask(self, of: str) -> None:
         raise TypeError(

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
@@ -19,6 +20,7 @@ from torchrl_hts._rounds.slots import check_storable
 
 __all__ = ["check_tensors", "networks_in", "refused_strangers"]
 
+_REMEDY = "make it a dense tensor of a common type"
 _DEPTH = 4  # how far into a callable, a list or another object networks are looked for
 _MOST = 10_000  # parts that are looked at
 
@@ -47,7 +49,9 @@ def check_tensors(policy: nn.Module) -> None:
                     f"{what} is on the meta device, so it has no values: give the policy some, "
                     "with policy.to_empty(device='cpu') and load_state_dict"
                 )
-            check_storable(what, tensor, "make it a dense tensor of a common type")
+            check_storable(what, tensor, _REMEDY)
+            if tensor.dtype in (torch.uint16, torch.uint32, torch.uint64):
+                raise TypeError(f"{what} is {tensor.dtype}, which torch can't pickle: {_REMEDY}")
 
 
 def networks_in(value: Any, name: str) -> Iterator[tuple[str, nn.Module | nn.Parameter]]:

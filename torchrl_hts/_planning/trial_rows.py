@@ -20,7 +20,7 @@ from torchrl_hts._executor.torchrl_env import TorchRLDescription
 from torchrl_hts._executor.trial_observations import Observations
 from torchrl_hts._policy.trial_inputs import TrialInputs
 from torchrl_hts._rounds.entries import check_fixed_shapes, leaves
-from torchrl_hts._rounds.keys import Key, as_path
+from torchrl_hts._rounds.keys import Key, as_path, named
 
 __all__ = ["MadeUp", "make_up", "trial_inputs"]
 
@@ -60,9 +60,10 @@ def make_up(
         max_frames: length at which episodes are truncated; 0: never.
 
     Raises:
-        TypeError: for specs of no fixed shape.
+        TypeError: for specs of no fixed shape, and observations of a type that has no arithmetic.
         ValueError: for a primer that sets no number.
     """
+    _refuse_unsigned(description)
     count = max(2 * num_envs, min(_EXAMPLES, _EXAMPLE_BYTES // _row_bytes(description)))
     if isinstance(description, GymDescription):
         root = _gym_root(description, count, max_frames)
@@ -70,6 +71,27 @@ def make_up(
         return MadeUp(root, first, set(first))
     check_fixed_shapes(description.specs)
     return MadeUp(_torchrl_root(description, count), {}, {*description.kept_keys})
+
+
+def _refuse_unsigned(description: GymDescription | TorchRLDescription) -> None:
+    """Neither torch adds integers without a sign but uint8, nor does TensorDict copy them."""
+    if isinstance(description, GymDescription):
+        fields = [field for field, _ in observation_fields(description.observation_space)]
+        found = [(field.key, field.dtype) for field in fields]
+    else:
+        found = [
+            (key, str(value.dtype).removeprefix("torch."))
+            for key, value in leaves(description.transition.exclude("next"))
+            if key not in description.action_keys
+        ]
+    for key, dtype in found:
+        if dtype in ("uint16", "uint32", "uint64"):
+            remedy = "with an ObservationWrapper of gymnasium, or a transform of TorchRL"
+            raise TypeError(
+                f"the environment gives {named(key)} as {dtype}, which TensorDict can't copy: "
+                f"make it float32, or int{2 * int(dtype[4:]) if dtype != 'uint64' else 64}, "
+                f"{remedy}"
+            )
 
 
 def _row_bytes(description: GymDescription | TorchRLDescription) -> int:
