@@ -171,6 +171,7 @@ def make_batch() -> gym.vector.VectorEnv:
 
 
 def test_batches_that_step_as_one(capsys: pytest.CaptureFixture[str]) -> None:
+    """Whether larger ones would pay is said where this machine could tell."""
     flags = "--seconds 0.1 --num-envs 1 2 --alpha 5 --lag 1 --actors 1"
     named = "--env-id test_bench:make_batch --policy test_bench:make_echo_policy"
     assert main([*flags.split(), *named.split()]) == 0
@@ -181,7 +182,8 @@ def test_batches_that_step_as_one(capsys: pytest.CaptureFixture[str]) -> None:
     assert re.search(
         r"HTSCollector\(\[make_batch\] \* ([12]), policy,\n *frames_per_batch=\1 \* 3 ", told
     )
-    assert "which 3 environments share: larger batches would " in told
+    tells = "Warning: other programs" not in told and "collector 0 us of an executor" not in told
+    assert tells == ("which 3 environments share: larger batches would " in told)
     assert re.search(r"policy +3 rows .*, 6 rows ", told)
     assert "the batch of 3 environments at random" in printed.err
 
@@ -222,9 +224,19 @@ def test_torchrl_environments(
 @pytest.mark.parametrize(("own_s", "said"), [(1e-3, "would pay"), (1e-4, "would hardly pay")])
 def test_whether_batches_would_pay_is_said(own_s: float, said: str) -> None:
     """They share the executor's own part: half of what a step costs, or a tenth."""
-    assert f" batches {said}" in batches_text(replace(COMPUTES, executor_cpu_s=own_s))
-    of_eight = replace(COMPUTES, executor_cpu_s=own_s, batch=8)
-    assert f"larger batches {said}" in batches_text(of_eight)
+    (told,) = batches_text(replace(COMPUTES, executor_cpu_s=own_s), busy=False)
+    assert f" batches {said}" in told
+    (told,) = batches_text(replace(COMPUTES, executor_cpu_s=own_s, batch=8), busy=False)
+    assert f"larger batches {said}" in told
+
+
+@pytest.mark.parametrize("batch", [1, 8])
+def test_nothing_is_said_of_batches_where_it_was_not_measured(batch: int) -> None:
+    """On a busy machine, or where the executor's own part came out as nothing."""
+    costs = replace(COMPUTES, executor_cpu_s=1e-4, batch=batch)
+    assert batches_text(costs, busy=False)
+    assert not batches_text(costs, busy=True)
+    assert not batches_text(replace(costs, executor_cpu_s=0.0), busy=False)
 
 
 def test_a_batch_makes_the_steps_of_all_its_environments() -> None:

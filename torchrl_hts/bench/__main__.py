@@ -1,4 +1,4 @@
-"""What to expect of the collector with an environment and a policy of yours, in half a minute.
+"""What to expect of the collector with an environment and a policy of yours.
 
     python -m torchrl_hts.bench --env-id CartPole-v1
     python -m torchrl_hts.bench --env-id my_module:make_env --policy my_module:make_policy
@@ -7,7 +7,8 @@
 measures the parts alone, forecasts steps per second for a grid of settings (``forecast.py``), names
 one of them, and tries it out. What it recommends comes first, then the tables. The function makes
 an environment of gymnasium, or of TorchRL, for which --policy is needed. Where it makes a batch, a
-VectorEnv or an EnvBase with batch_size=[k], --num-envs counts batches.
+VectorEnv or an EnvBase with batch_size=[k], --num-envs counts batches. It takes half a minute on
+idle cores.
 """
 
 from __future__ import annotations
@@ -54,6 +55,7 @@ from torchrl_hts.bench.report import (
     costs_text,
     described,
     forecasts_text,
+    is_busy,
     recommendation,
     warnings_text,
 )
@@ -279,12 +281,12 @@ def report(make_env: MakeEnv, policy: TensorDictModuleBase, options: argparse.Na
             tried = try_recommended(best, costs, make_env, policy, options.seconds)
     looks.append(cores_used_by_others(_LOOK_S))
     others = max((look for look in looks if look is not None), default=None)
-    executors = costs.team(best.setting.num_envs).executors
+    executors, cores = costs.team(best.setting.num_envs).executors, available_cores()
     return "\n\n".join(
         [
             recommendation(best, executors, tried, costs.batch),
-            *warnings_text(others, available_cores(), tried),
-            batches_text(costs),
+            *warnings_text(others, cores, tried),
+            *batches_text(costs, busy=is_busy(others, cores)),
             costs_text(times, costs),
             forecasts_text(rows, costs.cores, costs.batch),
         ]

@@ -18,6 +18,7 @@ __all__ = [
     "costs_text",
     "described",
     "forecasts_text",
+    "is_busy",
     "recommendation",
     "warnings_text",
 ]
@@ -92,6 +93,16 @@ def recommendation(best: Forecast, executors: int, tried: Tried | None, batch: i
     return text
 
 
+def is_busy(others: float | None, cores: float) -> bool:
+    """Whether other programs keep so many of the cores busy that all figures are doubtful.
+
+    Args:
+        others: cores that they keep busy, if that is known.
+        cores: that there are.
+    """
+    return others is not None and others > _OTHERS * cores
+
+
 def warnings_text(others: float | None, cores: float, tried: Tried | None) -> list[str]:
     """What makes the figures doubtful, a sentence each.
 
@@ -101,7 +112,7 @@ def warnings_text(others: float | None, cores: float, tried: Tried | None) -> li
         tried: what came of the recommendation, where it was tried.
     """
     found = []
-    if others is not None and others > _OTHERS * cores:
+    if is_busy(others, cores):
         found.append(
             f"Warning: other programs use {others:.1f} of the {cores:g} cores, so all figures are "
             "of a busy machine:\nrepeat this when they rest."
@@ -117,10 +128,19 @@ def warnings_text(others: float | None, cores: float, tried: Tried | None) -> li
     return found
 
 
-def batches_text(costs: Costs) -> str:
-    """Whether batches pay, or larger ones: environments share what an executor itself takes."""
+def batches_text(costs: Costs, *, busy: bool) -> list[str]:
+    """Whether batches pay, or larger ones: environments share what an executor itself takes.
+
+    Nothing is said where that could not be measured.
+
+    Args:
+        costs: what was measured.
+        busy: whether other programs used the cores meanwhile.
+    """
     rows = costs.passes.rows[-1]
     own_s = costs.executor_cpu_s / costs.batch
+    if busy or not own_s:  # it is a difference of two measurements, cut off at 0
+        return []
     step_s = costs.mean_step_s * costs.step_cpu_share + costs.learner_step_s
     step_s = own_s + (step_s + costs.pass_time(rows) / rows) / costs.batch
     text = (
@@ -130,10 +150,11 @@ def batches_text(costs: Costs) -> str:
     pays = own_s > _PAYS * step_s
     if costs.batch > 1:
         larger = f"larger batches would {'' if pays else 'hardly '}pay"
-        return f"{text}which {costs.batch} environments share: {larger}."
+        return [f"{text}which {costs.batch} environments share: {larger}."]
     if pays:
-        return f"{text}which a batch shares: batches would pay. Let create_env_fn make a VectorEnv."
-    return f"{text}which a batch that steps as one would share: batches would hardly pay."
+        advice = "batches would pay. Let create_env_fn make a VectorEnv."
+        return [f"{text}which a batch shares: {advice}"]
+    return [f"{text}which a batch that steps as one would share: batches would hardly pay."]
 
 
 def costs_text(times: EnvironmentTimes, costs: Costs) -> str:
