@@ -7,30 +7,22 @@ hand gives them; transforms around it are put around each of them.
 from __future__ import annotations
 
 import types
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
 import gymnasium as gym
-from torchrl.envs import Compose, EnvBase, Transform, TransformedEnv
-from torchrl.envs import transforms as known_transforms
+from torchrl.envs import EnvBase, Transform, TransformedEnv
 from torchrl.envs.batched_envs import BatchedEnvBase
 
 from torchrl_hts._executor.factories import WithTransforms
+from torchrl_hts._planning.batch_transforms import around_one, around_one_of
 from torchrl_hts._planning.pickling import parts
-from torchrl_hts._processes.messages import pickled
 
 __all__ = ["factories_of"]
 
 _DEPTH = 4  # how far into a factory is looked for what it makes
 _NAMES = frozenset(("SerialEnv", "ParallelEnv"))
-
-# Transforms whose state is of the whole batch, or of processes that share it.
-_OF_THE_BATCH = tuple(
-    getattr(known_transforms, name)
-    for name in ("VecNorm", "VecNormV2", "BatchSizeTransform")
-    if hasattr(known_transforms, name)
-)
 
 
 def factories_of(source: Any, kwargs: Mapping[str, Any]) -> list[Callable[[], Any]] | None:
@@ -61,7 +53,8 @@ def _taken_apart(env: EnvBase, kwargs: Mapping[str, Any]) -> list[Callable[[], A
         inner = _taken_apart(env.base_env, kwargs)
         if inner is None:
             return None
-        return [around_each(factory, env.transform) for factory in inner]
+        each = around_one_of(env, _batch_within(env))
+        return [WithTransforms(*both) for both in zip(inner, each, strict=True)]
     if not isinstance(env, BatchedEnvBase):
         return None
     pairs = zip(env.create_env_fn, env.create_env_kwargs, strict=True)
@@ -75,26 +68,13 @@ def around_each(factory: Callable[[], Any], transform: Transform) -> WithTransfo
     Raises:
         TypeError: for transforms that can't be put around each environment alone.
     """
-    return WithTransforms(factory, pickled([_alone(each) for each in _each(transform)]))
+    return WithTransforms(factory, around_one(transform))
 
 
-def _each(transform: Transform) -> Iterator[Transform]:
-    if isinstance(transform, Compose):
-        for part in transform:
-            yield from _each(part)
-    else:
-        yield transform
-
-
-def _alone(transform: Transform) -> Transform:
-    """A copy, for one environment, of a transform around all."""
-    if isinstance(transform, _OF_THE_BATCH):
-        raise TypeError(
-            f"a {type(transform).__name__} around a batched environment works on all of its "
-            "environments together, which step one by one here: put it into the factory of each, "
-            "or normalise in the policy, with torchrl_hts.RunningNorm"
-        )
-    return transform.clone()
+def _batch_within(env: EnvBase) -> BatchedEnvBase:
+    while isinstance(env, TransformedEnv):
+        env = env.base_env
+    return env
 
 
 def _may_batch(factory: Any) -> bool:
