@@ -5,6 +5,7 @@ Axes: N environments, T steps, 3 numbers that each observes.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -45,6 +46,7 @@ from torchrl.envs import (
 from torchrl.modules import GRUModule
 
 from torchrl_hts import HTSCollector
+from torchrl_hts._executor.torchrl_env import TorchRLEnvironment
 from torchrl_hts._planning.arguments import check_factories
 
 pytestmark = pytest.mark.timeout(240)
@@ -238,3 +240,16 @@ def test_others_that_have_seen_the_batch_are_refused_with_advice_that_helps(
     wanted = played(lambda: TransformedEnv(SINGLE(), kind()))
     for fresh in (make, make()):
         assert (played(check_factories(fresh, None)[0]) == wanted).all()
+
+
+def test_several_transforms_are_put_around_without_torchrls_warning(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    given = "torchrl.envs.transforms._base._AUTO_UNWRAP_WARNING_EMITTED"
+    monkeypatch.setattr(given, False)  # it is given once in a process
+    env = TransformedEnv(SerialEnv(2, SINGLE), Compose(InitTracker(), RewardSum()))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        one = check_factories(env, None)[0]()
+        TorchRLEnvironment(one, 0, max_frames_per_traj=3)
+    assert [type(each) for each in one.transform] == [InitTracker, RewardSum]

@@ -60,7 +60,7 @@ class WithTransforms:
         for transform in pickle.loads(self.transforms):
             if self.where_missing and _keys(transform) <= set(env.output_spec.keys(True, True)):
                 continue
-            env = TransformedEnv(env, transform)
+            env = TransformedEnv(env, transform, auto_unwrap=True)
         return env
 
 

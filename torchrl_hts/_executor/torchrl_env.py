@@ -104,7 +104,8 @@ class TorchRLEnvironment:
                     "the environment has a 'step_count' already: set max_frames_per_traj=0, or "
                     "remove its StepCounter"
                 )
-            env = TransformedEnv(env, StepCounter(max_steps=max_frames_per_traj))
+            counter = StepCounter(max_steps=max_frames_per_traj)
+            env = TransformedEnv(env, counter, auto_unwrap=True)
         if device is not None:
             env = env.to(device)
         self.env = env
