@@ -23,6 +23,7 @@ from torchrl.envs import (
     DeviceCastTransform,
     DoubleToFloat,
     EnvBase,
+    EnvCreator,
     GymEnv,
     InitTracker,
     ObservationNorm,
@@ -40,14 +41,16 @@ from torchrl.envs import (
     Transform,
     TransformedEnv,
     UnsqueezeTransform,
+    VecNormV2,
     check_env_specs,
     gSDENoise,
 )
 from torchrl.modules import GRUModule
 
-from torchrl_hts import HTSCollector
+from torchrl_hts import HTSCollector, RunningNorm
 from torchrl_hts._executor.torchrl_env import TorchRLEnvironment
 from torchrl_hts._planning.arguments import check_factories
+from torchrl_hts._planning.pickling import pickle_factories
 
 pytestmark = pytest.mark.timeout(240)
 
@@ -253,3 +256,17 @@ def test_several_transforms_are_put_around_without_torchrls_warning(
         one = check_factories(env, None)[0]()
         TorchRLEnvironment(one, 0, max_frames_per_traj=3)
     assert [type(each) for each in one.transform] == [InitTracker, RewardSum]
+
+
+@pytest.mark.usefixtures("nothing_left")
+def test_statistics_that_an_env_creator_shares_are_refused_with_advice_that_helps() -> None:
+    def make(normalised: bool = True) -> EnvBase:
+        return TransformedEnv(SINGLE(), VecNormV2(in_keys=SEEN)) if normalised else SINGLE()
+
+    creator = EnvCreator(make)
+    for factory in (creator, partial(creator), *check_factories(SerialEnv(2, creator), None)):
+        with pytest.raises(TypeError, match=r"^create_env_fn\[0\] is an EnvCreator that shares"):
+            pickle_factories([factory])
+    policy = torch.nn.Sequential(RunningNorm(3), torch.nn.Linear(3, 1))
+    batch = gather([partial(make, normalised=False)] * 2, policy=policy)
+    assert batch["observation"].shape == (2, 6, 3)

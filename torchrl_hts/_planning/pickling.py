@@ -9,7 +9,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from torch import nn
+from torchrl.envs import EnvCreator
 
+from torchrl_hts._executor.factories import WithTransforms
 from torchrl_hts._policy.compiled import PolicyPickler
 from torchrl_hts._processes.messages import pickled
 from torchrl_hts._rounds.slots import policy_tensors
@@ -32,6 +34,13 @@ def pickle_factories(factories: Sequence[Callable[[], Any]], first_env: int = 0)
             try:
                 known[id(factory)] = pickled(factory)
             except Exception as error:
+                if _shares_values(factory):
+                    raise TypeError(
+                        f"create_env_fn[{number}] is an EnvCreator that shares statistics "
+                        "(VecNorm) between processes, which depend on timing: give the function "
+                        "that it was made of, and normalise in the policy with "
+                        "torchrl_hts.RunningNorm"
+                    ) from error
                 raise TypeError(
                     f"create_env_fn[{number}] can't be pickled, so it can't be sent to the process "
                     f"that makes the environment: {error}. "
@@ -39,6 +48,13 @@ def pickle_factories(factories: Sequence[Callable[[], Any]], first_env: int = 0)
                     "files, generators, environments) inside the callable instead"
                 ) from error
     return [known[id(factory)] for factory in factories]
+
+
+def _shares_values(factory: Any) -> bool:
+    """Whether it is TorchRL's `EnvCreator`, alone or wrapped, of an environment that shares."""
+    while isinstance(factory, functools.partial | WithTransforms):
+        factory = factory.func if isinstance(factory, functools.partial) else factory.factory
+    return isinstance(factory, EnvCreator) and bool(factory._mp_values)
 
 
 def pickle_policy(policy: nn.Module) -> bytes:
