@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import torch
+from tensordict import TensorDictBase
 from torch import Tensor, nn
 
-__all__ = ["check_unwrapped", "flat_gradient", "set_gradient", "tell_of_odd"]
+from torchrl_hts._world.draws import PartDraws
+
+__all__ = ["check_unwrapped", "one_by_one", "set_gradient", "tell_of_odd"]
 
 
 def check_unwrapped(module: nn.Module) -> None:
@@ -20,6 +24,28 @@ def check_unwrapped(module: nn.Module) -> None:
             "the module is wrapped in DistributedDataParallel, which averages gradients by "
             "itself: give what it wraps, its .module, and compute the loss with that"
         )
+
+
+def one_by_one(
+    parameters: Sequence[nn.Parameter],
+    parts: Sequence[TensorDictBase],
+    draws: PartDraws | None,
+    found: list[Tensor],
+) -> Iterator[TensorDictBase]:
+    """Yield parts, and note the gradient of each when the next one is asked for.
+
+    Args:
+        parameters: whose gradients are taken.
+        parts: of a batch.
+        draws: seed torch's generators for each part, if they are to be seeded.
+        found: gets the gradients, as `flat_gradient` gives them.
+    """
+    for index, part in enumerate(parts):
+        for p in parameters:
+            p.grad = None
+        with nullcontext() if draws is None else draws.of(index, parameters[0].device):
+            yield part
+        found.append(flat_gradient(parameters))
 
 
 def flat_gradient(parameters: Sequence[nn.Parameter]) -> Tensor:

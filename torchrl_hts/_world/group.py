@@ -21,6 +21,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from torchrl_hts._world.digest import digest
+from torchrl_hts._world.order import Order
 from torchrl_hts._world.tree import swaps
 from torchrl_hts.errors import WorldError
 
@@ -41,15 +42,16 @@ class Group:
 
     Args:
         timeout_s: how long another rank may keep this one waiting.
+        order: names the exchanges.
         size: so many ranks of the process group, from rank 0 on; None: all. Others don't make it.
 
     Raises:
         WorldError: from every method, if a rank doesn't come, or has ended; the message names it.
     """
 
-    def __init__(self, timeout_s: float, size: int | None = None) -> None:
+    def __init__(self, timeout_s: float, order: Order, size: int | None = None) -> None:
         self.rank, self.size = dist.get_rank(), size or dist.get_world_size()
-        self._timeout_s = timeout_s
+        self._timeout_s, self._order = timeout_s, order
         # Of its own: the user's exchanges, over whatever backend, keep their order.
         self._group = dist.new_group(
             [*range(self.size)],
@@ -103,11 +105,12 @@ class Group:
             WorldError: on every rank, if it is for something else on one.
         """
         said: list[Any] = [None] * self.size
+        name = self._order.name(what, 0)
         with self._exchange(what, 0):
-            dist.all_gather_object(said, (what, value), group=self._group)
+            dist.all_gather_object(said, (name, value), group=self._group)
         for rank, (other, _) in enumerate(said):
-            if other != what:
-                self.give_up(_disagreement(rank, other, what))
+            if other != name:
+                self.give_up(_disagreement(rank, other, name))
                 raise WorldError(self._failure)
         return [value for _, value in said]
 
@@ -167,7 +170,7 @@ class Group:
         if self._failure is not None:
             raise WorldError(self._failure)
         self._number += 1
-        name = f"{what} of {length:,} values" if length else what
+        name = self._order.name(what, length)
         with self._posts.waiting(self._number, name):
             try:
                 yield zlib.crc32(f"{self._number} {name}".encode()) >> 1

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
 from functools import partial
 from typing import TYPE_CHECKING, Any
 from weakref import WeakSet
@@ -19,10 +19,11 @@ from torch import Tensor, nn
 from torchrl_hts._world import protocol
 from torchrl_hts._world.digest import digest
 from torchrl_hts._world.draws import PartDraws, minibatches, seeded
-from torchrl_hts._world.gradients import check_unwrapped, flat_gradient, set_gradient, tell_of_odd
+from torchrl_hts._world.gradients import check_unwrapped, one_by_one, set_gradient, tell_of_odd
 from torchrl_hts._world.group import Group
 from torchrl_hts._world.joining import join
 from torchrl_hts._world.launch import place
+from torchrl_hts._world.order import Order
 from torchrl_hts._world.sharing import share_machine
 from torchrl_hts._world.spares import leave_out_spares
 from torchrl_hts._world.standardizing import standardized, standardized_alone
@@ -113,7 +114,8 @@ class World:
             threads = check_integer("threads", threads)
         self.shards = shards
         self.rank, self.size, local_size = join(place(os.environ), timeout_s)
-        self._group = Group(timeout_s) if self.size > 1 else None
+        self._order = Order()
+        self._group = Group(timeout_s, self._order) if self.size > 1 else None
         self.local_size, self.cores = share_machine(self.gather, local_size)
         self._agreed: WeakSet[nn.Module] = WeakSet()  # the same on every rank, unlike ids
         self._draws: PartDraws | None = None
@@ -127,7 +129,7 @@ class World:
             assert self._group is not None
             self._spares = leave_out_spares(self._group, shards)
             self.size = self._spares.start
-            self._group = Group(timeout_s, self.size) if self.size > 1 else None
+            self._group = Group(timeout_s, self._order, self.size) if self.size > 1 else None
             self.local_size, self.cores = share_machine(self.gather, None)
         if self._group is not None and shards is None:
             self._group.check_sums()
@@ -202,6 +204,10 @@ class World:
 
     # Batches and gradients.
 
+    def _begin_round(self, round_: int) -> None:
+        """The collector hands out the batch of a round."""
+        self._order.begin_round(round_)
+
     @property
     def parts_per_rank(self) -> int:
         """Into how many parts this rank's batch is cut."""
@@ -226,8 +232,7 @@ class World:
         rows, count = batch.shape[0], self.parts_per_rank
         if rows % count:
             raise ValueError(f"{rows} rows can't be cut into {count} shards of the same size")
-        # Copies: at the same alignment whatever the number of learners.
-        return [part.clone() for part in batch.split(rows // count, 0)]
+        return [part.clone() for part in batch.split(rows // count, 0)]  # copies: aligned alike
 
     def gradients(
         self, module: nn.Module, data: TensorDictBase | Iterable[TensorDictBase]
@@ -257,19 +262,14 @@ class World:
             return
         if module not in self._agreed:
             self._meet(module)
+        self._order.begin_pass()
         if self._draws is not None:
             self._draws.begin(parts[0])
         parameters = [p for p in module.parameters() if p.requires_grad]
         before = [p.grad for p in parameters]
-        found = []
+        found: list[Tensor] = []
         try:
-            for index, part in enumerate(parts):
-                for p in parameters:
-                    p.grad = None
-                draws, device = self._draws, parameters[0].device
-                with nullcontext() if draws is None else draws.of(index, device):
-                    yield part
-                found.append(flat_gradient(parameters))
+            yield from one_by_one(parameters, parts, self._draws, found)
         except GeneratorExit:
             if self._group is not None:
                 self._group.give_up("a loop over World.gradients was left before its end")

@@ -273,6 +273,8 @@ class HTSCollector(StockAttributes, BaseCollector):  # type: ignore[misc]  # tor
             if self.pre_collect_hook is not None:
                 self.pre_collect_hook()
             round_, slot = self._learner.next_round()
+            if self.world is not None:
+                self.world._begin_round(round_)
             self._frames += self.frames_per_batch
             self._collected += self.frames_per_batch
             self._iter += 1
