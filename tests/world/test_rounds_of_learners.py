@@ -14,7 +14,7 @@ from ranks import results, run_ranks
 from torchrl_hts import DelayedGradient, HTSCollector, World, WorldError, keep_servers
 
 NUM_ENVS, ALPHA, ROUNDS, PASSES = 4, 4, 6, 3
-PATIENCE_S = 6.0
+PATIENCE_S = 4.0
 
 
 def train(shards: int | None, fault: str) -> str:
@@ -46,6 +46,8 @@ def train(shards: int | None, fault: str) -> str:
                         if faulty and fault == "a pass is left out" and number == PASSES - 1:
                             break
                         step(world, policy, optimizer, batch)
+                    if faulty and fault.startswith("a mean"):
+                        world.mean([torch.ones(int(fault.split()[-1]))])
         except WorldError as error:
             return str(error)
     return "went on"
@@ -69,6 +71,11 @@ def test_a_rank_that_leaves_out_a_pass_is_named(shards: int | None) -> None:
     assert re.match(f"rank 0 is at {here}, and this one at {there}: every rank must do", second)
 
 
-@pytest.mark.parametrize("shards", [None, 2])
-def test_ranks_that_do_the_same_go_on(shards: int | None) -> None:
-    assert results(run_ranks(train, 2, shards, "none")) == ["went on", "went on"]
+@pytest.mark.parametrize("length", [135, 1000])
+def test_a_rank_that_sums_something_else_is_named_whatever_its_length(length: int) -> None:
+    """Of the gradients' length it would be taken for them, of another gloo would end the others."""
+    outcomes = results(run_ranks(train, 2, None, f"a mean of {length}"))
+    its = f"a mean of {length:,} values in pass 3 of round 2"
+    own = "gradients of 135 values in pass 1 of round 3"
+    assert outcomes[0].startswith(f"rank 1 is at '{its}', and this one at '{own}'")
+    assert outcomes[1].startswith(f"rank 0 is at '{own}', and this one at '{its}'")

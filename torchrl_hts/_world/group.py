@@ -8,13 +8,14 @@ nothing, or another exchange, is to blame. So a healthy run never talks to the s
 
 from __future__ import annotations
 
+import pickle
 import threading
 import time
 import zlib
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from datetime import timedelta
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -31,6 +32,7 @@ _POST_EVERY_S = 1.0
 _STORE_PATIENCE_S = 3.0  # a store behind a cut link doesn't answer
 _END_TAG = 1
 _TRIED_VALUES = 100_003  # of a sum that must come out the same twice
+_TOLD = 256  # bytes of an exchange's name that others are told
 _NO_TIME_OUT = timedelta(days=365)
 
 
@@ -72,7 +74,8 @@ class Group:
             vector: ``[n]`` on the CPU, of the same length on every rank; may be written to.
             what: what is summed, for messages.
         """
-        with self._exchange(what, len(vector)) as tag:
+        with self._exchange(what, len(vector)) as exchange:
+            tag = exchange.tag
             for peer, give, take, adds in swaps(self.rank, self.size, len(vector)):
                 out, place = vector[slice(*give)], vector[slice(*take)]
                 # Where the two are the same values, what comes must not overwrite what goes.
@@ -89,8 +92,14 @@ class Group:
         return vector
 
     def all_reduce(self, vector: Tensor, what: str = "a sum") -> Tensor:
-        """The sum of all ranks' vectors in the order that the backend takes; written in place."""
-        with self._exchange(what, len(vector)):
+        """The sum of all ranks' vectors in the order that the backend takes; written in place.
+
+        Unlike messages of `tree_sum` it has no tag. Where ranks may be at different exchanges they
+        compare tags first: what is foreseen meets the same on other ranks, or waits in vain.
+        """
+        with self._exchange(what, len(vector)) as exchange:
+            if not exchange.foreseen:
+                self._compare(exchange, 0)
             dist.all_reduce(vector, group=self._group)
         return vector
 
@@ -104,15 +113,32 @@ class Group:
         Raises:
             WorldError: on every rank, if it is for something else on one.
         """
-        said: list[Any] = [None] * self.size
-        name = self._order.name(what, 0)
-        with self._exchange(what, 0):
-            dist.all_gather_object(said, (name, value), group=self._group)
-        for rank, (other, _) in enumerate(said):
-            if other != name:
-                self.give_up(_disagreement(rank, other, name))
-                raise WorldError(self._failure)
-        return [value for _, value in said]
+        with self._exchange(what, 0) as exchange:
+            pickled = pickle.dumps(value)
+            said = self._gather_bytes(pickled, max(self._compare(exchange, len(pickled))))
+            return [pickle.loads(each) for each in said]
+
+    def _compare(self, exchange: _Exchange, length: int) -> list[int]:
+        """What all ranks give as length, if they are at the same exchange.
+
+        It comes first in whatever has no tag of its own, and has one size: gloo ends the process
+        where sizes differ.
+        """
+        table = torch.empty(self.size, 2, dtype=torch.int64)
+        dist.all_gather([*table], torch.tensor([exchange.tag, length]), group=self._group)
+        tags, lengths = table.unbind(1)
+        if (tags != exchange.tag).any():  # W1: so do all ranks find
+            names = [each.rstrip().decode() for each in self._gather_bytes(exchange.told, _TOLD)]
+            rank, other = next(x for x in enumerate(names) if tags[x[0]] != exchange.tag)
+            raise _ElsewhereError(_disagreement(rank, other, exchange.name))
+        return lengths.tolist()
+
+    def _gather_bytes(self, own: bytes, length: int) -> list[bytes]:
+        """What all ranks give, each filled up with blanks to the same length."""
+        table = torch.empty(self.size, length, dtype=torch.uint8)
+        given = torch.frombuffer(bytearray(own.ljust(length)), dtype=torch.uint8)
+        dist.all_gather([*table], given, group=self._group)
+        return [row.numpy().tobytes() for row in table]
 
     def check_sums(self) -> None:
         """Raise WorldError unless `all_reduce` has the same bits each time, and on every rank."""
@@ -165,15 +191,19 @@ class Group:
                 dist.destroy_process_group(self._group)
 
     @contextmanager
-    def _exchange(self, what: str, length: int) -> Iterator[int]:
-        """One exchange; yields its tag, of which messages of other exchanges differ (W1)."""
+    def _exchange(self, what: str, length: int) -> Iterator[_Exchange]:
+        """One exchange; its tag is another than those of other exchanges (W1)."""
         if self._failure is not None:
             raise WorldError(self._failure)
         self._number += 1
-        name = self._order.name(what, length)
+        name, foreseen = self._order.next(what, length)
+        tag = zlib.crc32(f"{self._number} {name}".encode()) >> 1
         with self._posts.waiting(self._number, name):
             try:
-                yield zlib.crc32(f"{self._number} {name}".encode()) >> 1
+                yield _Exchange(name, tag, foreseen)
+            except _ElsewhereError as error:
+                self.give_up(str(error))
+                raise WorldError(self._failure) from None
             except RuntimeError as error:  # what torch raises: a time-out, or a connection's end
                 self._failure = (
                     f"{self._posts.blame(self._number, name)} (rank {self.rank} of {self.size}, "
@@ -184,6 +214,29 @@ class Group:
             except BaseException:  # Ctrl-C in the middle
                 self.give_up("an exchange was cut off")
                 raise
+
+
+class _Exchange(NamedTuple):
+    """An exchange that this rank has come to.
+
+    Attributes:
+        name: for messages.
+        tag: of its messages.
+        foreseen: whether other ranks can't be at another one that was foreseen.
+    """
+
+    name: str
+    tag: int
+    foreseen: bool
+
+    @property
+    def told(self) -> bytes:
+        """The name as others are told it."""
+        return self.name.encode()[:_TOLD]
+
+
+class _ElsewhereError(Exception):
+    """Another rank is at another exchange, as all ranks have found."""
 
 
 def _disagreement(rank: int, its: str, own: str) -> str:
