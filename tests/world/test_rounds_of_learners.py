@@ -46,6 +46,8 @@ def train(shards: int | None, fault: str) -> str:
                         if faulty and fault == "a pass is left out" and number == PASSES - 1:
                             break
                         step(world, policy, optimizer, batch)
+                    if faulty and fault == "parameters":
+                        torch.nn.init.zeros_(next(policy.parameters()))
                     if faulty and fault.startswith("a mean"):
                         world.mean([torch.ones(int(fault.split()[-1]))])
         except WorldError as error:
@@ -79,3 +81,9 @@ def test_a_rank_that_sums_something_else_is_named_whatever_its_length(length: in
     own = "gradients of 135 values in pass 1 of round 3"
     assert outcomes[0].startswith(f"rank 1 is at '{its}', and this one at '{own}'")
     assert outcomes[1].startswith(f"rank 0 is at '{own}', and this one at '{its}'")
+
+
+@pytest.mark.parametrize("shards", [None, 2])
+def test_parameters_that_one_rank_alone_changes_are_noticed_later(shards: int | None) -> None:
+    for said in results(run_ranks(train, 2, shards, "parameters")):
+        assert said.startswith("after 4 updates the learners have different policies: rank 1 has ")

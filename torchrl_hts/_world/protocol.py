@@ -6,7 +6,7 @@ brings the values together is the caller's business (`group.py`, or a model in t
 
 The order of a run, which is the same on every rank:
 
-1. `agree`, at the start and after the first update: do all ranks mean, and do, the same? At the
+1. `agree`, at the start and after 1, 2, 4, ... updates: do all ranks mean, and do, the same? At the
    start `any_of`, if there are more ranks than can learn: those too many leave the order
    (`spares.py`), and what follows is among the others;
 2. in each round any number of sums (`tree.py`): statistics, gradients;

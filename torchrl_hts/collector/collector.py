@@ -143,7 +143,7 @@ class HTSCollector(StockAttributes, BaseCollector):  # type: ignore[misc]  # tor
         ResourceError: if there is too little memory, or too few file descriptors or processes.
         WorkerError: if an environment can't be made; later, from the iterator, if a worker fails.
         WorldError: if the learners' options, policies or calibrations differ; later, from the
-            iterator, if their policies differ after the first update.
+            iterator, if their policies differ after 1, 2, 4, 8, ... updates, or the last one.
 
     Example:
         >>> import functools, gymnasium as gym
@@ -249,16 +249,21 @@ class HTSCollector(StockAttributes, BaseCollector):  # type: ignore[misc]  # tor
         self._last_round = rounds.num_rounds
 
     def _agree_on_an_update(self) -> None:
-        """Raise WorldError if learners have taken the first update apart from each other."""
-        if self.world is not None and self._iter == 0:
+        """Raise WorldError if learners have taken updates apart from each other.
+
+        Asked after 1, 2, 4, 8, ... updates and the last one, since it reads all parameters.
+        """
+        updates = self._iter + 1
+        is_last = self._frames >= self.total_frames
+        if self.world is not None and (updates & self._iter == 0 or is_last):
             try:
                 tensors = [*self.policy.parameters(), *self.policy.buffers()]
                 self.world.agree(policy=digest(tensors))
             except WorldError as error:
                 raise WorldError(
-                    f"after the first update the learners have different policies: {error}. Take "
-                    "gradients in a loop over World.gradients, and give RunningNorm.update the "
-                    "world"
+                    f"after {updates:,} updates the learners have different policies: {error}. "
+                    "Take gradients in a loop over World.gradients, give RunningNorm.update the "
+                    "world, and change parameters by nothing that one learner alone knows"
                 ) from error
 
     # The iterator: the learner's side of the schedule.
