@@ -16,7 +16,7 @@ from typing import Any, ClassVar, Literal, TypeVar
 
 from support.errors import RecipeError
 from support.flags import HelpFormatter, as_switches, integer
-from support.launch import is_first, is_own
+from support.launch import is_first, is_own, launch_name
 from support.old_runs import refuse_busy, refuse_old_run
 
 __all__ = [
@@ -215,7 +215,10 @@ def parse_options(
     chosen = vars(given)
     if chosen.get("resume") is None:
         options = options_class(**chosen)
-        if options.output_dir is not None and is_first() and not is_own(options.output_dir):
+        # Of torchrun's learners the first alone: others may not know their own run, and end with
+        # it. Under srun they would wait for it.
+        refuses = is_first() or launch_name() is None
+        if options.output_dir is not None and refuses and not is_own(options.output_dir):
             refuse_busy(options.output_dir)
             refuse_old_run(options.output_dir)
         return options

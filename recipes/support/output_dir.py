@@ -2,19 +2,32 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import fcntl
 import os
+import uuid
+from collections.abc import Callable
 from datetime import datetime
 from pathlib import Path
-from typing import TextIO
+from typing import TYPE_CHECKING, TextIO
 
 from support.errors import RecipeError
 from support.launch import is_own, own_run
 from support.old_runs import busy, refuse_old_run
 from support.options import RunOptions
 
-__all__ = ["check_files", "claim_output_dir", "find_output_dir", "refuse_unwritable", "remedy_for"]
+if TYPE_CHECKING:
+    from torchrl_hts import World
+
+__all__ = [
+    "check_files",
+    "check_shared",
+    "claim_output_dir",
+    "find_output_dir",
+    "refuse_unwritable",
+    "remedy_for",
+]
 
 _REMEDY = "give another --output-dir"
 _REMEDY_IF_RESUMED = "make it writable, or go on with a copy of it"
@@ -110,6 +123,59 @@ def claim_output_dir(directory: Path, *, holds_own_run: bool, resumes: bool = Fa
         lock.close()
         raise
     return lock
+
+
+def check_shared(directory: Path, world: World) -> None:
+    """Refuse a run whose learners have directories of one name that are not the same one.
+
+    Args:
+        directory: that the first learner has claimed.
+        world: the learners, all of which call this.
+
+    Raises:
+        RecipeError: on every learner; names one that has another directory.
+    """
+    if world.size == 1:
+        return
+    # Of a name that nobody has looked for: NFS remembers for a while what was not there.
+    word = world.gather(uuid.uuid4().hex[:12])[0]
+    file = directory / f".learners-{word}"
+    failure = _attempt(file.touch) if world.is_first else None
+    if (failed := world.gather(failure)[0]) is not None:
+        raise RecipeError(f"{directory} can't be written to: {failed}")
+    found = world.gather(_is_there(file))
+    if world.is_first:
+        file.unlink(missing_ok=True)
+    if not all(found):
+        raise RecipeError(
+            f"learner {found.index(False)} has another {directory} than the first: all machines "
+            "need to share the --output-dir"
+        )
+
+
+def _attempt(act: Callable[[], object]) -> str | None:
+    try:
+        act()
+    except OSError as error:
+        return os.strerror(error.errno or 0)
+    return None
+
+
+def _is_there(file: Path) -> bool:
+    """Whether a file that another machine has just made is there.
+
+    Its directory may be as new, and this machine remember that there was none: to make it is to
+    find out.
+    """
+    if file.exists():
+        return True
+    with contextlib.suppress(OSError):
+        file.parent.mkdir(parents=True, exist_ok=True)
+    there = file.exists()
+    if not there:
+        with contextlib.suppress(OSError):  # it isn't empty
+            file.parent.rmdir()
+    return there
 
 
 def _not_writable(directory: Path, number: int | None, remedy: str) -> RecipeError:

@@ -21,12 +21,13 @@ from support.evaluations import Evaluations
 from support.learners import check_finite
 from support.metrics import Row, learning_metrics
 from support.options import RunOptions, to_json
-from support.output_dir import claim_output_dir, find_output_dir
+from support.output_dir import check_shared, claim_output_dir, find_output_dir
 from support.records import Records
 from support.saves import ON_BATCH, WHEN_SAVED, batches_of
 from support.signals import StopSignals
 from support.states import FORMAT, Stateful, random_states, starts_of, take_on, versions
 from torchrl_hts import EpisodeReturns, HTSCollector, World, WorldError
+from torchrl_hts.testing import digest
 
 __all__ = ["Run"]
 
@@ -90,10 +91,10 @@ class Run:
         self._signals = StopSignals(
             # Other learners are told by the first, which may know already.
             tells=lambda: self._world.is_first and self._stop is None,
-            has_saved=lambda: self.exit_code != 0,
+            has_saved=lambda: self.exit_code != 0 or self._has_ended,
         )
         self._stop: int | None = None  # that any learner was sent, as all have been told
-        self._others_left = False
+        self._has_ended = False  # and all is saved, but for what its last evaluations find
         self._told_of_loss = False
         self._open(eval_env, video_fps, resumes=resumes)
 
@@ -107,6 +108,7 @@ class Run:
                     resumes=self.options.resume is not None,
                 )
                 undoing.callback(self._lock.close)
+            check_shared(self.output_dir, self._world)
             self._evaluations = Evaluations(
                 self.options,
                 eval_env,
@@ -164,7 +166,7 @@ class Run:
 
     def __exit__(self, *exception: object) -> None:
         with contextlib.ExitStack() as closing:  # each, even if one of them fails
-            stops = self._stop is not None and not self._others_left and exception[0] is None
+            stops = self._stop is not None and not self._has_ended and exception[0] is None
             among_others = stops and self._world.size > 1
             closing.callback(self._signals.give_back, ignoring_sigterm=among_others)
             if self.exit_code:
@@ -198,8 +200,7 @@ class Run:
             if self._stop is not None:
                 self._end_early(self._stop)
                 return
-        # All is saved, and what is left to do concerns the first learner alone.
-        self._others_left = self._world.size > 1
+        self._has_ended = True  # what is left to do concerns the first learner alone
         if self._evaluations.pending and self._signals.number is None:
             self._play_last_evaluations()
         if self._signals.number is not None:
@@ -208,8 +209,7 @@ class Run:
     def _count_episodes(self, batch: TensorDictBase) -> None:
         """Take in the episodes of all environments, in one order for any number of learners."""
         if self._world.size > 1:
-            own = batch.select(*_OF_EPISODES).cpu().clone()
-            batch = torch.cat(self._world.gather(own))
+            batch = torch.cat(self._world.gather(batch.select(*_OF_EPISODES).cpu().clone()))
         self._returns.update(batch)
 
     def _play_last_evaluations(self) -> None:
@@ -309,11 +309,12 @@ class Run:
 
     def _save(self) -> None:
         """Write a checkpoint by all learners, and the newest policy beside it."""
-        if self._others_left:
+        if self._has_ended and self._world.size > 1:
             if self._world.is_first:
                 self._save_evaluations()
             return
         collector = dict(self._collector.state_dict())
+        self._world.agree(policy=digest(self._collector.policy.parameters()))
         try:
             self._world.save(lambda: self._save_part(collector), lambda: self._save_rest(collector))
         except WorldError as error:

@@ -28,6 +28,7 @@ __all__ = ["announce", "begin", "check_task_or_exit", "parse_or_exit"]
 Given = TypeVar("Given")
 
 _BEGAN_S = time.monotonic()
+_FIRST_TELLS_S = 5.0
 
 
 def begin(options_class: type[Options], description: str | None) -> Options:
@@ -77,29 +78,43 @@ def _checked(options: Options) -> Options:
     return options
 
 
-def parse_or_exit(parse: Callable[[], Given]) -> Given:
+def parse_or_exit(
+    parse: Callable[[], Given], wait: Callable[[float], object] = time.sleep
+) -> Given:
     """What a command line says; ends the process with a message if that makes no sense.
 
-    Of several learners the first on each machine has the message, or the help.
-    From now on the package says what it is doing too.
+    Of several learners the first on each machine has the help. It has the message, and others
+    where it goes on. From now on the package says what it is doing too.
+
+    Args:
+        parse: reads the command line.
+        wait: for so many seconds; if the first ends too the launcher ends this one meanwhile.
     """
+    said = io.StringIO()
     with contextlib.ExitStack() as quiet:
         if not is_first_here():
             quiet.enter_context(contextlib.redirect_stdout(io.StringIO()))
-            quiet.enter_context(contextlib.redirect_stderr(io.StringIO()))
+            quiet.enter_context(contextlib.redirect_stderr(said))
         try:
             given = parse()
         except RecipeError as error:
-            _exit_with(error)
+            _exit_with(error, wait)
+        except SystemExit as end:  # of argparse
+            if end.code and not is_first_here():
+                wait(_FIRST_TELLS_S)
+                sys.__stderr__.write(said.getvalue())
+            raise
     logger = logging.getLogger("torchrl_hts")
     logger.addHandler(_Announcing())
     logger.setLevel(logging.INFO)
     return given
 
 
-def _exit_with(error: Exception) -> NoReturn:
-    """End the process; with the message, if no other one on this machine has it."""
-    sys.exit(f"error: {error}" if is_first_here() else 1)
+def _exit_with(error: Exception, wait: Callable[[float], object] = time.sleep) -> NoReturn:
+    """End the process with a message, if no other one on this machine has it."""
+    if not is_first_here():
+        wait(_FIRST_TELLS_S)
+    sys.exit(f"error: {error}")
 
 
 def announce(text: str) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 import json
 import os
 import re
@@ -17,13 +16,10 @@ import script_paths  # noqa: F401  so that the scripts are found
 from _hosts import Hosts, why_not
 from deeds import Deed
 from processes import processes_below, wait_until
-from ranks import run_ranks
-from recipe_options import Options
 from recipe_ranks import Ended, run_recipe
 from recipe_runs import CARTPOLE, assert_equal_runs, rows, run
 from script_paths import RECIPES
 from support.errors import RecipeError
-from support.learners import learners
 from support.old_runs import refuse_old_run
 
 pytest.importorskip("rich")
@@ -251,54 +247,6 @@ def test_what_learners_cannot_do_is_told_by_each(flags: str, message: str, tmp_p
         assert message in one.said
         assert "Traceback" not in one.said
     assert not (tmp_path / "run" / "checkpoints").exists()
-
-
-def join(package: str) -> None:
-    """Rank 1 has another version of a package."""
-    version = importlib.metadata.version
-
-    def other(name: str) -> str:
-        return "0.0" if name == package else version(name)
-
-    if os.environ["RANK"] == "1":
-        importlib.metadata.version = other
-    with learners(Options()):
-        pass
-
-
-def test_a_learner_with_another_version_of_what_is_played_is_named() -> None:
-    for outcome in run_ranks(join, 2, "gymnasium"):
-        assert outcome.error.startswith("WorldError: rank 1 has gymnasium 0.0, the others ")
-
-
-@pytest.mark.parametrize(
-    ("flags", "message"),
-    [
-        (["--help"], "usage:"),
-        (["--num-envs", "many"], "invalid int value"),
-        (["--num-envs", "0"], "--num-envs"),
-    ],
-)
-def test_one_learner_of_a_machine_tells_of_options(
-    flags: list[str],
-    message: str,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    from ppo_cartpole import Options
-    from support.options import parse_options
-    from support.start import parse_or_exit
-
-    said = []
-    for rank in ("0", "1"):
-        monkeypatch.setenv("LOCAL_RANK", rank)
-        with pytest.raises(SystemExit) as raised:
-            parse_or_exit(lambda: parse_options(Options, None, flags))
-        assert raised.value.code == 0 if flags == ["--help"] else raised.value.code
-        text = raised.value.code if isinstance(raised.value.code, str) else ""  # Python prints it
-        said.append("".join([*capsys.readouterr(), text]))
-    assert message in said[0]
-    assert said[1] == ""
 
 
 def test_shards_are_a_power_of_two() -> None:

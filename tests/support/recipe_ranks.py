@@ -43,7 +43,7 @@ def run_recipe(
         arguments: of the command line; the rank stands for ``{rank}``.
         deed: of one of them.
         restart: how often torchrun has started it anew, of a run with a name; None: without.
-        directory: where it runs.
+        directory: where it runs; the rank stands for ``{rank}``.
     """
     torchrun = {"TORCHELASTIC_RUN_ID": "none"}
     if restart is not None:
@@ -74,7 +74,7 @@ def _run_recipe(
 
     os.environ.update(torchrun)
     if directory is not None:
-        os.chdir(directory)
+        os.chdir(str(directory).replace("{rank}", os.environ["RANK"]))
     signal.signal(signal.SIGINT, signal.default_int_handler)
     subprocess.Popen = popen  # type: ignore[assignment, misc]
     recipe, *flags = arguments.replace("{rank}", os.environ["RANK"]).split()
