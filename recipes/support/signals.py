@@ -14,6 +14,8 @@ from support.errors import InterruptedTwice
 
 __all__ = ["StopSignals"]
 
+_BEFORE = b"stopping after this update; once more to stop at once, without saving"
+_SAVED = b"stopping; the training is done and saved"
 _ONE_WISH_S = 2.0  # a signal to a whole group reaches a learner twice: torchrun passes its own on
 
 
@@ -66,9 +68,7 @@ class StopSignals:
             return
         # Not by print, in the middle of which the signal may have come.
         with contextlib.suppress(OSError):  # from a terminal that has been closed
-            os.write(
-                2, b"\nstopping after this update; once more to stop at once, without saving\n"
-            )
+            os.write(2, b"\n" + (_SAVED if self._has_saved() else _BEFORE) + b"\n")
 
 
 def _is_main_thread() -> bool:

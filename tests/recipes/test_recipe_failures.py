@@ -238,6 +238,21 @@ def test_a_signal_that_comes_by_two_ways_is_one_wish(
     assert signals.number == signal.SIGTERM
 
 
+@pytest.mark.parametrize("saved", [False, True])
+def test_a_signal_is_told_what_it_stops(saved: bool, capfd: pytest.CaptureFixture[str]) -> None:
+    signals = StopSignals(lambda: True, lambda: saved)
+    signals.take()
+    try:
+        signal.raise_signal(signal.SIGTERM)
+    finally:
+        signals.give_back(ignoring_sigterm=False)
+    said = capfd.readouterr().err.strip()
+    assert said.startswith(
+        "stopping; the training" if saved else "stopping after this update; once"
+    )
+    assert ("without saving" in said) != saved
+
+
 def test_a_run_that_has_ended_is_left_as_it_is(whole: Path, tmp_path: Path) -> None:
     copied = shutil.copytree(whole, tmp_path / "run")
 
