@@ -314,6 +314,8 @@ def test_nothing_else_unpickles_what_comes_from_a_file() -> None:
         "torchrl_hts/_actor/batch_inference.py",  # inputs of the policy
         "torchrl_hts/_actor/slot_policies.py",  # the policy
         "torchrl_hts/env_state/ale.py",  # what a fork of this process says
+        "torchrl_hts/_planning/batch_transforms.py",  # copies of transforms, made just before
+        "torchrl_hts/_world/group.py",  # what other learners say
         "torchrl_hts/_planning/planner.py",  # a copy of the policy, made in the same place
         "torchrl_hts/bench/measuring.py",  # likewise
         "torchrl_hts/_evaluation/evaluator.py",  # likewise

@@ -150,6 +150,42 @@ def test_parameters_that_change_their_form(change: Callable[[torch.nn.Module], A
             next(batches)
 
 
+class Heads(torch.nn.Module):
+    """Writes what its parameters are."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.down = torch.nn.Linear(1, 1), torch.nn.Linear(1, 1)
+        torch.nn.init.constant_(self.up.bias, 1)
+        torch.nn.init.constant_(self.down.bias, -1)
+
+    def forward(self, rows: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        up, down = self.up.bias.expand(len(rows), 1), self.down.bias.expand(len(rows), 1)
+        return torch.zeros(len(rows), dtype=torch.long), up, down
+
+
+def reorder(heads: Heads) -> None:
+    up = heads.up
+    del heads.up
+    heads.up = up
+
+
+@pytest.mark.parametrize(
+    "change", [reorder, lambda heads: setattr(heads, "up", torch.compile(heads.up))]
+)
+def test_parts_that_are_registered_anew_or_compiled(change: Callable[[Any], None]) -> None:
+    policy = TensorDictModule(Heads(), ["observation"], ["action", "up", "down"])
+    with HTSCollector([echo()], policy, frames_per_batch=4, lag=0) as collector:
+        batches = iter(collector)
+        next(batches)
+        change(policy.module)
+        with torch.no_grad():
+            policy.module.up.bias.fill_(3)
+        batch = next(batches)
+        assert batch["up"].unique().tolist() == [3]
+        assert batch["down"].unique().tolist() == [-1]
+
+
 def test_parameters_that_are_replaced() -> None:
     policy = marked()
     with HTSCollector([echo()], policy, frames_per_batch=4, lag=0) as collector:

@@ -78,6 +78,59 @@ class Weighted(nn.Module):
         return rows.float() @ self.weights[0].T
 
 
+class InClass(nn.Module):
+    """Keeps its network as an attribute of the class."""
+
+    nets = [nn.Linear(4, 3)]  # noqa: RUF012
+
+    def forward(self, rows: Tensor) -> Tensor:
+        return self.nets[0](rows)
+
+
+class Named(nn.Module):
+    """Runs a global network."""
+
+    def forward(self, rows: Tensor) -> Tensor:
+        return GLOBAL(rows)
+
+
+class CallsGlobal:
+    """A callable that runs a global network."""
+
+    def __call__(self, rows: Tensor) -> Tensor:
+        return GLOBAL(rows)
+
+
+class Agent(nn.Module):
+    """As in CleanRL: another method than forward acts."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.network = nn.Linear(4, 3)
+
+    def act(self, rows: Tensor) -> Tensor:
+        return self.network(rows)
+
+
+class Ensemble(nn.Module):
+    """Calls a network with parameters of its own, as `torch.func` has it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight, self.bias = nn.Parameter(torch.ones(3, 4)), nn.Parameter(torch.ones(3))
+        self.template = [nn.Linear(4, 3)]
+
+    def forward(self, rows: Tensor) -> Tensor:
+        values = {"weight": self.weight, "bias": self.bias}
+        return torch.func.functional_call(self.template[0], values, rows)
+
+
+def beside_itself() -> nn.Module:
+    """A network that is registered, and run by a function too, of which actors get a copy."""
+    network = nn.Linear(4, 4)
+    return nn.Sequential(network, Aside(calling(network)), nn.Linear(4, 3))
+
+
 def actor(network: Any) -> ProbabilisticActor:
     return ProbabilisticActor(
         TensorDictModule(network, ["observation"], ["logits"]),
@@ -103,6 +156,12 @@ def calling(network: nn.Module) -> Callable[[Tensor], Tensor]:
         (lambda: lambda rows: GLOBAL(rows), r"Linear .*the global 'GLOBAL'\)"),
         (lambda: Listed(nn.Linear(4, 4), nn.Linear(4, 3)), r"Linear .*module.layers\[0\]\)"),
         (lambda: Aside(calling(GLOBAL)), r"Linear .*module.network: its variable 'network'\)"),
+        (lambda: Agent().act, r"Agent .*\(policy.module.0.module.__self__\)"),
+        (lambda: calling(Agent().act), r"Agent .*'network'.__self__\)"),  # type: ignore[arg-type]
+        (lambda: lambda rows: nn.functional.linear(rows, GLOBAL.weight), r"Linear .*'GLOBAL'\)"),
+        (InClass, r"Linear .*nets\[0\]\)"),
+        (Named, r"Linear .*forward: the global 'GLOBAL'\)"),
+        (CallsGlobal, r"Linear .*__call__: the global 'GLOBAL'\)"),
         (Weighted, r"Parameter .*weights\[0\]\)"),
     ],
 )
@@ -121,6 +180,8 @@ def frozen() -> nn.Module:
         lambda: Aside(nn.Linear(4, 3), critic=[nn.Linear(4, 1)]),  # which it doesn't run
         lambda: Listed(frozen()),  # which nobody trains
         lambda: Both(nn.Linear(4, 3)),
+        Ensemble,
+        lambda: Aside(nn.Linear(4, 3), kept=[nn.Parameter(torch.ones(3))]),
         lambda: nn.Sequential(
             nn.Unflatten(-1, (1, 4)),
             MultiAgentMLP(4, 3, 1, centralized=False, share_params=False),

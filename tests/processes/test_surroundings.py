@@ -213,6 +213,27 @@ def test_a_policy_multiplies_as_in_this_process(tmp_path: Path) -> None:
     assert len({pid for pid, _ in found} - {str(os.getpid())}) == 2
 
 
+class PreciseByBackend(Telling):
+    """Tells how exactly oneDNN multiplies where it is run."""
+
+    def forward(self, tensordict: Any) -> Any:
+        found = importlib.import_module("torch").backends.mkldnn.matmul.fp32_precision
+        with self.file.open("a") as lines:
+            lines.write(f"{found}\n")
+        return self.policy(tensordict)
+
+
+def test_a_precision_that_is_set_by_backends(tmp_path: Path) -> None:
+    other, before = start([EchoEnv]), torch.backends.mkldnn.matmul.fp32_precision
+    torch.backends.mkldnn.matmul.fp32_precision = "bf16"
+    try:
+        start([EchoEnv], PreciseByBackend(tmp_path / "told", categorical())).shutdown()
+    finally:
+        torch.backends.mkldnn.matmul.fp32_precision = before
+        other.shutdown()
+    assert {*(tmp_path / "told").read_text().split()} == {"bf16"}
+
+
 def test_those_of_an_evaluator(elsewhere: Path) -> None:
     file = elsewhere / "told"
     with Evaluator(partial(TellingEnv, file), categorical(), num_episodes=2):

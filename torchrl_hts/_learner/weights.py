@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
@@ -27,8 +27,10 @@ class WeightSource:
 
     def __init__(self, policy: nn.Module) -> None:
         self.policy = policy
-        self._kinds = _kinds(policy_tensors(policy))
-        self._names = [*self._kinds]
+        tensors = policy_tensors(policy)
+        self._names = [name for name, _ in tensors]
+        # By names that don't change where a part is compiled later.
+        self._kinds = _kinds({plain_name(name): tensor for name, tensor in tensors})
         self._staged: list[Tensor] | None = None
         self._keep = False
 
@@ -54,7 +56,7 @@ class WeightSource:
         Raises:
             RuntimeError: if there are others than there were, or of other shapes or data types.
         """
-        tensors = policy_tensors(self.policy)
+        tensors = {plain_name(name): tensor for name, tensor in policy_tensors(self.policy)}
         if (kinds := _kinds(tensors)) != self._kinds:
             changed = sorted({name for name, _ in kinds.items() ^ self._kinds.items()})
             raise RuntimeError(
@@ -63,7 +65,7 @@ class WeightSource:
                 f"{', ...' if len(changed) > 5 else ''}): write values in place (copy_, "
                 "load_state_dict), or make a new collector"
             )
-        return [tensor for _, tensor in tensors]
+        return [tensors[name] for name in self._kinds]
 
     def generic(self) -> list[Tensor]:
         """The live values with some noise, to calibrate with.
@@ -145,9 +147,9 @@ class WeightSource:
         self._staged, self._keep = room, keep
 
 
-def _kinds(tensors: Sequence[tuple[str, Tensor]]) -> dict[str, tuple[torch.Size, torch.dtype]]:
+def _kinds(tensors: Mapping[str, Tensor]) -> dict[str, tuple[torch.Size, torch.dtype]]:
     """Shape and data type of each, by name."""
-    return {name: (tensor.shape, tensor.dtype) for name, tensor in tensors}
+    return {name: (tensor.shape, tensor.dtype) for name, tensor in tensors.items()}
 
 
 def _aliases(policy: nn.Module) -> dict[str, str]:

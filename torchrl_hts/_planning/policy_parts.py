@@ -7,13 +7,15 @@ else.
 from __future__ import annotations
 
 import types
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
+from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_leaves
 
 from torchrl_hts._planning.pickling import parts
 from torchrl_hts._rounds.slots import check_storable
@@ -54,19 +56,22 @@ def check_tensors(policy: nn.Module) -> None:
                 raise TypeError(f"{what} is {tensor.dtype}, which torch can't pickle: {_REMEDY}")
 
 
-def networks_in(value: Any, name: str) -> Iterator[tuple[str, nn.Module | nn.Parameter]]:
+def networks_in(
+    value: Any, name: str, *, into_classes: bool = False
+) -> Iterator[tuple[str, nn.Module | nn.Parameter]]:
     """Modules with parameters, and parameters, that lie within, some levels deep, with their names.
 
     Args:
         value: a callable or another object; of a module what isn't registered with it.
         name: what it is called.
+        into_classes: also look at what the methods of classes name, but of torch's and TorchRL's.
     """
     level: list[tuple[str, Any]] = [(name, value)]
     seen = {id(value)}
     for _ in range(_DEPTH):
         below = []
         for outer, holder in level:
-            for inner, part in _parts(holder, outer):
+            for inner, part in _parts(holder, outer, into_classes=into_classes):
                 if id(part) in seen or isinstance(part, type | types.ModuleType):
                     continue
                 seen.add(id(part))
@@ -81,18 +86,26 @@ def networks_in(value: Any, name: str) -> Iterator[tuple[str, nn.Module | nn.Par
         level = below
 
 
-def _parts(value: Any, name: str) -> Iterator[tuple[str, Any]]:
+def _parts(value: Any, name: str, *, into_classes: bool) -> Iterator[tuple[str, Any]]:
     """What something holds; of a module what isn't registered with it."""
     if isinstance(value, Tensor | str | bytes):
         return
-    if not isinstance(value, nn.Module):
-        yield from parts(value, name)
-        if isinstance(value, types.FunctionType):
-            yield from _of_python_modules(value, name)
+    if isinstance(value, Mapping) and not isinstance(value, dict):  # it may read files
         return
-    for attribute, part in vars(value).items():
-        if attribute not in _REGISTERED:
-            yield f"{name}.{attribute}", part
+    if isinstance(value, nn.Module):
+        for attribute, part in vars(value).items():
+            if attribute not in _REGISTERED:
+                yield f"{name}.{attribute}", part
+    else:
+        yield from parts(value, name)
+    if isinstance(value, types.FunctionType):
+        yield from _of_python_modules(value, name)
+    elif isinstance(value, types.MethodType):
+        yield name, value.__func__
+    elif into_classes:
+        for cls in type(value).__mro__:
+            if cls.__module__.partition(".")[0] not in _KNOWN:
+                yield from ((f"{name}.{attribute}", part) for attribute, part in vars(cls).items())
 
 
 def _of_python_modules(function: types.FunctionType, name: str) -> Iterator[tuple[str, Any]]:
@@ -106,6 +119,9 @@ def _of_python_modules(function: types.FunctionType, name: str) -> Iterator[tupl
                     yield f"{name}: {variable}.{attribute}", vars(module)[attribute]
 
 
+# Whose classes hold and name no networks of users.
+_KNOWN = {"builtins", "collections", "functools", "numpy", "tensordict", "torch", "torchrl"}
+_KNOWN |= {"torchrl_hts", "types"}
 _REGISTERED = {*vars(nn.Module())} - {"training"}  # what torch keeps modules and hooks in
 
 
@@ -116,39 +132,47 @@ def refused_strangers(policy: nn.Module) -> Iterator[None]:
     Actors would keep the copy that they get at the start. One that can't be trained may be used.
     """
     own = {id(parameter) for parameter in policy.parameters()}
-    used: dict[str, type] = {}
-    hooks = []
-
-    def watch(name: str, network: nn.Module) -> None:
-        def note(*_: Any) -> None:
-            used.setdefault(name, type(network))
-
-        hooks.append(network.register_forward_pre_hook(note))
-
+    strangers: dict[int, tuple[str, str]] = {}
     for outer, module in policy.named_modules():
-        for name, part in networks_in(module, f"policy.{outer}" if outer else "policy"):
-            if not any(id(tensor) not in own for tensor in _trained(part)):
-                continue
-            if isinstance(part, nn.Module):
-                watch(name, part)
-            else:
-                used[name] = type(part)
-    try:
+        where = f"policy.{outer}" if outer else "policy"
+        for name, part in networks_in(module, where, into_classes=True):
+            for tensor in part.parameters() if isinstance(part, nn.Module) else [part]:
+                # Shapes without values are those that an ensemble fills with its own.
+                if tensor.requires_grad and not tensor.is_meta and id(tensor) not in own:
+                    strangers.setdefault(id(tensor), (name, type(part).__name__))
+    if not strangers:
         yield
-    finally:
-        for hook in hooks:
-            hook.remove()
-    for name, kind in used.items():
+        return
+    with _Watch(strangers) as watch:
+        yield
+    for name, kind in watch.used:
         raise TypeError(
-            f"the policy uses a {kind.__name__} that is not registered with it ({name}): actors "
+            f"the policy uses a {kind} that is not registered where it is used ({name}): actors "
             "would keep the copy that they get at the start, whatever is learned. Make it an "
             "attribute of an nn.Module, put it into an nn.ModuleList or nn.ParameterList instead "
-            "of a list, or give TensorDictModule the module itself instead of a function that "
-            "calls it"
+            "of a list, or give TensorDictModule the module itself instead of a function or "
+            "method that uses it. If it is not learned, freeze it with requires_grad_(False)"
         )
 
 
-def _trained(part: nn.Module | nn.Parameter) -> list[Tensor]:
-    """What an optimizer may change of it; shapes without values are none."""
-    tensors = part.parameters() if isinstance(part, nn.Module) else [part]
-    return [tensor for tensor in tensors if tensor.requires_grad and not tensor.is_meta]
+class _Watch(TorchFunctionMode):
+    """Notes which of some tensors are used.
+
+    Args:
+        names: of each tensor, by its id.
+
+    Attributes:
+        used: the names of those.
+    """
+
+    def __init__(self, names: Mapping[int, tuple[str, str]]) -> None:
+        super().__init__()
+        self._names = names
+        self.used: list[tuple[str, str]] = []
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        named = {} if kwargs is None else kwargs
+        for value in tree_leaves((args, named)):
+            if id(value) in self._names and isinstance(value, Tensor):
+                self.used.append(self._names[id(value)])
+        return func(*args, **named)

@@ -10,6 +10,7 @@ import os
 import sys
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 __all__ = ["TensorDictModes", "TorchModes"]
 
@@ -20,6 +21,10 @@ _MODES = {
     "LAZY_LEGACY_OP": ("tensordict", "lazy_legacy"),
     "LIST_TO_STACK": ("tensordict", "list_to_stack"),
 }
+
+# What has a precision of its own; "" are all that have none.
+_BACKENDS = ["", "mkldnn", "mkldnn.matmul", "mkldnn.conv", "mkldnn.rnn"]
+_BACKENDS += ["cuda.matmul", "cudnn", "cudnn.conv", "cudnn.rnn"]
 
 
 @dataclass(frozen=True)
@@ -55,19 +60,37 @@ class TensorDictModes:
 
 @dataclass(frozen=True)
 class TorchModes:
-    """What ``torch.set_float32_matmul_precision`` has set; for workers that have torch.
+    """What ``torch.set_float32_matmul_precision`` has set, or ``torch.backends.fp32_precision``.
+
+    For workers that have torch.
 
     Attributes:
-        precision: of products of float32 matrices.
+        precision: of products of float32 matrices; None where backends have their own.
+        of_backends: these, by the names of backends and operations below ``torch.backends``.
     """
 
-    precision: str
+    precision: str | None
+    of_backends: Mapping[str, str]
 
     @classmethod
     def here(cls) -> TorchModes:
         """That of this process now, which has imported torch."""
-        return cls(sys.modules["torch"].get_float32_matmul_precision())
+        torch = sys.modules["torch"]
+        try:
+            return cls(torch.get_float32_matmul_precision(), {})
+        except RuntimeError:  # torch refuses to say, where it was set by backends
+            return cls(None, {name: _backend(name).fp32_precision for name in _BACKENDS})
 
     def take_over(self, started_with: Collection[str]) -> None:
         """Set it in this process; see `Surroundings.take_over`."""
-        sys.modules["torch"].set_float32_matmul_precision(self.precision)
+        if self.precision is not None:
+            sys.modules["torch"].set_float32_matmul_precision(self.precision)
+        for name, precision in self.of_backends.items():
+            _backend(name).fp32_precision = precision
+
+
+def _backend(name: str) -> Any:
+    found: Any = sys.modules["torch"].backends
+    for part in name.split(".") if name else ():
+        found = getattr(found, part)
+    return found
