@@ -60,7 +60,7 @@ class TestValues:
         [
             (FLOATS, np.zeros(3, np.float32), r"'observation' of shape \(3,\); .* says \(2,\)"),
             (FLOATS, np.zeros(2, complex), "'observation' of data type complex128; .* float32"),
-            (FLOATS, None, "as a NoneType, None: return numbers of data type float32"),
+            (FLOATS, None, "as a NoneType, None; its observation space says float32"),
             (BYTES, np.array([0.0, 1.0]), "data type float64; .* says uint8"),
             (BYTES, np.array([3, 256]), "int64 with values from 3 to 256; .* says uint8"),
             (FLOATS, np.array([0, np.nan], np.float32), r"NaN in 'observation', at \[\[1\]\]"),
