@@ -157,8 +157,8 @@ def converted(value: Any, field: Field) -> Array:
     if kind == "O" and found.ndim == 0:
         raise InvalidValueError(
             f"the environment returned {name!r} as a {type(value).__name__}, "
-            f"{reprlib.repr(value)}; its observation space says {expected}: return numbers, or make "
-            "some of it in a gymnasium.ObservationWrapper"
+            f"{reprlib.repr(value)}; its observation space says {expected}: return numbers, or "
+            "make some of it in a gymnasium.ObservationWrapper"
         )
     if expected.kind == "f" and kind in "biuf":
         return _as_floats(found, field)
