@@ -53,7 +53,8 @@ class TorchRLDescription:
         truncated_keys: keys of the truncation flags.
         observations: `trial_observations.Observations` of one of them; None where nobody looked.
         num_envs: how many environments it has, if it is a batch of them.
-        masks_actions: whether a transform restricts the actions from step to step.
+        masks_actions: whether a transform restricts the actions from step to step, or the
+            environment draws random ones in a way of its own.
     """
 
     specs: Composite

@@ -344,7 +344,10 @@ def _takes_tensordicts(call: Callable[..., Any]) -> bool:
 
 
 def _refuse_hidden_modules(policy: Any) -> None:
-    """Learning would not reach the copies of modules that actors get inside of a function."""
+    """Learning would not reach the copies of modules that actors get inside of a function.
+
+    Used or not: a trial need not come to where a function uses one.
+    """
     for name, network in networks_in(policy, "policy"):
         raise TypeError(
             f"the policy is a {type(policy).__name__} that uses a module ({name}, a "

@@ -11,8 +11,8 @@ __all__ = ["Order"]
 class Order:
     """Counts rounds, and passes over gradients within them, for the names of exchanges.
 
-    Every rank counts alike. A rank that has left out a pass or a round so has another name for its
-    next exchange than the others have.
+    Every rank counts alike. So one that has left out a pass or a round comes to an exchange whose
+    name is another than the others': where the round ends at the latest.
 
     A round mostly takes the exchanges of the round before, in their order. One that does so is
     *foreseen*, as long as all before it in its round were, but for the first, which never is. Ranks

@@ -14,7 +14,7 @@ from torch.nn.parameter import is_lazy
 from torchrl.trainers import Trainer
 from torchrl.trainers.trainers import TrainerHookBase
 
-from torchrl_hts.delayed_gradient.moving import infinite, move_newest
+from torchrl_hts.delayed_gradient.moving import are_infinite, move_newest
 from torchrl_hts.delayed_gradient.running_norm import (
     RunningNorm,
     hold,
@@ -341,7 +341,7 @@ class DelayedGradient(TrainerHookBase):  # type: ignore[misc]  # torchrl is unty
 
     def _allocate_ring(self, parameters: dict[str, Tensor]) -> None:
         self._parameters = parameters
-        self._infinite = infinite(parameters.values())
+        self._infinite = are_infinite(parameters.values())
         self._ring = [
             {n: p.detach().clone() for n, p in parameters.items()} for _ in range(self._depth)
         ]

@@ -7,10 +7,10 @@ from collections.abc import Iterable, Sequence
 import torch
 from torch import Tensor
 
-__all__ = ["infinite", "move_newest"]
+__all__ = ["are_infinite", "move_newest"]
 
 
-def infinite(parameters: Iterable[Tensor]) -> list[bool]:
+def are_infinite(parameters: Iterable[Tensor]) -> list[bool]:
     """Whether each has an entry that isn't finite, as masks have."""
     return [not bool(parameter.isfinite().all()) for parameter in parameters]
 
