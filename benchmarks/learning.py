@@ -15,8 +15,9 @@ Writes CONTENDER-seedSEED.csv as it goes, and learning.svg: mean of the last 100
 against minutes and against steps; of football, the score (goals alone) instead of the return. The
 table has the mean and the standard deviation over --seeds. With --evaluate-every the parameters are
 kept so often, and at the end. When a run is over each of them plays ten episodes greedily
-(CONTENDER-seedSEED-evaluated.csv), which takes none of the training's time. Contenders whose files are whole are not run again. CONTENDER-seedSEED.json has the settings
-of a run: with others it is refused.
+(CONTENDER-seedSEED-evaluated.csv), which takes none of the training's time. Contenders whose files
+are whole are not run again. CONTENDER-seedSEED.json has the settings of a run: with others it is
+refused.
 """
 
 from __future__ import annotations
