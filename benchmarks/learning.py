@@ -11,13 +11,14 @@ for the same number of steps, one after the other. Run it on a machine that does
 `parallel` is Collector with ParallelEnv, a process per game. The learner has as many threads as
 there are cores, in each of them.
 
-Writes CONTENDER-seedSEED.csv as it goes, and learning.svg: mean of the last 100 training episodes,
+Writes CONTENDER-seedSEED.csv, and learning.svg: mean of the last 100 training episodes,
 against minutes and against steps; of football, the score (goals alone) instead of the return. The
 table has the mean and the standard deviation over --seeds. With --evaluate-every the parameters are
 kept so often, and at the end. When a run is over each of them plays ten episodes greedily
 (CONTENDER-seedSEED-evaluated.csv), which takes none of the training's time. Contenders whose files
 are whole are not run again. CONTENDER-seedSEED.json has the settings of a run: with others it is
-refused.
+refused. A training that is stopped goes on when the same command is run again, from where it was at
+most five minutes before; the games of TorchRL's collectors begin anew then.
 """
 
 from __future__ import annotations
@@ -28,45 +29,25 @@ import math
 import os
 import subprocess
 import sys
-import time
-from collections import deque
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
-from functools import partial
+from collections.abc import Sequence
 from itertools import chain
 from pathlib import Path
-from statistics import fmean
 from typing import Any
 
 import _recipes  # noqa: F401  so that the recipes are found
-import gymnasium as gym
 import ppo_atari
 import ppo_football
 import torch
-from _contenders import serial, wrap
-from _curves import COLUMNS, LABELS, WINDOW, draw, print_table, read
+from _curves import COLUMNS, LABELS, draw, print_table, read
 from _measurements import check_settings, note_settings
+from _training import Kept, MakeEnv, Training, game_of, policies, unfinished
 from _workloads import CORES
 from support import atari
 from support.pixel_options import PPOOptions
-from support.pixels import Agent, make_collector
-from support.ppo import PPO
-from torch import Tensor
-from torchrl.collectors import Collector, MultiSyncCollector
-from torchrl.envs import ParallelEnv
+from support.pixels import Agent
 
-from torchrl_hts import DelayedGradient, EpisodeReturns, Evaluator
+from torchrl_hts import Evaluator
 from torchrl_hts.bench.command_line import count, make_directory
-
-MakeEnv = Callable[[], gym.Env[Any, Any]]
-
-
-def game_of(options: PPOOptions) -> MakeEnv:
-    """Makes the game to train on."""
-    if isinstance(options, ppo_football.Options):
-        return ppo_football.train_env(options)
-    assert isinstance(options, ppo_atari.Options)
-    return atari.train_env(options)
 
 
 def evaluated_game_of(options: PPOOptions) -> MakeEnv:
@@ -75,56 +56,6 @@ def evaluated_game_of(options: PPOOptions) -> MakeEnv:
         return ppo_football.eval_env(options)
     assert isinstance(options, ppo_atari.Options)
     return atari.eval_env(options)
-
-
-def score(options: PPOOptions, episode_return: float) -> float:
-    """What an episode counts: its return, or in football the goals for and against.
-
-    Scenarios of the academy end with the first goal. The rewards of checkpoints come to at most 1,
-    and in an episode with a goal to just that.
-    """
-    if isinstance(options, ppo_football.Options) and options.checkpoint_rewards:
-        return float(episode_return > 1.5) - float(episode_return < 0)
-    return episode_return
-
-
-def make_contender(name: str, options: PPOOptions, agent: Agent) -> Any:
-    """A collector of ``[num_envs, sync_interval]`` batches with the actors' values in them."""
-    make_env = game_of(options)
-    if name.startswith("hts"):
-        return make_collector(options, make_env, agent.actor_critic)
-    factories = [make_env] * options.num_envs
-    frames_per_batch = options.num_envs * options.sync_interval
-    sizes = {
-        "frames_per_batch": frames_per_batch,
-        "total_frames": frames_per_batch * rounds(options),
-    }
-    if name == "parallel":
-        env = ParallelEnv(options.num_envs, [partial(wrap, factory) for factory in factories])
-        return Collector(env, agent.actor_critic, **sizes)
-    workers = min(CORES, options.num_envs)
-    shares = [partial(serial, factories[worker::workers]) for worker in range(workers)]
-    return MultiSyncCollector(shares, agent.actor_critic, **sizes, cat_results=0)
-
-
-def rounds(options: PPOOptions) -> int:
-    """How many batches a run takes."""
-    return -(-options.total_frames // (options.num_envs * options.sync_interval))
-
-
-@dataclass(frozen=True)
-class Kept:
-    """The policy at a moment of a run."""
-
-    elapsed_s: float
-    steps: int
-    values: dict[str, Tensor]
-
-    @classmethod
-    def now(cls, elapsed_s: float, steps: int, agent: Agent) -> Kept:
-        """A copy."""
-        values = {key: each.clone() for key, each in agent.policy.state_dict().items()}
-        return cls(elapsed_s, steps, values)
 
 
 def evaluate(options: PPOOptions, agent: Agent, file: Path) -> None:
@@ -143,82 +74,6 @@ def evaluate(options: PPOOptions, agent: Agent, file: Path) -> None:
             table.writerow([each.elapsed_s, each.steps, len(played.returns), played.mean])
     unfinished.rename(evaluated(file))
     policies(file).unlink()
-
-
-def train(
-    name: str,
-    options: PPOOptions,
-    agent: Agent,
-    decay_frames: int,
-    evaluate_every: int,
-    until: float,
-    file: Path,
-) -> None:
-    """Trains one contender, and leaves a row for each batch, and the policies that are to play.
-
-    Args:
-        name: of `LABELS`.
-        options: the recipe's.
-        agent: what is trained.
-        decay_frames: steps after which the learning rate would be 0.
-        evaluate_every: steps from one policy that is kept for `evaluate` to the next; 0: none.
-        until: the mean of a whole window at which the run is over before all its steps are done.
-        file: where the rows go.
-    """
-    for old in (evaluated(file), policies(file)):
-        old.unlink(missing_ok=True)
-    collector = make_contender(name, options, agent)
-    torch.set_num_threads(CORES)  # whatever making the collector set
-    ppo = PPO(agent, options, rounds(replace(options, total_frames=decay_frames)))
-    lag = options.lag if name.startswith("hts") else 0
-    delayed = DelayedGradient(ppo.model, lag=lag, gradient_at=options.gradient_at)
-    returns, steps = EpisodeReturns(), 0
-    scores: deque[float] = deque(maxlen=WINDOW)
-    kept: list[Kept] = []
-    unfinished = file.with_suffix(".part")
-    try:
-        with unfinished.open("w", newline="") as rows:
-            table = csv.writer(rows)
-            table.writerow(COLUMNS)
-            began = shown = time.perf_counter()
-            for batch in collector:
-                steps += batch.numel()
-                scores += [score(options, value) for value in returns.update(batch)]
-                mean = fmean(scores) if scores else math.nan
-                if isinstance(options, ppo_atari.Options):
-                    batch["next", "reward"].sign_()
-                with delayed:
-                    for _ in ppo.learn(batch):
-                        pass
-                ppo.schedule.step()
-                collector.update_policy_weights_()
-                now = time.perf_counter()
-                elapsed_s = round(now - began, 2)
-                table.writerow([elapsed_s, steps, len(scores), round(mean, 4)])
-                if evaluate_every and steps // evaluate_every > len(kept):
-                    kept.append(Kept.now(elapsed_s, steps, agent))
-                if now - shown > 30:
-                    shown = now
-                    print(
-                        f"{name}: {steps:,} of {options.total_frames:,} steps, "
-                        f"{steps / (now - began):.0f} a second, mean {mean:.2f}",
-                        flush=True,
-                    )
-                    rows.flush()
-                if len(scores) == WINDOW and mean >= until:
-                    break
-    finally:
-        collector.shutdown()
-    if evaluate_every and (not kept or kept[-1].steps < steps):
-        kept.append(Kept.now(elapsed_s, steps, agent))
-    if kept:
-        torch.save([vars(each) for each in kept], policies(file))
-    unfinished.rename(file)
-
-
-def policies(file: Path) -> Path:
-    """Where the policies of a contender are kept until they have played."""
-    return file.with_suffix(".pt")
 
 
 def evaluated(file: Path) -> Path:
@@ -321,8 +176,11 @@ def run(given: argparse.Namespace, options: PPOOptions, file: Path) -> None:
     torch.manual_seed(options.seed)
     agent = Agent(game_of(options)())
     if not file.exists():
+        for old in (evaluated(file), policies(file)):
+            old.unlink(missing_ok=True)
         until = max(given.reach) if given.stop else math.inf
-        train(given.alone, options, agent, given.decay_frames, given.evaluate_every, until, file)
+        training = Training(given.alone, options, agent, given.decay_frames, file)
+        training.run(given.evaluate_every, until)
     if policies(file).exists():
         evaluate(options, agent, file)
 
@@ -346,9 +204,10 @@ def main() -> int:
     settings = settings_of(given, options)
     for file in chain(*files.values()):
         check_settings(file, settings)
+        check_settings(unfinished(file), settings)
     for seed, of_seed in zip(given.seeds, zip(*files.values(), strict=True), strict=True):
         for name, file in zip(files, of_seed, strict=True):
-            if not file.exists():
+            if not (file.exists() or unfinished(file).exists()):
                 note_settings(file, settings)
             if not file.exists() or policies(file).exists():
                 command = [sys.executable, __file__, *sys.argv[1:]]

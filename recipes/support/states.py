@@ -38,7 +38,7 @@ FORMAT = 2  # of checkpoints
 _PACKAGES = (
     *("torchrl_hts", "torch", "torchrl", "tensordict", "gymnasium", "numpy"),
     *("ale-py", "opencv-python", "opencv-python-headless", "envpool", "gfootball"),
-    *("mujoco", "vmas"),
+    *("mujoco", "vmas", "minatar"),
 )
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import subprocess
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +17,13 @@ from scripts import run_script
 pytest.importorskip("ale_py")
 pytest.importorskip("matplotlib")
 import _curves
+import _training
 import learning
 from support.pixel_options import PPOOptions
 from support.pixels import Agent
+from torchrl.envs import SerialEnv
+
+from torchrl_hts.testing import digest
 
 pytestmark = pytest.mark.usefixtures("warm_servers")
 
@@ -95,7 +101,7 @@ def test_learning_lets_the_policies_play_that_it_has_kept(
     kept = [(90.0, 32, preferring(0)), (180.0, 64, preferring(1))]
     monkeypatch.setattr(learning, "evaluated_game_of", lambda options: PaidEnv)
     file = tmp_path / "hts-seed0.csv"
-    torch.save([vars(learning.Kept(*each)) for each in kept], learning.policies(file))
+    torch.save([vars(_training.Kept(*each)) for each in kept], _training.policies(file))
     learning.evaluate(PPOOptions(), agent, file)
     curve = _curves.read(learning.evaluated(file))
     assert curve["steps"] == [32, 64]
@@ -103,21 +109,74 @@ def test_learning_lets_the_policies_play_that_it_has_kept(
     assert [*tmp_path.iterdir()] == [learning.evaluated(file)]
 
 
-def test_learning_stops_at_the_goal_and_keeps_the_policy_that_reached_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(learning, "game_of", lambda options: PaidEnv)
+@pytest.fixture
+def paid(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Makes a training of 20 episodes a batch."""
+    monkeypatch.setattr(_training, "game_of", lambda options: PaidEnv)
+    monkeypatch.setattr(_training, "ParallelEnv", SerialEnv)
     monkeypatch.setattr(torch, "set_num_threads", lambda threads: None)  # of the other tests
-    options = PPOOptions(num_envs=2, sync_interval=50, minibatch_size=50, total_frames=2_000)
+
+    def make(name: str, file: Path) -> _training.Training:
+        torch.manual_seed(0)
+        options = PPOOptions(num_envs=2, sync_interval=50, minibatch_size=50, total_frames=800)
+        agent = Agent(PaidEnv(), torch.nn.Identity(), 2)
+        return _training.Training(name, options, agent, 2_000, file)
+
+    return make
+
+
+def test_learning_stops_at_the_goal_and_keeps_the_policy_that_reached_it(
+    tmp_path: Path, paid: Any
+) -> None:
     file = tmp_path / "hts-seed0.csv"
-    learning.policies(file).touch()  # of a training before
-    agent = Agent(PaidEnv(), torch.nn.Identity(), 2)
-    learning.train("hts", options, agent, 2_000, 300, 0.0, file)
+    training = paid("hts", file)
+    training.run(300, 0.0)
     curve = _curves.read(file)
     assert curve["episodes"][-2:] == [80, 100], "a mean of fewer is none"
     assert curve["steps"][-1] == 500
-    kept = torch.load(learning.policies(file))
+    kept = torch.load(_training.policies(file))
     assert [each["steps"] for each in kept] == [300, 500]
-    newest = agent.policy.state_dict()
+    newest = training.agent.policy.state_dict()
     assert all((kept[-1]["values"][key] == value).all() for key, value in newest.items())
     assert any((kept[0]["values"][key] != value).any() for key, value in newest.items())
+
+
+@pytest.mark.parametrize("name", ["hts", "parallel"])
+def test_a_training_that_is_stopped_goes_on(
+    name: str, tmp_path: Path, paid: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole, stopped = tmp_path / "whole.csv", tmp_path / "stopped.csv"
+    paid(name, whole).run(200, math.inf)
+
+    training = paid(name, stopped)
+    monkeypatch.setattr(_training, "SAVE_EVERY_S", 0.0)
+    update, updates = training.update, count(1)
+
+    def stop(batch: Any) -> float:
+        if next(updates) == 5:
+            raise KeyboardInterrupt
+        return update(batch)
+
+    monkeypatch.setattr(training, "update", stop)
+    with pytest.raises(KeyboardInterrupt):
+        training.run(200, math.inf)
+    assert not stopped.exists()
+    paid(name, stopped).run(200, math.inf)
+
+    found, expected = _curves.read(stopped), _curves.read(whole)
+    assert found["steps"] == expected["steps"] == [100 * done for done in range(1, 9)]
+    assert found["elapsed_s"] == sorted(found["elapsed_s"])
+    if name == "hts":
+        assert found["return_mean"] == expected["return_mean"]
+        assert _training_values(stopped) == _training_values(whole)
+    assert [each["steps"] for each in torch.load(_training.policies(stopped))] == [
+        200,
+        400,
+        600,
+        800,
+    ]
+    assert not _training.unfinished(stopped).exists()
+
+
+def _training_values(file: Path) -> list[str]:
+    return [digest(each["values"].values()) for each in torch.load(_training.policies(file))]
