@@ -17,8 +17,8 @@ table has the mean and the standard deviation over --seeds. With --evaluate-ever
 kept so often, and at the end. When a run is over each of them plays ten episodes greedily
 (CONTENDER-seedSEED-evaluated.csv), which takes none of the training's time. Contenders whose files
 are whole are not run again. CONTENDER-seedSEED.json has the settings of a run: with others it is
-refused. A training that is stopped goes on when the same command is run again, from where it was at
-most five minutes before; the games of TorchRL's collectors begin anew then.
+refused. A training that is stopped goes on with the same command, from where it was at most five
+minutes before. The games of TorchRL's collectors begin anew then.
 """
 
 from __future__ import annotations

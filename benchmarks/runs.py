@@ -54,7 +54,7 @@ def draw(groups: dict[str, list[Curve]], title: str, file: Path) -> None:
         axes.fill_between(steps, low, high, color=line.get_color(), alpha=0.2, linewidth=0)
     axes.set(xlabel="environment steps", ylabel="mean of the last 100 episodes", title=title)
     axes.xaxis.set_major_formatter(EngFormatter(sep=""))
-    axes.set_ylim(bottom=min(0.0, axes.dataLim.y0))
+    axes.set_ylim(bottom=min(0.0, axes.dataLim.y0 - 0.03 * axes.dataLim.height))
     axes.grid(alpha=0.3)
     axes.legend()
     figure.savefig(file, dpi=120)

@@ -183,7 +183,7 @@ def draw(points: list[dict[str, Any]], title: str, file: Path) -> None:
         panel.set_ylim(0, 1.05)
         panel.set_title(f"{n} environments", fontsize="medium")
         panel.set_xlabel("alpha")
-        panel.set_ylabel("share of executors that never wait")
+        panel.set_ylabel("steps/s, over those of environments that never wait")
         panel.grid(alpha=0.3)
     for style, colour, label in (
         ("k-", None, "predicted, recorded times"),

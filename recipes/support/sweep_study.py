@@ -99,7 +99,7 @@ def draw(study: Study, metric: str, file: Path) -> None:
     first, *others = figure.subplots(num_rows, 3, squeeze=False, sharey=True).flatten()
     for unused in others[len(names) :]:
         unused.remove()
-    first.set(xlabel="number of the value", ylabel=metric)
+    first.set(xlabel="number of the evaluation", ylabel=metric)
     for axes, name in zip(others, names, strict=False):
         axes.set_xlabel(name)
         if any(getattr(trial.distributions.get(name), "log", False) for trial in trials):

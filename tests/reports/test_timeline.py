@@ -198,7 +198,7 @@ def test_steps_too_short_to_be_seen_are_drawn_as_runs_and_a_note_says_so(
     timeline = Timeline(events, sync_interval=8, lag=1)
     timeline.write(tmp_path / "a.svg")
     picture = (tmp_path / "a.svg").read_text()
-    assert ("<!-- steps are too short to be seen: a box is a run of" in picture) is merged
+    assert ("<!-- steps are too short to be seen: those of one round" in picture) is merged
     assert "<!-- waits for its round -->" not in picture, "nobody waits"
 
 

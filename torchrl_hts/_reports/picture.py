@@ -169,8 +169,8 @@ def _label(axes: Any, y: int, found: list[Box], zero: int, end: int) -> None:
 
 def _note(merged: list[str], apart: int) -> str:
     return (
-        f"{' and '.join(merged)} are too short to be seen: a box is a run of those of one round "
-        f"that are at most {time_text(apart / 1e9)} apart"
+        f"{' and '.join(merged)} are too short to be seen: those of one round that are at most "
+        f"{time_text(apart / 1e9)} apart are drawn as one box"
     )
 
 
