@@ -231,6 +231,13 @@ def test_ctrl_c_shows_what_has_been_measured(
     assert row.split()[:2] == ["hts", "123"]
 
 
+def test_the_front_pages_picture_is_drawn(tmp_path: Path) -> None:
+    file = tmp_path / "timeline.svg"
+    printed, _ = run_script("timeline.py", str(file))
+    assert printed == f"drawn: {file}\n"
+    assert "<!-- update 14 -->" in file.read_text()
+
+
 @pytest.mark.parametrize("times", ["exponential", "constant", "gamma", "lognormal", "straggler"])
 def test_environments_sleep_as_long_as_they_say(times: str) -> None:
     means, variations = [], []

@@ -26,10 +26,10 @@ __all__ = ["Box", "boxes", "draw", "waits_for_rounds"]
 _COLOURS = ("#7fb3d5", "#f5b971", "#8fcb9b", "#d89ac4", "#e6d36b", "#9fa8da")
 _WAITING: dict[str, Any] = {"facecolor": "#d5d8dc", "edgecolor": "w", "hatch": "////"}
 # Of the width:
-_SHARE_PER_LETTER = 0.0066  # a label is written where there is room for it
+_SHARE_PER_LETTER = 0.0085  # a label is written where there is room for it
 _VISIBLE = 1 / 600  # boxes that are mostly narrower are merged
 _LEAST = 1 / 1000  # no box is drawn narrower
-_APART = 1 / 80  # boxes of a run are no farther apart
+_APART = 1 / 300  # boxes of a run are no farther apart
 _MOST_PIXELS = 65_000  # of a side: matplotlib draws no more
 
 Span = tuple[int, int]  # from, to; in nanoseconds
