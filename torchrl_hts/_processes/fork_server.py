@@ -33,6 +33,7 @@ from typing import Any
 
 from torchrl_hts._processes.messages import read_message, readable, send_message
 from torchrl_hts._processes.shutdown_once import endings_wait
+from torchrl_hts._processes.standard_descriptors import fill_standard_descriptors
 from torchrl_hts._processes.surroundings import WORKER_ENVIRONMENT
 from torchrl_hts._processes.worker_process import WorkerProcess
 from torchrl_hts.errors import ResourceError, WorkerId
@@ -65,6 +66,7 @@ def _refused(name: str, why: object, number: int | None) -> ResourceError:
 def _socket_pair(name: str) -> tuple[socket.socket, socket.socket]:
     """Two ends of a connection to a process of that name that is to be started."""
     try:
+        fill_standard_descriptors()
         return socket.socketpair()
     except OSError as error:
         raise _refused(name, error, error.errno) from error

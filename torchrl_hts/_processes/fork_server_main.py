@@ -37,6 +37,7 @@ from torchrl_hts._processes.messages import (
 )
 from torchrl_hts._processes.process_groups import end_group
 from torchrl_hts._processes.raised import Raised
+from torchrl_hts._processes.standard_descriptors import fill_standard_descriptors
 from torchrl_hts._processes.stderr import WorkerOutput
 
 __all__ = ["serve"]
@@ -44,6 +45,7 @@ __all__ = ["serve"]
 
 def serve(fd: int, main_pid: int) -> None:
     """Main loop of a server: requests come in, workers go out, exits are reported."""
+    fill_standard_descriptors()  # those that the main process has opened may not be inherited
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGCHLD, _do_nothing)
     keep_blocks_of_workers()

@@ -29,6 +29,7 @@ import numpy as np
 import numpy.typing as npt
 
 from torchrl_hts._processes.linux import anonymous_memory, is_anonymous_memory
+from torchrl_hts._processes.standard_descriptors import fill_standard_descriptors
 from torchrl_hts._rounds.keys import Key
 from torchrl_hts._rounds.schedule import Schedule
 from torchrl_hts.errors import ResourceError
@@ -226,6 +227,7 @@ class SharedMemory:
         Args:
             storage_dir: a directory for it; None for memory, as far as the system offers that.
         """
+        fill_standard_descriptors()
         fd = anonymous_memory("torchrl_hts") if storage_dir is None else None
         if fd is not None:
             return fd
