@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 import sys
 from types import TracebackType
 
@@ -17,6 +18,20 @@ def _say_what_ended(
         sys.__excepthook__(kind, error, trace)
 
 
+def _open_what_is_closed() -> None:
+    """Have standard streams that lead nowhere for those that this process was started without.
+
+    As by ``cmd <&- >&- 2>&-``. In this order they get the descriptors that they would have.
+    """
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            stream = open(os.devnull, mode)  # noqa: SIM115  to the end of the process
+            os.set_inheritable(stream.fileno(), True)
+            setattr(sys, name, stream)
+            setattr(sys, f"__{name}__", stream)
+
+
+_open_what_is_closed()
 sys.excepthook = _say_what_ended  # as early as can be: a recipe imports this first
 
 for _package in ("matplotlib", "rich"):

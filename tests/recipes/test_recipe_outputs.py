@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import pty
 import signal
+import subprocess
 import sys
 from collections.abc import Callable
 from contextlib import redirect_stderr, redirect_stdout
@@ -12,9 +13,9 @@ from pathlib import Path
 
 import ppo_cartpole
 import pytest
-import script_paths  # noqa: F401  so that the scripts are found
 from recipe_metrics import NAMES
 from recipe_runs import CARTPOLE, assert_equal_runs, run
+from script_paths import RECIPES
 from support.display import Display
 from support.errors import exit_with
 from support.options import parse_options
@@ -103,3 +104,45 @@ def test_what_is_not_lost_is_written(capsys: pytest.CaptureFixture[str]) -> None
         display.say("the one")
     print("the other", file=Output(sys.stderr))
     assert capsys.readouterr() == ("the one\n", "the other\n")
+
+
+PRINTS = """
+import subprocess, sys
+from support.errors import RecipeError, exit_with
+
+def main():
+    print("told", flush=True)
+    subprocess.run(["sh", "-c", "echo told also && echo and here >&2"], check=True)
+    if "fails" in sys.argv:
+        raise RecipeError("what is wrong")
+    return 3
+
+exit_with(main)
+"""
+
+
+def without(closed: str, *command: str) -> subprocess.CompletedProcess[str]:
+    """Run Python with standard descriptors closed."""
+    shell = ["sh", "-c", f'exec "$@" {closed}', "sh", sys.executable]
+    return subprocess.run(
+        [*shell, *command], capture_output=True, text=True, cwd=RECIPES, timeout=200, check=False
+    )
+
+
+@pytest.mark.parametrize("fails", [False, True])
+@pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
+def test_a_script_without_standard_streams(closed: str, fails: bool) -> None:
+    """What is said goes nowhere, or where it would without."""
+    done = without(closed, "-c", PRINTS, *["fails"] * fails)
+    assert done.returncode == (1 if fails else 3)
+    assert done.stdout == ("" if ">&-" in closed.split() else "told\ntold also\n")
+    error = "error: what is wrong\n" * fails
+    assert done.stderr == ("" if "2>&-" in closed else f"and here\n{error}")
+
+
+def test_a_run_without_standard_streams(tmp_path: Path) -> None:
+    """As one is detached over ssh."""
+    run(FLAGS, "--output-dir", str(tmp_path / "whole"))
+    done = without("<&- >&- 2>&-", *FLAGS.split(), f"--output-dir={tmp_path / 'detached'}")
+    assert done.returncode == 0
+    assert_equal_runs(tmp_path / "whole", tmp_path / "detached")
