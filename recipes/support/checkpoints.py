@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from support.errors import RecipeError, quoted
-from support.old_runs import checkpoints_in
+from support.old_runs import checkpoints_in, moved
 
 __all__ = ["Checkpoints", "of_another_version", "read_saved", "save_atomically", "write_atomically"]
 
@@ -25,7 +25,7 @@ class Checkpoints:
     are written before it.
 
     Args:
-        directory: where they lie; made if missing.
+        directory: where they lie; made if missing, but not what it lies in.
         keep: how many of the newest are kept, at least 1.
     """
 
@@ -91,8 +91,10 @@ class Checkpoints:
 
     def _write(self, path: Path, state: dict[str, Any]) -> None:
         try:
-            self.directory.mkdir(parents=True, exist_ok=True)
+            self.directory.mkdir(exist_ok=True)
             save_atomically(path, state)
+        except FileNotFoundError as error:
+            raise moved(self.directory.parent) from error
         except OSError as error:
             others = self.paths()
             newest = f"the newest is {others[-1].name}" if others else "there is none yet"
@@ -196,9 +198,11 @@ def write_atomically(path: Path, content: bytes | memoryview) -> None:
             file.flush()
             os.fsync(file.fileno())
         temporary.replace(path)
-    except BaseException:
+    except BaseException as error:
         with contextlib.suppress(OSError):
             temporary.unlink()
+        if isinstance(error, OSError):  # which names the other file, or none
+            error.filename, error.filename2 = str(path), None
         raise
     directory = os.open(path.parent, os.O_RDONLY)
     try:

@@ -14,6 +14,7 @@ from support.checkpoints import save_atomically
 from support.films import try_out
 from support.metrics import Row, Table, evaluation_metrics
 from support.options import RunOptions
+from support.output_dir import Claim
 from torchrl_hts import Evaluation, Evaluator, HTSCollector, ResourceError, WorkerError
 
 __all__ = ["Evaluations"]
@@ -81,8 +82,13 @@ class Evaluations:
             fps=self._video_fps,
         )
 
-    def open(self) -> None:
-        """Open evaluations.csv, after a state was loaded; rows that it doesn't know are dropped."""
+    def open(self, claim: Claim) -> None:
+        """Open evaluations.csv, after a state was loaded; rows that it doesn't know are dropped.
+
+        Args:
+            claim: of the output directory.
+        """
+        self._claim = claim
         self._table = Table(self._output_dir / "evaluations.csv", keep=self._kept_rows)
 
     @property
@@ -115,12 +121,14 @@ class Evaluations:
         for evaluation in finished:
             self._table.append(evaluation_metrics(evaluation))
             if evaluation.mean > self._best:
-                self._best = evaluation.mean
-                best = {"step": evaluation.step, "return": evaluation.mean}
-                save_atomically(
-                    self._output_dir / "best.pt", {**best, "policy": evaluation.parameters}
-                )
+                self._keep(evaluation)
         return finished
+
+    def _keep(self, evaluation: Evaluation) -> None:
+        self._claim.check()
+        self._best = evaluation.mean
+        best = {"step": evaluation.step, "return": evaluation.mean}
+        save_atomically(self._output_dir / "best.pt", {**best, "policy": evaluation.parameters})
 
     def _replace_evaluator(self, failure: WorkerError) -> None:
         """Play what is pending in a new process; go on without one if that fails too often."""

@@ -13,6 +13,7 @@ from support.errors import RecipeError, quoted
 __all__ = [
     "busy",
     "checkpoints_in",
+    "moved",
     "newest_step",
     "refuse_busy",
     "refuse_no_run",
@@ -63,6 +64,14 @@ def busy(directory: Path, *, resumes: bool) -> RecipeError:
     """The error of a directory in which another run is at work."""
     other = "" if resumes else ", or give another --output-dir"
     return RecipeError(f"another run is at work in {directory}: wait for its end{other}")
+
+
+def moved(directory: Path) -> RecipeError:
+    """The error of a run whose directory, or the lock in it, is not where it was."""
+    return RecipeError(
+        f"{directory}, or its .lock, was moved or removed while this run wrote to it: put it back, "
+        f"then go on with --resume {quoted(directory)}"
+    )
 
 
 def refuse_old_run(directory: Path) -> None:

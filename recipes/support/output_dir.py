@@ -14,13 +14,14 @@ from typing import TYPE_CHECKING, TextIO
 
 from support.errors import RecipeError
 from support.launch import is_own, own_run
-from support.old_runs import busy, refuse_old_run
+from support.old_runs import busy, moved, refuse_old_run
 from support.options import RunOptions
 
 if TYPE_CHECKING:
     from torchrl_hts import World
 
 __all__ = [
+    "Claim",
     "check_files",
     "check_shared",
     "claim_output_dir",
@@ -91,7 +92,43 @@ def check_files(**files: Path | None) -> None:
                 raise RecipeError(f"--{name} {file} is a directory: name a file in it")
 
 
-def claim_output_dir(directory: Path, *, holds_own_run: bool, resumes: bool = False) -> TextIO:
+class Claim:
+    """A directory that others keep out of, until this is closed.
+
+    Args:
+        directory: the directory.
+        lock: its file that is locked.
+    """
+
+    def __init__(self, directory: Path, lock: TextIO) -> None:
+        self.directory = directory
+        self._lock = lock
+
+    def holds(self) -> bool:
+        """Whether it is where it was, and no other in its place; others may come in if not."""
+        try:
+            found = os.stat(self._lock.name)
+        except (FileNotFoundError, NotADirectoryError):
+            return False
+        return os.path.samestat(found, os.fstat(self._lock.fileno()))
+
+    def check(self) -> None:
+        """Raise RecipeError if it is not."""
+        if not self.holds():
+            raise moved(self.directory)
+
+    def close(self) -> None:
+        """Let others in."""
+        self._lock.close()
+
+    def __enter__(self) -> Claim:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+
+def claim_output_dir(directory: Path, *, holds_own_run: bool, resumes: bool = False) -> Claim:
     """Make the directory, and keep other runs out of it until what is returned is closed.
 
     Args:
@@ -122,7 +159,7 @@ def claim_output_dir(directory: Path, *, holds_own_run: bool, resumes: bool = Fa
     except BaseException:
         lock.close()
         raise
-    return lock
+    return Claim(directory, lock)
 
 
 def check_shared(directory: Path, world: World) -> None:

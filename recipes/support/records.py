@@ -7,7 +7,6 @@ import json
 import math
 from collections.abc import Mapping, Sequence
 from operator import itemgetter
-from pathlib import Path
 from statistics import fmean
 from typing import Any
 
@@ -24,6 +23,7 @@ from support.metrics import (
     time_metrics,
 )
 from support.options import RunOptions, to_json
+from support.output_dir import Claim
 from support.states import machine, versions, with_this_start
 from torchrl_hts import EpisodeReturns, Evaluation, Statistics
 
@@ -36,7 +36,7 @@ class Records:
     Args:
         recipe: its name.
         options: its options.
-        output_dir: that the files go to.
+        claim: of the directory that the files go to.
         display: that shows the newest row, and says what has to be said.
         run_id: of the run, at W&B too unless that has another name for it.
         earlier_names: of the run at W&B, if it has been there.
@@ -55,7 +55,7 @@ class Records:
         self,
         recipe: str,
         options: RunOptions,
-        output_dir: Path,
+        claim: Claim,
         display: Display,
         *,
         run_id: str,
@@ -65,7 +65,8 @@ class Records:
         elapsed_before_s: float,
         first_step: int,
     ) -> None:
-        self._options, self._output_dir, self._display = options, output_dir, display
+        self._options, self._claim, self._display = options, claim, display
+        output_dir = claim.directory
         self._elapsed_before_s = elapsed_before_s
         self._last_speed = (first_step, 0.0)
         self.run_id = run_id
@@ -165,7 +166,12 @@ class Records:
             self._logger.log_metrics(metrics, step=int(row["step"]))
 
     def sync(self) -> None:
-        """Have all rows on the disk."""
+        """Have all rows on the disk.
+
+        Raises:
+            RecipeError: if they can't be, or the directory is not where it was.
+        """
+        self._claim.check()
         self._metrics.sync()
 
     def close(self, title: str, evaluations: Sequence[Row], exit_code: int) -> None:
@@ -182,8 +188,8 @@ class Records:
             closing.callback(self._metrics.close)
 
     def _draw_curve(self, title: str, evaluations: Sequence[Row]) -> None:
-        file = self._output_dir / "curve.png"
-        if self._metrics.rows:
+        file = self._claim.directory / "curve.png"
+        if self._metrics.rows and self._claim.holds():
             try:
                 draw_curve(file, title, self._metrics.rows, evaluations)
             except OSError as error:  # no reason to hide how the run ended

@@ -102,12 +102,12 @@ class Run:
         """Claim the directory, and go on with what is there; if that fails, close what is open."""
         with contextlib.ExitStack() as undoing:
             if self._world.is_first:
-                self._lock = claim_output_dir(
+                self._claim = claim_output_dir(
                     self.output_dir,
                     holds_own_run=resumes,
                     resumes=self.options.resume is not None,
                 )
-                undoing.callback(self._lock.close)
+                undoing.callback(self._claim.close)
             check_shared(self.output_dir, self._world)
             self._evaluations = Evaluations(
                 self.options,
@@ -127,7 +127,7 @@ class Run:
                 self._records = Records(
                     self._recipe,
                     self.options,
-                    self.output_dir,
+                    self._claim,
                     self._display,
                     run_id=self._id,
                     earlier_names=self._wandb_names,
@@ -138,7 +138,7 @@ class Run:
                 )
                 undoing.callback(self._close_records, failed=True)
                 self._id = self._records.run_id
-                self._evaluations.open()
+                self._evaluations.open(self._claim)
                 self._records.catch_up(self._evaluations.rows)
             undoing.pop_all()
 
@@ -174,7 +174,7 @@ class Run:
             if stops:  # torchrun ends all when the first has ended with an error
                 closing.callback(self._world.gather, None)
             if self._world.is_first:
-                closing.callback(self._lock.close)
+                closing.callback(self._claim.close)
                 closing.callback(self._close_records, failed=exception[0] is not None)
             closing.callback(self._evaluations.close)
             closing.callback(self._display.__exit__, *exception)

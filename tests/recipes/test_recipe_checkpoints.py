@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import resource
-import signal
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -73,20 +70,8 @@ def test_a_checkpoint_that_cannot_be_read_is_not_called_damaged(tmp_path: Path) 
         checkpoints.load()
 
 
-@pytest.fixture
-def full_disk() -> Iterator[int]:
-    """No file of this process may grow beyond so many bytes; a write beyond fails."""
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-    limit = 50_000
-    resource.setrlimit(resource.RLIMIT_FSIZE, (limit, before[1]))
-    yield limit
-    resource.setrlimit(resource.RLIMIT_FSIZE, before)
-    signal.signal(signal.SIGXFSZ, handler)
-
-
 def test_a_full_disk_leaves_the_old_checkpoint_whole(tmp_path: Path, full_disk: int) -> None:
-    checkpoints = Checkpoints(tmp_path / "run" / "checkpoints", keep=1)
+    checkpoints = Checkpoints(tmp_path / "checkpoints", keep=1)
     checkpoints.save(1, {"values": torch.arange(10)})
     with pytest.raises(
         RecipeError, match=r"can't save.*step-0*2.*File too large.*whole, the newest is step-0*1.pt"
@@ -94,6 +79,20 @@ def test_a_full_disk_leaves_the_old_checkpoint_whole(tmp_path: Path, full_disk: 
         checkpoints.save(2, {"values": torch.arange(full_disk)})
     assert checkpoints.load()["values"].equal(torch.arange(10))
     assert [path.name for path in checkpoints.directory.iterdir()] == ["step-000000000001.pt"]
+
+
+def test_a_run_that_is_moved_is_not_begun_again_where_it_was(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    run.mkdir()
+    checkpoints = Checkpoints(run / "checkpoints", keep=3)
+    checkpoints.save(1, {})
+    run.rename(tmp_path / "moved")
+    for save in (checkpoints.save, lambda step, state: checkpoints.save_part(step, 1, 2, state)):
+        with pytest.raises(
+            RecipeError, match=rf"{run}, or .* was moved or removed .*--resume {run}"
+        ):
+            save(2, {})
+    assert [path.name for path in tmp_path.iterdir()] == ["moved"]
 
 
 def test_the_old_file_stays_until_the_new_one_is_whole(tmp_path: Path, full_disk: int) -> None:

@@ -176,6 +176,35 @@ def test_a_disk_that_fills_up(
     assert_equal_runs(whole, tmp_path)
 
 
+@pytest.mark.parametrize("anew", [False, True], ids=["gone", "another"])
+@pytest.mark.parametrize("interval", [0, 128], ids=["evaluations", "checkpoints"])
+def test_a_directory_that_is_moved_in_mid_run(
+    whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, anew: bool, interval: int
+) -> None:
+    """Nothing is written where it was; what is in it goes on, wherever it is."""
+    record, calls = Run.record, 0
+    there, moved = tmp_path / "run", tmp_path / "moved"
+
+    def moving(*args: Any) -> None:
+        nonlocal calls
+        calls += 1
+        if calls == 7:  # in the fourth round
+            there.rename(moved)
+            if anew:
+                there.mkdir()
+        record(*args)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Run, "record", moving)
+        output = run(f"{FLAGS} {interval}", "--output-dir", str(there), code=1)
+    assert f"error: {there}, or its .lock, was moved or removed" in output
+    assert f"then go on with --resume {there}" in output
+    assert "curve.png" not in output
+    assert list(there.rglob("*")) == []
+    run("ppo_cartpole.py", "--resume", str(moved))
+    assert_equal_runs(whole, moved)
+
+
 def test_a_file_that_may_not_grow(whole: Path, tmp_path: Path) -> None:
     """By the limit of the system itself, in a process of its own."""
     copied = shutil.copytree(whole, tmp_path / "run")
