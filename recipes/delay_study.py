@@ -26,7 +26,7 @@ from statistics import fmean
 from typing import Any
 
 from support.classic import TASKS, Settings
-from support.errors import RecipeError, exit_with
+from support.errors import ONCE_MORE, RecipeError, exit_with
 from support.start import announce, parse_or_exit
 from support.study import VARIANTS, draw, load, parse, read_cell, table
 
@@ -331,4 +331,4 @@ def main(given: argparse.Namespace) -> int:
 
 
 if __name__ == "__main__":
-    exit_with(lambda: main(GIVEN))
+    exit_with(lambda: main(GIVEN), ONCE_MORE)

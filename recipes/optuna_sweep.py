@@ -19,7 +19,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from support.errors import RecipeError, exit_with
+from support.errors import ONCE_MORE, RecipeError, exit_with
 from support.flags import counted, integer
 from support.old_runs import refuse_busy
 from support.output_dir import claim_output_dir
@@ -148,4 +148,4 @@ def main(options: argparse.Namespace) -> int:
 
 if __name__ == "__main__":
     given = parse_or_exit(parse)
-    exit_with(lambda: main(given))
+    exit_with(lambda: main(given), ONCE_MORE)

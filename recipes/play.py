@@ -20,7 +20,7 @@ from pathlib import Path
 from statistics import fmean, pstdev
 from typing import TYPE_CHECKING, Any
 
-from support.errors import RecipeError, exit_with
+from support.errors import ONCE_MORE, RecipeError, exit_with
 from support.flags import integer, positive
 from support.old_runs import refuse_no_run
 from support.output_dir import check_files
@@ -184,4 +184,4 @@ def play(
 if __name__ == "__main__":
     OPTIONS = parse_or_exit(parse)
     announce("importing torch and torchrl")
-    exit_with(lambda: main(OPTIONS))
+    exit_with(lambda: main(OPTIONS), ONCE_MORE)

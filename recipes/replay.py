@@ -34,7 +34,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from support.errors import RecipeError, exit_with
+from support.errors import ONCE_MORE, RecipeError, exit_with
 from support.flags import integer, positive
 from support.old_runs import refuse_no_run
 from support.output_dir import check_files
@@ -161,4 +161,4 @@ def one_episode(
 if __name__ == "__main__":
     OPTIONS = parse_or_exit(parse)
     announce("importing torch and torchrl")
-    exit_with(lambda: main(OPTIONS))
+    exit_with(lambda: main(OPTIONS), ONCE_MORE)

@@ -14,6 +14,7 @@ from typing import NoReturn, TextIO, cast
 from support.outputs import Output
 
 __all__ = [
+    "ONCE_MORE",
     "InterruptedTwice",
     "RecipeError",
     "exit_with",
@@ -22,6 +23,8 @@ __all__ = [
     "what_users_can_mend",
 ]
 
+ONCE_MORE = "Make room, then give the same command again"
+_RESUME = "Checkpoints are whole: make room, then go on with --resume"
 _NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
@@ -45,10 +48,14 @@ class InterruptedTwice(KeyboardInterrupt):
         super().__init__(f"interrupted {'after' if saved else 'before'} the run was saved")
 
 
-def exit_with(main: Callable[[], int]) -> NoReturn:
+def exit_with(main: Callable[[], int], if_full: str = _RESUME) -> NoReturn:
     """Run a recipe and end the process with its exit code; 1 and a message if it fails.
 
     What it prints may be lost meanwhile; see `Output`.
+
+    Args:
+        main: runs it.
+        if_full: what to do where a disk is full.
     """
     try:
         output = Output(sys.stdout)
@@ -59,7 +66,7 @@ def exit_with(main: Callable[[], int]) -> NoReturn:
         print(f"error: {error}", file=Output(sys.stderr), flush=True)
         code = 1
     except OSError as error:
-        code = _told(error)
+        code = _told(error, if_full)
     except KeyboardInterrupt as interrupt:
         print(
             f"error: {str(interrupt) or 'interrupted'}",
@@ -70,14 +77,15 @@ def exit_with(main: Callable[[], int]) -> NoReturn:
     sys.exit(code)
 
 
-def _told(error: OSError) -> int:
+def _told(error: OSError, if_full: str) -> int:
     """Say of a file that it is in the way; returns the exit code."""
     if error.errno in _NO_SPACE:
         name = "a file" if error.filename is None else error.filename
-        said = f"{name} can't be written: {error.strerror}. Checkpoints are whole: make room, then "
-        said += "go on with --resume"
+        said = f"{name} can't be written: {error.strerror}. {if_full}"
     elif error.filename is not None and error.strerror:
         said = f"{error.filename} can't be read or written: {error.strerror}"
+    elif isinstance(error, FileNotFoundError) and error.strerror:  # of tempfile, which has looked
+        said = f"{error.strerror}: set TMPDIR to a directory that can be written to"
     else:
         raise error
     print(f"error: {said}", file=Output(sys.stderr), flush=True)

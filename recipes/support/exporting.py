@@ -5,6 +5,7 @@ Axes: B observations at a time.
 
 from __future__ import annotations
 
+import io
 import warnings
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -18,6 +19,7 @@ from tensordict.nn import TensorDictModuleBase, TensorDictSequential
 from torch import Tensor, nn
 from torchrl.envs.utils import ExplorationType, set_exploration_type
 
+from support.checkpoints import write_atomically
 from support.errors import RecipeError
 from support.exportable import exportable
 
@@ -107,13 +109,14 @@ def export(
     with torch.no_grad():
         states = acting.zeros(observations)
         program = _exported(acting, observations, states)
-        file.parent.mkdir(parents=True, exist_ok=True)
-        torch.export.save(program, file)
-        loaded = torch.export.load(file).module()
+        content = io.BytesIO()
+        torch.export.save(program, content)
+        loaded = torch.export.load(content).module()
         for some in (observations, observations[:1]):
             if not _act_alike(acting, loaded, some, {k: v[: len(some)] for k, v in states.items()}):
-                file.unlink()
                 raise RecipeError("the exported policy gives other actions: it was not kept")
+    file.parent.mkdir(parents=True, exist_ok=True)
+    write_atomically(file, content.getbuffer())
     return len(observations), {name: list(state.shape[1:]) for name, state in states.items()}
 
 

@@ -108,8 +108,9 @@ class Table:
             ) from error
 
     def close(self) -> None:
-        """Close the file."""
-        self._file.close()
+        """Close the file; what could not be written before is not written now either."""
+        with self._writing():
+            self._file.close()
 
 
 def episode_metrics(returns: EpisodeReturns) -> Row:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import importlib
 import json
+import resource
 import shutil
 import sys
 from collections.abc import Iterator
@@ -14,7 +15,7 @@ from pathlib import Path
 import gymnasium as gym
 import pytest
 import torch
-from recipe_runs import CARTPOLE, run
+from recipe_runs import CARTPOLE, run, start
 from replaying import play
 from script_paths import RECIPES
 from small_recipes import SMALL, options_of
@@ -102,9 +103,9 @@ def shown(warm_servers: None, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_films(shown: Path, tmp_path: Path) -> None:
     pytest.importorskip("imageio_ffmpeg")
-    for name, start in (("a.mp4", b"ftyp"), ("b.gif", b"GIF89a")):
+    for name, first in (("a.mp4", b"ftyp"), ("b.gif", b"GIF89a")):
         play(shown, "--max-steps", 5, "--episodes", 1, "--video", tmp_path / name)
-        assert start in (tmp_path / name).read_bytes()[:16]
+        assert first in (tmp_path / name).read_bytes()[:16]
 
 
 @pytest.mark.parametrize("name", ["a.mp4", "b.gif"])
@@ -155,6 +156,21 @@ def test_an_exported_policy_acts_alike(trained: Path, tmp_path: Path) -> None:
     assert "gives the same actions on 64 observations" in play(trained, "--export", file)
     actions = torch.export.load(file).module()(observation=torch.randn(7, 4))
     assert actions.shape == (7,)
+
+
+def test_a_disk_without_room_for_an_export(trained: Path, tmp_path: Path) -> None:
+    """There is no run to go on with, and nothing of the file."""
+
+    def limit() -> None:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))
+
+    file = tmp_path / "policy.pt2"
+    process = start("play.py", str(trained), "--export", str(file), preexec_fn=limit)
+    output, _ = process.communicate(timeout=100)
+    assert process.returncode == 1
+    assert f"error: {file} can't be written: File too large. Make room, then give" in output
+    assert "--resume" not in output
+    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize("recipe", SMALL)

@@ -9,6 +9,7 @@ import re
 import resource
 import shutil
 import signal
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -225,6 +226,18 @@ def test_a_file_that_may_not_grow(whole: Path, tmp_path: Path) -> None:
     assert kept.read_bytes() == content
     run("ppo_cartpole.py", "--resume", str(copied))
     assert_equal_runs(whole, copied)
+
+
+def test_a_machine_without_a_place_for_temporary_files(
+    full_disk: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As replay.py needs, and films."""
+    monkeypatch.setattr(tempfile, "tempdir", None)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, resource.getrlimit(resource.RLIMIT_FSIZE)[1]))
+    with pytest.raises(SystemExit, match="1"):
+        exit_with(lambda: len(tempfile.mkdtemp()))
+    said = capsys.readouterr().err
+    assert re.match(r"error: No usable temporary directory .*: set TMPDIR to a directory", said)
 
 
 def test_a_training_that_diverges_says_so(tmp_path: Path) -> None:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 from pathlib import Path
 
 import pytest
 import script_paths  # noqa: F401  so that the scripts are found
-from support.errors import RecipeError
+from support.errors import RecipeError, exit_with
 from support.metrics import Table, curve
 
 ROWS = [{"step": 10 * i, "loss/critic": 0.1 * i} for i in range(1, 4)]
@@ -65,6 +66,27 @@ def test_a_table_that_is_cut_off_or_damaged_is_left_as_it_is(tmp_path: Path) -> 
         with pytest.raises(RecipeError, match="put the file back as it was"):
             Table(path, keep=3)
         assert path.read_bytes() == broken
+
+
+def test_a_disk_that_fills_up_is_told_with_what_to_do(
+    tmp_path: Path, full_disk: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Closing meets it a second time, since half a row is left to be written."""
+    file = tmp_path / "metrics.csv"
+
+    def main() -> int:
+        with contextlib.ExitStack() as closing:
+            table = Table(file)
+            closing.callback(table.close)
+            table.append(ROWS[0])
+            table.append({**ROWS[1], "loss/critic": "1" * full_disk})  # type: ignore[dict-item]
+        return 0
+
+    with pytest.raises(SystemExit, match="1"):
+        exit_with(main)
+    said = capsys.readouterr().err
+    assert said.startswith(f"error: {file} can't be written: File too large.")
+    assert f"--resume {tmp_path}" in said
 
 
 def rows_of(name: str, *values: float) -> list[dict[str, float]]:
