@@ -5,10 +5,11 @@ Nothing here imports torch.
 
 from __future__ import annotations
 
-import json
 import os
 import socket
 from pathlib import Path
+
+from support.configuration import read_config
 
 __all__ = ["is_first", "is_first_here", "is_own", "launch_name", "own_run"]
 
@@ -52,10 +53,10 @@ def is_own(directory: Path) -> bool:
     if name is None or (os.environ["TORCHELASTIC_RUN_ID"] == _UNNAMED and restarts == "0"):
         return False
     try:
-        config = json.loads((directory / "config.json").read_text())
+        config = read_config(directory / "config.json")
     except (OSError, ValueError):  # whoever opens it says what is wrong
         return False
-    return isinstance(config, dict) and config.get("launch") == name
+    return bool(config.get("launch") == name)
 
 
 def own_run(directory: Path, name: str) -> Path | None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 import math
 import sys
 import textwrap
@@ -14,6 +13,7 @@ from dataclasses import MISSING, Field, asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, ClassVar, Literal, TypeVar
 
+from support.configuration import read_config
 from support.errors import RecipeError
 from support.flags import HelpFormatter, as_switches, integer
 from support.launch import is_first, is_own, launch_name
@@ -227,7 +227,7 @@ def parse_options(
     file = chosen["resume"] / "config.json"
     config = None
     try:
-        config = json.loads(file.read_text())
+        config = read_config(file)
         saved = from_json(options_class, config["options"])
     except (FileNotFoundError, NotADirectoryError):
         raise RecipeError(
@@ -237,11 +237,10 @@ def parse_options(
     except OSError as error:
         raise RecipeError(f"{file} can't be read: {error.strerror}") from error
     except (ValueError, KeyError, TypeError, AttributeError, RecipeError) as error:
-        recipe = config.get("recipe") if isinstance(config, dict) else None
         advice = (
             "put the file back as it was, or begin anew with another --output-dir"
-            if recipe is None
-            else f"it is of {recipe!r}: resume with that, of the version that made it"
+            if config is None
+            else f"it is of {config['recipe']!r}: resume with that, of the version that made it"
         )
         raise RecipeError(
             f"{file} is not the configuration of a run of this recipe ({error}); {advice}"
@@ -281,7 +280,9 @@ def from_json(options_class: type[Options], values: dict[str, Any]) -> Options:
     """
     hints = typing.get_type_hints(options_class)
     for name, value in values.items():
-        if name in hints and not _fits(value, hints[name]):
+        if name not in hints:
+            raise TypeError(f"it has an option {_flag(name)}, which is unknown here")
+        if not _fits(value, hints[name]):
             raise TypeError(f"{_flag(name)} can't be {value!r}")
     restored = {
         name: Path(value) if value is not None and _without_none(hints[name]) is Path else value

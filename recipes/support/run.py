@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -15,6 +14,7 @@ from tensordict import TensorDictBase
 from torch import Tensor
 
 from support.checkpoints import Checkpoints, save_atomically
+from support.configuration import read_config
 from support.display import Display
 from support.errors import RecipeError, quoted
 from support.evaluations import Evaluations
@@ -371,7 +371,7 @@ class Run:
 
     def _resume(self) -> int:
         """Load the newest checkpoint; returns the rows of metrics before it."""
-        config = json.loads((self.output_dir / "config.json").read_text())
+        config = read_config(self.output_dir / "config.json")
         self._wandb_names = config.get("wandb")
         self._earlier_starts = starts_of(config)
         newest, world = self._told(self._checkpoints.newest), self._world

@@ -8,7 +8,6 @@ how those of its training are made, and ``VIDEO_FPS`` are the frames per second 
 from __future__ import annotations
 
 import importlib
-import json
 import re
 import sys
 from collections.abc import Callable, Mapping
@@ -21,6 +20,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from support.checkpoints import read_saved
+from support.configuration import read_config
 from support.errors import RecipeError, explaining
 from support.old_runs import newest_step, refuse_no_run
 from support.options import RunOptions, from_json
@@ -106,15 +106,15 @@ def open_run(directory: Path, script: Path | None = None) -> TrainedRun:
     refuse_no_run(directory)
     file = directory / "config.json"
     try:
-        config = json.loads(file.read_text())
-        name, values = config["recipe"], dict(config["options"])
+        config = read_config(file)
     except OSError as error:
         raise RecipeError(f"{file} can't be read: {error.strerror}") from error
-    except (ValueError, KeyError, TypeError) as error:
+    except ValueError as error:
         raise RecipeError(f"{file} is damaged ({error}): put the file back as it was") from error
+    name = config["recipe"]
     recipe = _module(name, script, file)
     try:
-        options = from_json(recipe.Options, values)
+        options = from_json(recipe.Options, config["options"])
     except (ValueError, KeyError, TypeError, AttributeError, RecipeError) as error:
         raise RecipeError(
             f"{file} doesn't fit this {name} ({error}): use the version that made it"

@@ -18,6 +18,7 @@ from support.metrics import Table
 from support.old_runs import refuse_old_run
 from support.options import differences, from_json, parse_options, to_json
 from support.study import parse
+from support.trained import open_run
 
 
 def test_each_field_is_a_flag_of_its_type() -> None:
@@ -189,7 +190,9 @@ def test_only_a_run_can_be_resumed(tmp_path: Path) -> None:
         parse_options(Options, "", ["--resume", str(tmp_path)])
 
 
-@pytest.mark.parametrize("content", ["", "{", "[]", "0", '{"options": []}', '{"options": null}'])
+@pytest.mark.parametrize(
+    "content", ["", "{", "[]", "0", "[" * 100_000, '{"options": []}', '{"options": null}']
+)
 def test_a_damaged_configuration(tmp_path: Path, content: str) -> None:
     (tmp_path / "config.json").write_text(content)
     with pytest.raises(RecipeError, match=r"not the configuration.*put the file back"):
@@ -200,6 +203,35 @@ def test_a_damaged_configuration(tmp_path: Path, content: str) -> None:
 def test_an_option_of_another_type(tmp_path: Path, value: object) -> None:
     with pytest.raises(RecipeError, match=re.escape(f"--steps can't be {value!r}")):
         parse_options(Options, "", ["--resume", str(saved_run(tmp_path, steps=value))])
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("starts", "x"),
+        ("starts", [{}]),
+        ("starts", [{"step": 0, "versions": {}, "machine": "this"}]),
+        ("wandb", "x"),
+        ("wandb", {}),
+        ("versions", []),
+        ("id", 3),
+        ("recipe", [1]),
+    ],
+)
+def test_what_else_a_configuration_holds(tmp_path: Path, name: str, value: object) -> None:
+    """Nobody is to stumble over it after the imports, or at the end of a film."""
+    file = saved_run(tmp_path) / "config.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), name: value}))
+    said = rf"its {name} can't be {re.escape(repr(value)[:40])}.*put the file back as it was"
+    with pytest.raises(RecipeError, match=said):
+        parse_options(Options, "", ["--resume", str(tmp_path)])
+    with pytest.raises(RecipeError, match=said):
+        open_run(tmp_path)
+
+
+def test_an_option_that_is_unknown_is_called_so(tmp_path: Path) -> None:
+    with pytest.raises(RecipeError, match=r"an option --colour, which is unknown here.*of 'r'"):
+        parse_options(Options, "", ["--resume", str(saved_run(tmp_path, colour="red"))])
 
 
 def test_a_configuration_that_cant_be_read(tmp_path: Path) -> None:

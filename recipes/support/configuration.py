@@ -1,0 +1,54 @@
+"""The config.json of a run: read, and looked at before anything is begun with it.
+
+Nothing here imports torch.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+__all__ = ["read_config"]
+
+
+def read_config(file: Path) -> dict[str, Any]:
+    """What a config.json holds.
+
+    Raises:
+        OSError: if it can't be read.
+        ValueError: if it is damaged; says where. `from_json` looks at the options themselves.
+    """
+    try:
+        config = json.loads(file.read_text())
+    except RecursionError:
+        raise ValueError("brackets within brackets without an end") from None
+    if not isinstance(config, dict):
+        raise ValueError(f"it holds a {type(config).__name__}")
+    for name, kind in (("recipe", str), ("options", dict)):
+        if not isinstance(config.get(name), kind):
+            raise _wrong(name, config.get(name))
+    for name in ("versions", "machine"):
+        if not isinstance(config.get(name, {}), dict):
+            raise _wrong(name, config[name])
+    if not isinstance(config.get("id", ""), str):
+        raise _wrong("id", config["id"])
+    starts, names = config.get("starts") or [], config.get("wandb")
+    if not (isinstance(starts, list) and all(map(_is_start, starts))):
+        raise _wrong("starts", starts)
+    if names is not None and not (isinstance(names, dict) and {"id", "name"} <= names.keys()):
+        raise _wrong("wandb", names)
+    return config
+
+
+def _is_start(start: Any) -> bool:
+    return (
+        isinstance(start, dict)
+        and isinstance(start.get("step"), int)
+        and all(isinstance(start.get(name), dict) for name in ("versions", "machine"))
+    )
+
+
+def _wrong(name: str, value: object) -> ValueError:
+    shown = repr(value)
+    return ValueError(f"its {name} can't be {shown[:40]}{'...' * (len(shown) > 40)}")
