@@ -108,7 +108,14 @@ def main(options: argparse.Namespace) -> int:
     """Plays trials until there are enough; returns the exit code."""
     try:
         from optuna.trial import TrialState
-        from support.sweep_study import best_of, draw, is_complete, open_study, run_of
+        from support.sweep_study import (
+            best_of,
+            draw,
+            explaining_study,
+            is_complete,
+            open_study,
+            run_of,
+        )
 
         sweep = read_sweep(options.sweep)
     except ModuleNotFoundError as error:
@@ -121,7 +128,7 @@ def main(options: argparse.Namespace) -> int:
         if signal.getsignal(number) is not signal.SIG_IGN:  # as SIGHUP is under nohup
             signal.signal(number, signal.default_int_handler)
     folder = options.output_dir
-    with claim_output_dir(folder, holds_own_run=True):
+    with claim_output_dir(folder, holds_own_run=True), explaining_study(folder):
         study = open_study(folder, sweep, options.arguments, options.sweep_seed)
         while not is_complete(study, options.trials):
             trial = study.ask(dict(sweep.space))

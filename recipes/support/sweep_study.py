@@ -2,21 +2,44 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import json
-from collections.abc import Sequence
+import sqlite3
+from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import optuna
 from optuna import Study, Trial
+from optuna.exceptions import StorageInternalError
 from optuna.trial import FrozenTrial, TrialState
+from sqlalchemy.exc import SQLAlchemyError
 
 from support.checkpoints import write_atomically
 from support.errors import RecipeError
 from support.sweeps import Sweep
 
-__all__ = ["best_of", "draw", "is_complete", "open_study", "run_of"]
+__all__ = ["best_of", "draw", "explaining_study", "is_complete", "open_study", "run_of"]
+
+
+@contextlib.contextmanager
+def explaining_study(directory: Path) -> Iterator[None]:
+    """Say in one sentence that the study in a directory can't be read or written.
+
+    Raises:
+        RecipeError: in the place of what the database raises.
+    """
+    try:
+        yield
+    except (SQLAlchemyError, StorageInternalError) as error:
+        inner = error.__cause__ if isinstance(error, StorageInternalError) else error
+        why = str(getattr(inner, "orig", None) or inner)
+        raise RecipeError(
+            f"{directory / 'study.db'} can't be read or written: {why}. Make room if the disk is "
+            "full, or put the file back as it was; then give the same command again"
+        ) from error
 
 
 def open_study(directory: Path, sweep: Sweep, arguments: Sequence[str], seed: int) -> Study:
@@ -34,7 +57,11 @@ def open_study(directory: Path, sweep: Sweep, arguments: Sequence[str], seed: in
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     study = optuna.create_study(
         study_name="sweep",
-        storage=f"sqlite:///{directory.absolute() / 'study.db'}",
+        # Not by its path in the URL: versions of SQLAlchemy read ?, # and % there in several ways.
+        storage=optuna.storages.RDBStorage(
+            "sqlite:///study.db",
+            engine_kwargs={"creator": partial(sqlite3.connect, directory.absolute() / "study.db")},
+        ),
         direction=sweep.direction,
         pruner=optuna.pruners.MedianPruner(n_warmup_steps=sweep.warmup),
         load_if_exists=True,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import resource
 import signal
 import subprocess
 import sys
@@ -284,6 +285,36 @@ def test_a_sweep_whose_trials_have_all_failed_says_where_to_look(sweep: Sweeps) 
     said = rf"all 2 trials have failed; {sweep.directory}/trial-\*.log say why. Raise --trials"
     with pytest.raises(RecipeError, match=said):
         sweep.run(2)
+
+
+@pytest.mark.parametrize("name", ["a?b=c", "a#b", "a%20b", "a{b}", 'a b"c'])
+def test_a_sweep_in_a_directory_of_any_name(sweep: Sweeps, name: str) -> None:
+    """As a file's name, it is no part of a URL."""
+    sweep.directory = sweep.directory.rename(sweep.directory.with_name(name))
+    sweep.draw(4)
+    assert sweep.run(1) == 0
+    assert {path.name for path in sweep.directory.iterdir()} >= {"study.db", "trial-0000"}
+    assert len(sweep.study().trials) == 1
+    assert not [path for path in sweep.directory.parent.iterdir() if path.name.startswith("a")][1:]
+
+
+def test_a_study_that_is_damaged_is_one_sentence(sweep: Sweeps) -> None:
+    (sweep.directory / "study.db").write_text("this is no database, but it is long enough")
+    with pytest.raises(RecipeError, match=r"study\.db can't be read .*: file is not a database\."):
+        sweep.run(1)
+
+
+@pytest.mark.parametrize("begun", [False, True])
+def test_a_study_for_which_there_is_no_room_is_one_sentence(
+    sweep: Sweeps, begun: bool, full_disk: None
+) -> None:
+    hard = resource.getrlimit(resource.RLIMIT_FSIZE)[1]
+    if begun:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (hard, hard))
+        sweep.draw(4)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (4096, hard))
+    with pytest.raises(RecipeError, match=r"study\.db can't be read or written: .*same command"):
+        sweep.run(1)
 
 
 def test_a_recipe_that_can_not_begin_ends_the_sweep(sweep: Sweeps) -> None:
