@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import script_paths  # noqa: F401  so that the scripts are found
 import torch
+from full_disks import full_disk
 from support.checkpoints import Checkpoints, write_atomically
 from support.errors import RecipeError
 
@@ -70,13 +71,12 @@ def test_a_checkpoint_that_cannot_be_read_is_not_called_damaged(tmp_path: Path) 
         checkpoints.load()
 
 
-def test_a_full_disk_leaves_the_old_checkpoint_whole(tmp_path: Path, full_disk: int) -> None:
+def test_a_full_disk_leaves_the_old_checkpoint_whole(tmp_path: Path) -> None:
     checkpoints = Checkpoints(tmp_path / "checkpoints", keep=1)
     checkpoints.save(1, {"values": torch.arange(10)})
-    with pytest.raises(
-        RecipeError, match=r"can't save.*step-0*2.*File too large.*whole, the newest is step-0*1.pt"
-    ):
-        checkpoints.save(2, {"values": torch.arange(full_disk)})
+    said = r"can't save.*step-0*2.*File too large.*whole, the newest is step-0*1.pt"
+    with pytest.raises(RecipeError, match=said), full_disk(50_000):
+        checkpoints.save(2, {"values": torch.arange(50_000)})
     assert checkpoints.load()["values"].equal(torch.arange(10))
     assert [path.name for path in checkpoints.directory.iterdir()] == ["step-000000000001.pt"]
 
@@ -95,11 +95,11 @@ def test_a_run_that_is_moved_is_not_begun_again_where_it_was(tmp_path: Path) -> 
     assert [path.name for path in tmp_path.iterdir()] == ["moved"]
 
 
-def test_the_old_file_stays_until_the_new_one_is_whole(tmp_path: Path, full_disk: int) -> None:
+def test_the_old_file_stays_until_the_new_one_is_whole(tmp_path: Path) -> None:
     path = tmp_path / "file"
     write_atomically(path, b"old")
-    with pytest.raises(OSError, match="too large"):
-        write_atomically(path, bytes(2 * full_disk))
+    with pytest.raises(OSError, match="too large"), full_disk(50_000):
+        write_atomically(path, bytes(100_000))
     assert path.read_bytes() == b"old"
     write_atomically(path, b"new")
     assert path.read_bytes() == b"new"

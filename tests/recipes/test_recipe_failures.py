@@ -17,6 +17,7 @@ import pytest
 import script_paths  # noqa: F401  so that the scripts are found
 import support.checkpoints
 import support.metrics
+from full_disks import full_disk
 from processes import wait_until_gone
 from recipe_runs import CARTPOLE, assert_equal_runs, rows, run, start
 from support.errors import InterruptedTwice, exit_with
@@ -229,12 +230,11 @@ def test_a_file_that_may_not_grow(whole: Path, tmp_path: Path) -> None:
 
 
 def test_a_machine_without_a_place_for_temporary_files(
-    full_disk: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """As replay.py needs, and films."""
     monkeypatch.setattr(tempfile, "tempdir", None)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (0, resource.getrlimit(resource.RLIMIT_FSIZE)[1]))
-    with pytest.raises(SystemExit, match="1"):
+    with pytest.raises(SystemExit, match="1"), full_disk(0):
         exit_with(lambda: len(tempfile.mkdtemp()))
     said = capsys.readouterr().err
     assert re.match(r"error: No usable temporary directory .*: set TMPDIR to a directory", said)

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import script_paths  # noqa: F401  so that the scripts are found
+from full_disks import full_disk
 from support.errors import RecipeError, exit_with
 from support.metrics import Table, curve
 
@@ -69,7 +70,7 @@ def test_a_table_that_is_cut_off_or_damaged_is_left_as_it_is(tmp_path: Path) -> 
 
 
 def test_a_disk_that_fills_up_is_told_with_what_to_do(
-    tmp_path: Path, full_disk: int, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Closing meets it a second time, since half a row is left to be written."""
     file = tmp_path / "metrics.csv"
@@ -79,10 +80,10 @@ def test_a_disk_that_fills_up_is_told_with_what_to_do(
             table = Table(file)
             closing.callback(table.close)
             table.append(ROWS[0])
-            table.append({**ROWS[1], "loss/critic": "1" * full_disk})  # type: ignore[dict-item]
+            table.append({**ROWS[1], "loss/critic": "1" * 100_000})  # type: ignore[dict-item]
         return 0
 
-    with pytest.raises(SystemExit, match="1"):
+    with pytest.raises(SystemExit, match="1"), full_disk(50_000):
         exit_with(main)
     said = capsys.readouterr().err
     assert said.startswith(f"error: {file} can't be written: File too large.")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import importlib
-import resource
 import signal
 import subprocess
 import sys
@@ -13,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from full_disks import full_disk
 from recipe_runs import rows
 from script_paths import RECIPES, ROOT
 from support.errors import RecipeError
@@ -305,15 +305,13 @@ def test_a_study_that_is_damaged_is_one_sentence(sweep: Sweeps) -> None:
 
 
 @pytest.mark.parametrize("begun", [False, True])
-def test_a_study_for_which_there_is_no_room_is_one_sentence(
-    sweep: Sweeps, begun: bool, full_disk: None
-) -> None:
-    hard = resource.getrlimit(resource.RLIMIT_FSIZE)[1]
+def test_a_study_for_which_there_is_no_room_is_one_sentence(sweep: Sweeps, begun: bool) -> None:
     if begun:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (hard, hard))
         sweep.draw(4)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (4096, hard))
-    with pytest.raises(RecipeError, match=r"study\.db can't be read or written: .*same command"):
+    with (
+        full_disk(4096),
+        pytest.raises(RecipeError, match=r"study\.db can't be read or written: .*same command"),
+    ):
         sweep.run(1)
 
 
