@@ -338,6 +338,8 @@ class Spoilt(nn.Module):
                 extra[..., 1] = torch.nan
             if self.fault == "shape":
                 extra = extra[..., :1]
+            if self.fault == "dtype":
+                extra = extra.bfloat16()
             if self.fault == "rows":
                 action, extra = action.repeat(2), extra.repeat(2, 1)
             if self.fault == "exit":
@@ -355,6 +357,7 @@ class TestPolicies:
             ("raise", "KeyError: 'no such neuron'"),
             ("NaN", r"NaN in 'extra' for environment\(s\) \[[0-2, ]+\].*check the learning rate"),
             ("shape", r"'extra' of shape \(1,\) per row.*at start-up it was \(2,\)"),
+            ("dtype", r"'extra' as torch.bfloat16; at start-up, on the CPU, it was float64"),
             ("rows", "Error"),
         ],
     )

@@ -107,10 +107,14 @@ class BatchInference:
         ]
         self.inputs = tuple(key for key, _ in _items(self.examples))
         self.input_rows = [[slot[key] for key in self.inputs] for slot in flat]
-        self.output_rows = [
-            [(as_written(key), slot[key], slot[key].shape[1:]) for key in outputs] for slot in flat
-        ]
         dtypes = {field.key: field.dtype for field in memory.layout.fields}
+        self.output_rows = [
+            [
+                (as_written(key), slot[key], slot[key].shape[1:], slot[key].dtype, dtypes[key])
+                for key in outputs
+            ]
+            for slot in flat
+        ]
         self.outputs_tell_nan = any("float" in dtypes[key] for key in outputs)
         pinned = self.device.type == "cuda"
         # With rows that the policy takes, for padding before there were others.
@@ -172,7 +176,7 @@ class BatchInference:
                 source.take(rows, 0, buffer[at], "clip")
         self.batch_noise[at] = self.noise[slot].take(rows, 0)
         result = self.run(self.policies[slot], size)
-        for key, target, shape in self.output_rows[slot]:
+        for key, target, shape, stored, kind in self.output_rows[slot]:
             written: Any = result[key]
             value = as_array(written)
             if value.shape != (size, *shape):
@@ -180,12 +184,18 @@ class BatchInference:
                     f"the policy wrote {key!r} of shape {value.shape[1:]} per row, in "
                     f"{len(value)} rows; at start-up it was {shape}, and {size} rows were expected"
                 )
+            if value.dtype != stored:
+                raise PolicyError(
+                    f"the policy wrote {key!r} as {written.dtype}; at start-up, on the CPU, it was "
+                    f"{kind}. Under autocast, return x.float(), or let it be for any device: "
+                    "torch.autocast(x.device.type, ...)"
+                )
             value = value[at]
             # One number tells: the sum is NaN where a value is (and where infinities cancel).
-            if value.dtype.kind == "f":
-                total = np.add.reduce(value, None)
-            elif isinstance(written, Tensor) and written.dtype == torch.bfloat16:
+            if kind == "bfloat16":
                 total = written.sum().item()
+            elif "float" in kind:
+                total = np.add.reduce(value, None)
             else:
                 total = 0
             if isnan(total):

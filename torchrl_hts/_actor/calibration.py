@@ -154,7 +154,7 @@ def _measure_with(
         actor.batch_noise[:size] = noise[row_ids]
         inner.clear()
         result = actor.run(policy, size)
-        outputs = [torch.as_tensor(result[key]) for key, _, _ in actor.output_rows[0]]
+        outputs = [torch.as_tensor(result[key]) for key, *_ in actor.output_rows[0]]
         if not takes_nan and any(value.isnan().any() for value in outputs):
             raise ValueError("NaN")
         if len(inner) == num_inner:

@@ -42,6 +42,7 @@ from torchrl_hts._planning.arguments import check_factories, make_policy
 from torchrl_hts._planning.batch_plan import BatchPlan, plan_batch
 from torchrl_hts._planning.pickling import pickle_factories, pickle_policy
 from torchrl_hts._planning.policy_forms import Fitted
+from torchrl_hts._planning.torch_defaults import torchs_defaults
 from torchrl_hts._rounds.entries import leaves
 from torchrl_hts._rounds.shared_memory import Layout, SharedMemory
 from torchrl_hts._rounds.slots import Slots, field_of, policy_tensors
@@ -169,6 +170,7 @@ class Evaluator:
         finally:
             os.close(fd)
 
+    @torchs_defaults()
     def _start(
         self,
         fd: int,

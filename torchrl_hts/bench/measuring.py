@@ -28,6 +28,7 @@ from torchrl_hts._planning.pass_times import median_cpu_time, time_passes
 from torchrl_hts._planning.pickling import pickle_policy
 from torchrl_hts._planning.policy_forms import Fitted
 from torchrl_hts._planning.probe import EnvironmentTimes, GymPlay, time_steps
+from torchrl_hts._planning.torch_defaults import torchs_defaults
 from torchrl_hts._processes.messages import unpickled
 from torchrl_hts.collector import HTSCollector
 
@@ -191,6 +192,7 @@ def measure_learning(make_env: MakeEnv, policy: TensorDictModuleBase, seconds: f
     return median_cpu_time(learn, seconds) / len(batch) if learn() else 0.0
 
 
+@torchs_defaults()
 def _to_run(
     make_env: MakeEnv, policy: TensorDictModuleBase, rows: int
 ) -> tuple[TensorDictModuleBase, TensorDictBase]:

@@ -18,6 +18,7 @@ from torchrl_hts._planning.batch_plan import BatchPlan
 from torchrl_hts._planning.pickling import pickle_factories, pickle_policy
 from torchrl_hts._planning.planner import Planner
 from torchrl_hts._planning.policy_forms import Fitted, transforms_of
+from torchrl_hts._planning.torch_defaults import torchs_defaults
 from torchrl_hts._planning.worker_counts import Tryout, choose_team
 from torchrl_hts._policy.invariance import InvariantSizes
 from torchrl_hts._processes.limits import available_cores, check_descriptors
@@ -33,7 +34,6 @@ from torchrl_hts._supervision.workers import EnvironmentSource, Workers
 from torchrl_hts._world.digest import digest
 from torchrl_hts.collector.rounds import Rounds
 from torchrl_hts.collector.settings import Settings
-from torchrl_hts.collector.torch_defaults import torchs_defaults
 from torchrl_hts.errors import PolicyError
 
 __all__ = ["Started", "Startup"]
