@@ -268,3 +268,20 @@ def test_infinite_entries_of_what_is_trained_stay_as_they_are():
     assert module.bias[2] == -torch.inf
     assert module.bias[0] > 1 > -1 > module.bias[1]
     assert module.weight.isfinite().all()
+
+
+def test_autocast_around_a_block_computes_with_the_parameters_that_are_there():
+    """It keeps what it has cast of parameters until its end."""
+    model = nn.Linear(1, 1, bias=False)
+    nn.init.ones_(model.weight)
+    delayed, one = DelayedGradient(model, lag=1), torch.ones(1, 1)
+    for _ in range(2):
+        with delayed, torch.no_grad():
+            model.weight.mul_(0.5)
+    newest = model.weight.item()
+    with torch.autocast("cpu", torch.bfloat16):
+        assert model(one).item() == newest
+        with delayed:
+            behaviour = model.weight.item()
+            assert model(one).item() == behaviour != newest
+        assert model(one).item() == newest

@@ -14,7 +14,7 @@ from torch.nn.parameter import is_lazy
 from torchrl.trainers import Trainer
 from torchrl.trainers.trainers import TrainerHookBase
 
-from torchrl_hts.delayed_gradient.moving import are_infinite, move_newest
+from torchrl_hts.delayed_gradient.moving import are_infinite, move_newest, put
 from torchrl_hts.delayed_gradient.running_norm import (
     RunningNorm,
     hold,
@@ -190,7 +190,7 @@ class DelayedGradient(TrainerHookBase):  # type: ignore[misc]  # torchrl is unty
             # In place: swapping p.data leaves views stale, and autograd's version counters alone.
             torch._foreach_copy_(newest, live)
             if self._depth > 1:
-                torch._foreach_copy_(live, behaviour)  # I2, I3
+                put(live, behaviour)  # I2, I3
         self._active = True
         note_use(self)
         return self
@@ -207,11 +207,11 @@ class DelayedGradient(TrainerHookBase):  # type: ignore[misc]  # torchrl is unty
         live, behaviour, newest = self._values()
         with torch.no_grad():
             if exc_type is not None:
-                torch._foreach_copy_(live, newest)
+                put(live, newest)
                 return
             if self._depth > 1:
                 move_newest(behaviour, live, newest, self._infinite)
-                torch._foreach_copy_(live, behaviour)
+                put(live, behaviour)
         self._round += 1
 
     def register(self, trainer: Trainer, name: str = "delayed_gradient") -> None:

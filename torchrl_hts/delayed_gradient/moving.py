@@ -7,12 +7,18 @@ from collections.abc import Iterable, Sequence
 import torch
 from torch import Tensor
 
-__all__ = ["are_infinite", "move_newest"]
+__all__ = ["are_infinite", "move_newest", "put"]
 
 
 def are_infinite(parameters: Iterable[Tensor]) -> list[bool]:
     """Whether each has an entry that isn't finite, as masks have."""
     return [not bool(parameter.isfinite().all()) for parameter in parameters]
+
+
+def put(parameters: Sequence[Tensor], values: Sequence[Tensor]) -> None:
+    """Give live parameters these values: autocast must not go on with what it has cast before."""
+    torch._foreach_copy_(parameters, values)
+    torch.clear_autocast_cache()
 
 
 def move_newest(
