@@ -11,6 +11,7 @@ import pytest
 import torch
 from collectors import end_all, start
 from environments import EchoEnv
+from evaluating import cart_pole
 from policies import categorical
 from probe import forget_delayed_gradients
 from tensordict import TensorDict
@@ -18,7 +19,7 @@ from torch import nn
 from torchrl.modules import ValueOperator
 from torchrl.objectives import A2CLoss
 
-from torchrl_hts import DelayedGradient, HTSCollector, UndelayedUpdateWarning
+from torchrl_hts import DelayedGradient, Evaluator, HTSCollector, UndelayedUpdateWarning
 
 pytestmark = [pytest.mark.usefixtures("nothing_left")]
 
@@ -69,7 +70,14 @@ def test_a_plain_loop_is_told_once_where_it_iterates(lag: int) -> None:
     policy = categorical()
     (warning,) = told(policy, plain(policy), lag=lag)
     assert warning.filename == __file__
-    for advice in ("with delayed(batch)", f"lag={lag}", "lag=0", "gradient_at='newest'", "A2C"):
+    for advice in (
+        "with delayed(batch)",
+        f"lag={lag}",
+        "lag=0",
+        "gradient_at='newest'",
+        "A2C",
+        "DQN",
+    ):
         assert advice in str(warning.message)
 
 
@@ -172,6 +180,41 @@ def test_a_copy_that_learns(as_module: bool) -> None:
     assert not told(policy, delayed_update)
 
 
+def averaged(policy: nn.Module) -> Callable[[], Any]:
+    mean = torch.optim.swa_utils.AveragedModel(policy)
+
+    def weights() -> Any:
+        mean.update_parameters(policy)
+        return mean.module
+
+    return weights
+
+
+@pytest.mark.parametrize(
+    ("make", "gradient_at", "said"),
+    [
+        (averaged, "behaviour", 1),
+        (averaged, "newest", 0),
+        (lambda policy: lambda: copy.deepcopy(policy), "behaviour", 0),
+        (lambda policy: lambda: dict(copy.deepcopy(policy).state_dict()), "behaviour", 0),
+    ],
+)
+def test_others_act_than_the_policy_that_is_delayed(make: Any, gradient_at: Any, said: int) -> None:
+    policy = categorical()
+    weights, delayed = make(policy), DelayedGradient(policy, lag=1, gradient_at=gradient_at)
+
+    def update(collector: HTSCollector, batch: Any) -> None:
+        with delayed(batch):
+            step(policy, batch)
+        collector.update_policy_weights_(weights())
+
+    found = told(policy, update, batches=8)
+    assert len(found) == said
+    for warning in found:
+        assert warning.filename == __file__
+        assert "rounds act with the weights that update_policy_weights_" in str(warning.message)
+
+
 def test_weights_that_are_given_before_the_first_batch_are_no_update() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error", WARNED)
@@ -245,6 +288,17 @@ def test_what_a_copy_has_in_the_block_is_refused_too(as_module: bool) -> None:
             with pytest.raises(RuntimeError, match=r"update_policy_weights_.*after the block"):
                 collector.update_policy_weights_(weights)
             collector.update_policy_weights_(copy.deepcopy(learner))  # which nobody delays
+
+
+def test_an_evaluation_of_what_is_not_the_newest_is_refused() -> None:
+    policy = categorical(num_actions=2)
+    delayed, learner = DelayedGradient(policy, lag=1), copy.deepcopy(policy)
+    with Evaluator(cart_pole, policy, num_episodes=1) as evaluator:
+        with delayed, pytest.raises(RuntimeError, match=r"submit was called.*after the block"):
+            evaluator.submit(0)
+        with DelayedGradient(learner, lag=1):  # another's
+            evaluator.submit(1)
+        assert [found.step for found in evaluator.wait()] == [1]
 
 
 def test_in_a_block_that_moves_nothing_it_is_the_newest() -> None:

@@ -46,6 +46,7 @@ from torchrl_hts._planning.torch_defaults import torchs_defaults
 from torchrl_hts._rounds.entries import leaves
 from torchrl_hts._rounds.shared_memory import Layout, SharedMemory
 from torchrl_hts._rounds.slots import Slots, field_of, policy_tensors
+from torchrl_hts.delayed_gradient.undelayed import refuse_within_block
 from torchrl_hts.errors import PolicyError
 from torchrl_hts.errors.checks import check_integer
 
@@ -237,14 +238,16 @@ class Evaluator:
 
         The values of the parameters and buffers are copied. They wait for their turn in this
         process's memory, so an evaluation should take less time than passes between two calls.
-        With `DelayedGradient`, call it outside of the ``with`` block, inside of which the policy
-        has older values.
 
         Args:
             step: for the result, such as the number of environment steps so far; sampled actions
                 depend on it.
+
+        Raises:
+            RuntimeError: in a block of a `DelayedGradient`, where the policy is not the newest.
         """
         step = check_integer("step", step, least=0)
+        refuse_within_block(self.policy, "submit was called")
         values = [tensor.to("cpu", copy=True) for _, tensor in policy_tensors(self.policy)]
         self._submitted.append(_Submission(step, values))
         self._advance(wait=False)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -94,9 +94,9 @@ class WeightSource:
         values, self._keep = state["values"], state["keep"]
         self._staged = None if values is None else [values[name] for name in self._names]
 
-    def are_others(self) -> bool:
-        """Whether what is staged isn't the policy's own values."""
-        return self._keep
+    def others(self) -> Sequence[Tensor]:
+        """What is staged in place of the policy's own values, its parameters first; else ()."""
+        return self._staged if self._keep and self._staged is not None else ()
 
     def for_next_round(self) -> list[Tensor]:
         """The values for the round that opens now."""

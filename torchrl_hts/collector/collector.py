@@ -34,7 +34,7 @@ from torchrl_hts.collector.rounds import Rounds
 from torchrl_hts.collector.settings import Settings
 from torchrl_hts.collector.startup import Startup
 from torchrl_hts.collector.stock_attributes import StockAttributes
-from torchrl_hts.delayed_gradient.undelayed import UpdateWatch
+from torchrl_hts.delayed_gradient.undelayed import UpdateWatch, refuse_within_block
 from torchrl_hts.errors import WorldError
 from torchrl_hts.errors.checks import check_integer
 
@@ -284,11 +284,12 @@ class HTSCollector(StockAttributes, BaseCollector):  # type: ignore[misc]  # tor
             self._collected += self.frames_per_batch
             self._iter += 1
             batch = self._hand_out(round_, slot)
-            self._updates.batch_handed_out(stacklevel=3)  # beyond TorchRL's __iter__
+            # Beyond TorchRL's __iter__.
+            self._updates.batch_handed_out(stacklevel=3, others=self._weights.others())
             if self.post_collect_hook is not None:
                 self.post_collect_hook(batch)
             yield batch
-            self._updates.refuse_within_block("the next batch was asked for")
+            refuse_within_block(self.policy, "the next batch was asked for")
             self._agree_on_an_update()
         self.shutdown()
 
@@ -375,11 +376,11 @@ class HTSCollector(StockAttributes, BaseCollector):  # type: ignore[misc]  # tor
         """Stage parameters for the next round that opens (see ``update_policy_weights_``)."""
         if model_id not in (None, "policy"):
             raise KeyError(f"HTSCollector has one model, 'policy'; got model_id={model_id!r}")
-        self._updates.refuse_within_block(
-            "update_policy_weights_ was called", tensors_in(policy_or_weights)
+        refuse_within_block(
+            self.policy, "update_policy_weights_ was called", tensors_in(policy_or_weights)
         )
         self._learner.stage(policy_or_weights)
-        if self._weights.are_others():
+        if self._weights.others():
             self._updates.staged_others()
 
     @property
@@ -487,7 +488,7 @@ class HTSCollector(StockAttributes, BaseCollector):  # type: ignore[misc]  # tor
         Raises:
             RuntimeError: in a block of a `DelayedGradient`, where the policy is not the newest.
         """
-        self._updates.refuse_within_block("state_dict was called")
+        refuse_within_block(self.policy, "state_dict was called")
         policy = self.policy.state_dict()
         for name, value in policy.items():
             policy[name] = value.clone() if isinstance(value, torch.Tensor) else value

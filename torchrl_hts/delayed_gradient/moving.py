@@ -15,7 +15,7 @@ def are_infinite(parameters: Iterable[Tensor]) -> list[bool]:
     return [not bool(parameter.isfinite().all()) for parameter in parameters]
 
 
-def put(parameters: Sequence[Tensor], values: Sequence[Tensor]) -> None:
+def put(parameters: list[Tensor], values: list[Tensor]) -> None:
     """Give live parameters these values: autocast must not go on with what it has cast before."""
     torch._foreach_copy_(parameters, values)
     torch.clear_autocast_cache()

@@ -8,21 +8,35 @@ collector looks whether the policy is changed without it, with another lag, or a
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
 
-__all__ = ["UndelayedUpdateWarning", "UpdateWatch", "note_use", "refuse_shared"]
+__all__ = [
+    "UndelayedUpdateWarning",
+    "UpdateWatch",
+    "note_use",
+    "refuse_shared",
+    "refuse_within_block",
+]
 
 
 _SAMPLED = 64  # values of each parameter
+_IGNORE = "warnings.filterwarnings('ignore', category=torchrl_hts.UndelayedUpdateWarning)"
+_OTHERS_ACT = (
+    "rounds act with the weights that update_policy_weights_ was given, which are not those of the "
+    "policy, and a DelayedGradient takes its gradients at the policy's: they did not gather the "
+    "batch. Act with the policy (update_policy_weights_() without arguments), and evaluate with "
+    "the others, such as averaged weights. For losses that allow for it, "
+    f"DelayedGradient(..., gradient_at='newest') says that it is meant, as does {_IGNORE}"
+)
 
 
 class UndelayedUpdateWarning(UserWarning):
-    """Gradients are taken at newer parameters than those that gathered the batch.
+    """Gradients are taken at other parameters than those that gathered the batch.
 
     Example:
         >>> import warnings
@@ -62,10 +76,32 @@ def refuse_shared(delayed: Any) -> None:
             )
 
 
-class UpdateWatch:
-    """Looks after the updates of a policy, between two batches and within a block.
+def refuse_within_block(policy: nn.Module, what: str, others: Iterable[Tensor] = ()) -> None:
+    """Raise RuntimeError where the policy has the parameters of a batch in place of its own.
 
-    Warns once if it is updated and no `DelayedGradient` knows of it.
+    Args:
+        policy: that is asked for its newest values.
+        what: is refused.
+        others: tensors that may be a learner's in place of the policy's.
+    """
+    moving = [user for user in _in_use if user.moves_parameters]
+    given = {tensor.data_ptr() for tensor in others} if moving else set()
+    if any(
+        _delays(user, policy)
+        or any(parameter.data_ptr() in given for parameter in user.loss_module.parameters())
+        for user in moving
+    ):
+        raise RuntimeError(
+            f"{what} within `with delayed(batch):`, where the policy has the parameters that "
+            "gathered the batch, not the newest: call it after the block"
+        )
+
+
+class UpdateWatch:
+    """Looks after the updates of a policy, between two batches.
+
+    Warns once if it is updated and no `DelayedGradient` knows of it, and once if one does and
+    rounds act with others' values.
 
     Args:
         policy: the policy that the collector was given.
@@ -76,7 +112,7 @@ class UpdateWatch:
     def __init__(self, policy: nn.Module, lag: int, *, learns_here: bool = True) -> None:
         self._policy = policy
         self._lag = lag
-        self._watching = lag > 0 and learns_here
+        self._watching = self._watching_others = lag > 0 and learns_here
         self._batches = 0
         self._parameters: list[nn.Parameter] = []
         self._versions: list[int] = []
@@ -84,25 +120,6 @@ class UpdateWatch:
         self._others_staged = False
         self._entries: int | None = None  # of DelayedGradients, when a batch was last handed out
         self._compares_lags = learns_here
-
-    def refuse_within_block(self, what: str, others: Iterable[Tensor] = ()) -> None:
-        """Raise RuntimeError where the policy has the parameters of a batch in place of its own.
-
-        Args:
-            what: is refused.
-            others: tensors that may be a learner's in place of the policy's.
-        """
-        moving = [user for user in _in_use if user.moves_parameters]
-        given = {tensor.data_ptr() for tensor in others} if moving else set()
-        if any(
-            self._is_delayed_by(user)
-            or any(parameter.data_ptr() in given for parameter in user.loss_module.parameters())
-            for user in moving
-        ):
-            raise RuntimeError(
-                f"{what} within `with delayed(batch):`, where the policy has the parameters that "
-                "gathered the batch, not the newest: call it after the block"
-            )
 
     def staged_others(self) -> None:
         """Parameters that are not the policy's own were staged: it is a copy that learns."""
@@ -112,22 +129,48 @@ class UpdateWatch:
         """What changed so far was no update: a checkpoint was loaded."""
         self._batches, self._others_staged = 0, False
 
-    def batch_handed_out(self, stacklevel: int) -> None:
-        """A batch is handed out: look at what became of the policy since the one before."""
+    def batch_handed_out(self, stacklevel: int, others: Sequence[Tensor] = ()) -> None:
+        """A batch is handed out: look at what became of the policy since the one before.
+
+        Args:
+            stacklevel: of warnings.
+            others: what the round that has just opened acts with in place of its parameters.
+        """
         self._compare_lags()
+        self._batches += 1
+        if self._act_instead(others):
+            self._watching_others = False
+            warnings.warn(_OTHERS_ACT, UndelayedUpdateWarning, stacklevel=stacklevel + 1)
         if not self._watching:
             return
-        self._batches += 1
         changed = self._has_changed() and self._batches > 1
         others_staged, self._others_staged = self._others_staged, False
         if self._batches == 1 or not (changed or others_staged):
             return
         # Once is enough, either way: who delays the policy, or has been told, knows.
-        if any(map(self._is_delayed_by, _in_use)):
+        if any(_delays(user, self._policy) for user in _in_use):
             self._watching = False
         elif changed or not _in_use:  # with a copy that learns, it may be that which is delayed
             self._watching = False
             warnings.warn(self._message(), UndelayedUpdateWarning, stacklevel=stacklevel + 1)
+
+    def _act_instead(self, others: Sequence[Tensor]) -> bool:
+        """Whether others act than the policy, and its parameters are taken for those that did.
+
+        Copies of the policy's values are none; they are compared after batches 2, 4, 8, ... alone.
+        """
+        looks = self._batches > 1 and self._is_power_of_two()
+        if not (others and looks and self._watching_others):
+            return False
+        if not any(
+            user.gradient_at == "behaviour" and user.lag and _delays(user, self._policy)
+            for user in _in_use
+        ):
+            return False
+        own = self._policy.parameters()
+        return not all(
+            torch.equal(_sample(a), _sample(b)) for a, b in zip(own, others, strict=False)
+        )
 
     def _has_changed(self) -> bool:
         """Whether the policy differs from how it was seen last.
@@ -137,7 +180,7 @@ class UpdateWatch:
         since to read them at each would be felt where environments cost nothing.
         """
         has_changed = False
-        if self._batches & (self._batches - 1) == 0:
+        if self._is_power_of_two():
             self._parameters = [p for p in self._policy.parameters() if not p.is_inference()]
             before, self._values = self._values, list(map(_sample, self._policy.parameters()))
             has_changed = len(before) != len(self._values) or not all(
@@ -148,9 +191,8 @@ class UpdateWatch:
         self._versions = versions
         return has_changed
 
-    def _is_delayed_by(self, user: Any) -> bool:
-        own = {id(parameter) for parameter in self._policy.parameters()}
-        return any(id(parameter) in own for parameter in user.loss_module.parameters())
+    def _is_power_of_two(self) -> bool:
+        return self._batches & (self._batches - 1) == 0
 
     def _compare_lags(self) -> None:
         """Raise ValueError if the batch before was learned from with another lag; looks once."""
@@ -161,7 +203,7 @@ class UpdateWatch:
         if since is None:
             return
         for user, entry in _in_use.items():
-            if entry > since and self._is_delayed_by(user):
+            if entry > since and _delays(user, self._policy):
                 self._compares_lags = False
                 if user.gradient_at == "behaviour" and user.lag != self._lag:
                     raise ValueError(
@@ -174,15 +216,21 @@ class UpdateWatch:
     def _message(self) -> str:
         return (
             "the policy was updated outside of a DelayedGradient, so gradients are taken at newer "
-            f"parameters than the batch's (lag={self._lag}). A2C and other losses without "
-            "importance ratios must not: update inside `with delayed(batch):`, where delayed = "
-            "DelayedGradient(policy, lag=collector.lag), or with a Trainer call "
+            f"parameters than the batch's (lag={self._lag}). A2C and other on-policy losses "
+            "without importance ratios must not: update inside `with delayed(batch):`, where "
+            "delayed = DelayedGradient(policy, lag=collector.lag), or with a Trainer call "
             "DelayedGradient(policy).register(trainer); or collect with lag=0. For PPO, whose "
-            "ratio allows for it, DelayedGradient(policy, lag=collector.lag, "
-            "gradient_at='newest') says that it is meant, as does warnings.filterwarnings("
-            "'ignore', category=torchrl_hts.UndelayedUpdateWarning)"
+            "ratio allows for it, and off-policy losses on a replay buffer (DQN, SAC), which learn "
+            "from older policies anyway, DelayedGradient(policy, lag=collector.lag, "
+            f"gradient_at='newest') says that it is meant, as does {_IGNORE}"
         )
 
 
-def _sample(parameter: nn.Parameter) -> Tensor:
+def _delays(user: Any, policy: nn.Module) -> bool:
+    """Whether a `DelayedGradient` is of some of the policy's parameters."""
+    own = {id(parameter) for parameter in policy.parameters()}
+    return any(id(parameter) in own for parameter in user.loss_module.parameters())
+
+
+def _sample(parameter: Tensor) -> Tensor:
     return parameter.detach().flatten()[:_SAMPLED].to("cpu", copy=True)
