@@ -71,6 +71,25 @@ class TestWeights:
                 collector.update_policy_weights_(weights)
                 assert next(batches)["mark"].unique().item() == 7 + k
 
+    def test_weights_of_what_wraps_the_policy(self) -> None:
+        """Averaged, or data parallel: its names have a level more."""
+        policy, other = marked(), marked()
+        averaged = torch.optim.swa_utils.AveragedModel(other)
+        parallel = {f"module.{name}": value for name, value in other.state_dict().items()}
+        forms = [averaged, averaged.state_dict(), TensorDict.from_module(averaged), parallel]
+        with HTSCollector([echo()], policy, frames_per_batch=4, lag=0) as collector:
+            batches = iter(collector)
+            next(batches)
+            for k, weights in enumerate(forms):
+                for mark in (averaged.module.module.mark, other.module.mark):
+                    mark.data.fill_(7 + k)
+                collector.update_policy_weights_(weights)
+                assert next(batches)["mark"].unique().item() == 7 + k
+            with pytest.raises(KeyError, match=r"no parameter or buffer 'module.nothing'"):
+                collector.update_policy_weights_(
+                    {**parallel, "module.module.nothing": torch.ones(1)}
+                )
+
     def test_weights_of_a_policy_that_uses_a_module_twice(self) -> None:
         """State dicts and TensorDicts have its parameters under each of their names."""
 

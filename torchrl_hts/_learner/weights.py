@@ -50,6 +50,13 @@ class WeightSource:
                 return {prefix + name: tensor for name, tensor in given.items()}
         return given
 
+    def _named(self, given: dict[str, Tensor]) -> dict[str, Tensor]:
+        """By the policy's own names, before which `AveragedModel` and others put a level."""
+        level, count = "module.", "n_averaged"
+        inner = {name.removeprefix(level): given[name] for name in given if name != count}
+        forms = [self._by_first_name(self._with_prefix(form)) for form in (given, inner)]
+        return min(forms, key=lambda form: len(form.keys() - set(self._names)))
+
     def live(self) -> list[Tensor]:
         """The policy's own tensors.
 
@@ -115,8 +122,8 @@ class WeightSource:
 
         Args:
             weights: None for the policy's present values; else a module, a TensorDict or a dict
-                of them by name. Weights that are not the policy's own memory stay in force until
-                the next call.
+                of them by name, or what wraps the policy. Weights that are not the policy's own
+                memory stay in force until the next call.
             room: where the policy's present values may lie until then; None for memory of their
                 own.
 
@@ -125,7 +132,7 @@ class WeightSource:
             KeyError: for a name that the policy doesn't have.
             ValueError: for a tensor of another shape than the policy's.
         """
-        given = {} if weights is None else self._by_first_name(self._with_prefix(_by_name(weights)))
+        given = {} if weights is None else self._named(_by_name(weights))
         unknown = sorted(given.keys() - set(self._names))
         if unknown:
             raise KeyError(
