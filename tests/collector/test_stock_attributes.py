@@ -52,6 +52,12 @@ def check(ours: HTSCollector, names: set[str]) -> None:
         assert len(str(caught.value).split()) <= 35
 
 
+def test_what_trainers_of_sac_look_for_is_told() -> None:
+    """With ``target_entropy="auto"`` they look for the spec of the actions."""
+    with collector() as ours, pytest.raises(AttributeError, match=r"SACTrainer.*action_spec="):
+        ours.getattr_env("full_action_spec_unbatched")
+
+
 def test_unknown_attributes() -> None:
     said = r"^'HTSCollector' object has no attribute 'nonsense'$"
     with collector() as ours, pytest.raises(AttributeError, match=said):

@@ -110,9 +110,12 @@ def unchanged_buffers(policy: nn.Module) -> Iterator[None]:
     for name, buffer in policy.named_buffers():
         if name not in before or not np.array_equal(row_bits([buffer[None]]), before[name]):
             path, _, leaf = name.rpartition(".")
-            kind = type(policy.get_submodule(path)).__name__
+            module = policy.get_submodule(path)
+            instead = "make it compute without a change of buffers"
+            if hasattr(module, "running_mean"):
+                instead = "normalise in the environment instead"
             raise PolicyError(
-                f"{path or 'policy'} ({kind}) changes its buffer {leaf!r} in a forward pass, so "
-                "actions would depend on what was served before. Put it in evaluation mode "
-                "(policy.eval()), or normalise in the environment instead"
+                f"{path or 'policy'} ({type(module).__name__}) changes its buffer {leaf!r} in a "
+                "forward pass, so actions would depend on what was served before. Put it in "
+                f"evaluation mode (policy.eval()) before the collector is made, or {instead}"
             )

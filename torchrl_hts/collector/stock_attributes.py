@@ -16,6 +16,10 @@ _ELSEWHERE = (
     "environments are in the processes that step them; make one for yourself with the factory that "
     "you gave as create_env_fn"
 )
+_SPEC = (
+    "environments are in other processes: make one with your create_env_fn; for SACTrainer or "
+    "CQLTrainer give the loss action_spec=, or a number as target_entropy"
+)
 _BATCH = "take a batch, and batch.clone().zero_() has its layout"
 _NO_BUFFER = "there is no replay buffer; extend yours with each batch in your loop"
 _NO_COLLECTORS = (
@@ -30,7 +34,7 @@ ABSENT: dict[str, str] = {
     "env": _ELSEWHERE,
     "action_spec": _ELSEWHERE,
     "observation_spec": _ELSEWHERE,
-    "getattr_env": _ELSEWHERE,
+    "getattr_env": _SPEC,
     "create_env_fn": "it has been sent to the executors; keep your own",
     "create_env_kwargs": "they have been sent to the executors; keep your own",
     "fake_tensordict": _BATCH,
