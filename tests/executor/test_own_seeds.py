@@ -1,24 +1,28 @@
-"""Environments that seed the global generators with nothing have the same bits in every run."""
+"""Environments that seed what they draw from with nothing have the same bits in every run."""
 
 from __future__ import annotations
 
 import random
+from typing import Any
 
+import gymnasium as gym
+import numpy as np
 import pytest
 import torch
 from environments import EchoEnv
-from seeding import Seeding
+from gymnasium.utils.seeding import np_random
+from seeding import Seeding, Unseeded
 from tensordict import TensorDictBase
 from torchrl.modules import RandomPolicy
 
-from torchrl_hts import Evaluator, HTSCollector
+from torchrl_hts import EnvironmentReplay, Evaluator, HTSCollector
 
 pytestmark = pytest.mark.usefixtures("nothing_left")
 
 
-def gather(num_executors: int) -> TensorDictBase:
+def gather(make_env: type[gym.Env[Any, Any]], num_executors: int) -> TensorDictBase:
     with HTSCollector(
-        [Seeding] * 3,
+        [make_env] * 3,
         None,
         frames_per_batch=3 * 10,
         total_frames=3 * 10,
@@ -29,17 +33,32 @@ def gather(num_executors: int) -> TensorDictBase:
 
 
 def test_resets_without_a_seed_give_the_same_bits_in_every_run() -> None:
-    one, other = gather(1), gather(3)
+    one, other = gather(Seeding, 1), gather(Seeding, 3)
     assert (one == other).all()
     drawn = one["observation"]
     assert len(torch.unique(drawn[..., 0])) == drawn[..., 0].numel()  # and each its own
     assert len(torch.unique(drawn[..., 1])) == drawn[..., 1].numel()
 
 
-def test_evaluations_likewise() -> None:
+def test_what_gymnasium_seeds_with_nothing_has_the_same_bits_in_every_run() -> None:
+    """Generators of environments and spaces that are drawn from before they are seeded."""
+    one, other, again = gather(Unseeded, 1), gather(Unseeded, 3), gather(Unseeded, 3)
+    assert (one == other).all()
+    assert (one == again).all()  # in servers that have imported the environment already
+    drawn = one["observation"]
+    assert len(torch.unique(drawn[:, 0, 0])) == len(torch.unique(drawn[:, 0, 1])) == 3
+    assert len(torch.unique(drawn[..., 2])) == len(torch.unique(drawn[..., 3])) == 30
+
+    replay = EnvironmentReplay(Unseeded, 1, seed=0)
+    made: Any = replay.env
+    assert [np.float32(made.layout), made.start] == drawn[1, 0, :2].tolist()
+
+
+@pytest.mark.parametrize("make_env", [Seeding, Unseeded])
+def test_evaluations_likewise(make_env: type[gym.Env[Any, Any]]) -> None:
     returns = []
     for _ in range(2):
-        with Evaluator(Seeding, RandomPolicy(), num_episodes=2) as evaluator:
+        with Evaluator(make_env, RandomPolicy(), num_episodes=2) as evaluator:
             evaluator.submit(0)
             evaluator.submit(1)
             returns.append([evaluation.returns for evaluation in evaluator.wait()])
@@ -57,3 +76,10 @@ def test_this_process_seeds_as_ever() -> None:
     assert random.random() == first
     random.seed()
     assert random.random() != again
+    EnvironmentReplay(Unseeded, 0, seed=0).close()
+    np.random.seed(0)
+    seeded = np_random()[0].random()
+    drawn = np.random.random()
+    np.random.seed(0)
+    assert np_random()[0].random() != seeded
+    assert np.random.random() == drawn

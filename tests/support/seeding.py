@@ -1,4 +1,4 @@
-"""An environment that seeds the global generators with what it is given, mostly nothing."""
+"""Environments that seed what they draw from with nothing."""
 
 from __future__ import annotations
 
@@ -7,8 +7,9 @@ from typing import Any
 
 import gymnasium as gym
 import numpy as np
+from gymnasium.utils.seeding import np_random
 
-__all__ = ["Seeding"]
+__all__ = ["Seeding", "Unseeded"]
 
 
 class Seeding(gym.Env[Any, Any]):
@@ -30,3 +31,28 @@ class Seeding(gym.Env[Any, Any]):
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
         self.t += 1
         return self._observe(), float(np.random.rand()), self.t == 3, False, {}
+
+
+class Unseeded(gym.Env[Any, Any]):
+    """Draws before gymnasium's `reset` has seeded it, and from what nobody seeds."""
+
+    observation_space = gym.spaces.Box(0, 1, (4,), np.float32)
+    action_space = gym.spaces.Discrete(2)
+
+    def __init__(self) -> None:
+        self.layout = self.np_random.random()
+        self.start = gym.spaces.Box(0, 1, (), np.float32).sample()
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
+        self.noise = gym.spaces.Box(0, 1, (), np.float32)
+        self.own, _ = np_random()
+        self.t = 0
+        return self._observe(), {}
+
+    def _observe(self) -> Any:
+        drawn = self.np_random.random() + self.own.random()
+        return np.array([self.layout, self.start, self.noise.sample(), drawn / 2], np.float32)
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        self.t += 1
+        return self._observe(), self.np_random.random(), self.t == 3, False, {}

@@ -1,41 +1,52 @@
-"""``random.seed()`` and ``np.random.seed()`` without a number, made each environment's own.
+"""Seeds that nobody gives, made each environment's own.
 
 Many environments call ``np.random.seed(seed)`` in `reset`, where ``seed`` is None from the second
-episode on. They would begin from what the system gives, which is other each time. In a process of
-environments they begin from what the same generator gives next, and so from the collector's seed.
+episode on. Many draw from their ``np_random``, or from a space, before anybody has seeded it. They
+would begin from what the system gives, which is other each time. In a process of environments they
+begin from what ``random`` or ``np.random`` gives next, and so from the collector's seed.
 """
 
 from __future__ import annotations
 
 import functools
+import inspect
 import random
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from types import FunctionType
 from typing import Any
 
 import numpy as np
+from gymnasium.utils import seeding
 
 __all__ = ["own_draws", "seed_from_own_draws"]
 
 
 def seed_from_own_draws() -> None:
-    """Replace both functions in this process, which steps environments; once is enough.
+    """Replace what seeds with nothing in this process, which steps environments; once is enough.
 
-    Who has imported one of them by itself (``from random import seed``) keeps what it has.
+    These are ``random.seed``, ``np.random.seed``, and gymnasium's ``seeding.np_random``, which
+    environments and spaces are seeded by. Who has imported one of the first two by itself (``from
+    random import seed``) keeps what it has.
     """
     _replace(random, lambda: random.getrandbits(64))
-    _replace(np.random, lambda: int(np.random.randint(0, 1 << 32, dtype=np.uint32)))
+    _replace(np.random, _drawn)
+    _np_random.__code__ = _own_np_random.__code__  # in place: some have imported it by itself
 
 
 @contextmanager
 def own_draws() -> Iterator[None]:
     """The same for a while, in a process that does other things too."""
-    before = random.seed, np.random.seed
+    before = random.seed, np.random.seed, _np_random.__code__
     seed_from_own_draws()
     try:
         yield
     finally:
-        random.seed, np.random.seed = before
+        random.seed, np.random.seed, _np_random.__code__ = before
+
+
+def _drawn() -> int:
+    return int(np.random.randint(0, 1 << 32, dtype=np.uint32))
 
 
 def _replace(module: Any, draw: Callable[[], int]) -> None:
@@ -51,3 +62,14 @@ def _replace(module: Any, draw: Callable[[], int]) -> None:
 
     own_seed.draws_its_own = True  # type: ignore[attr-defined]
     module.seed = own_seed
+
+
+_np_random: Any = inspect.unwrap(seeding.np_random)
+_system_np_random = FunctionType(_np_random.__code__, vars(seeding), "np_random", (None,))
+
+
+def _own_np_random(seed: int | None = None) -> Any:
+    # Runs with the globals of gymnasium's module, in the place of its function.
+    from torchrl_hts._executor import own_seeds
+
+    return own_seeds._system_np_random(own_seeds._drawn() if seed is None else seed)
