@@ -287,6 +287,22 @@ class TestRefused:
         with pytest.raises(ValueError, match=r"made .* batch size \(2, 2\).*of batch size \(k,"):
             TorchRLEnvironment(Square(), 3)
 
+    @pytest.mark.parametrize("max_frames", [0, 5])
+    @pytest.mark.parametrize(
+        "wrap", [lambda env: env, lambda env: TransformedEnv(env, RewardSum())]
+    )
+    def test_what_resets_by_itself(self, wrap: Callable[[Any], Any], max_frames: int) -> None:
+        """Whose last observations would be NaN."""
+        for env in (
+            Clocks(3, alone=True, auto_reset=True),
+            GymEnv("CartPole-v1", auto_reset=True),
+            SerialEnv(2, partial(GymEnv, "CartPole-v1", auto_reset=True)),
+        ):
+            with pytest.raises(
+                EnvError, match=r"^(Clocks|GymEnv) .*make it without auto_reset=True"
+            ):
+                TorchRLEnvironment(wrap(env), 0, max_frames_per_traj=max_frames)
+
     def test_environments_that_differ(self) -> None:
         """In what they are named to give; those that differ in shapes TorchRL refuses itself."""
 

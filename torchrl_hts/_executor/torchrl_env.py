@@ -9,27 +9,30 @@ Axes: k environments of a batch, S slots, T steps of a round.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import gymnasium as gym
 import torch
-from gymnasium.vector import AutoresetMode, VectorEnv
 from tensordict import TensorDictBase
 from torch import Tensor
 from torchrl.data import Composite
-from torchrl.envs import ActionMask, EnvBase, SerialEnv, StepCounter, TransformedEnv
+from torchrl.envs import ActionMask, EnvBase, StepCounter, TransformedEnv
 
 from torchrl_hts._executor.generators import Generators
 from torchrl_hts._executor.gym_env import RowOptions
 from torchrl_hts._executor.primers import primed_keys
 from torchrl_hts._executor.spaces import own_spaces, seed_spaces
+from torchrl_hts._executor.torchrl_layers import (
+    check_autoreset,
+    gymnasium_within,
+    name_of,
+    singles_within,
+)
 from torchrl_hts._executor.torchrl_play import torchrl_observations
 from torchrl_hts._executor.torchrl_state.state import TorchRLState
 from torchrl_hts._executor.torchrl_values import guard_conversions, guard_memory
 from torchrl_hts._executor.trial_observations import Observations
-from torchrl_hts._executor.vector_engine import autoreset_mode
 from torchrl_hts._rounds.entries import check_alike, check_specified, leaves
 from torchrl_hts._rounds.keys import Key, as_path, named
 from torchrl_hts._rounds.shared_memory import Array, SharedMemory
@@ -79,8 +82,8 @@ class TorchRLEnvironment:
         device: where the environment computes; None leaves it where it is.
 
     Raises:
-        EnvError: if a batch has several dimensions or is empty, or is a ``VectorEnv`` that resets
-            by itself; or if the environment counts steps already.
+        EnvError: if a batch has several dimensions or is empty, or resets by itself; or if the
+            environment counts steps already.
         TypeError: if the environments of a batch differ in what they give.
     """
 
@@ -115,10 +118,10 @@ class TorchRLEnvironment:
         self._batch_size = env.batch_size
         self._has_warned = False
         # Those that can be seeded one by one.
-        self._singles = list(_singles_within(env))
-        self._gymnasium = [_gymnasium_within(single) for single in self._singles]
+        self._singles = list(singles_within(env))
+        self._gymnasium = [gymnasium_within(single) for single in self._singles]
         for single, gymnasium in zip(self._singles, self._gymnasium, strict=True):
-            _check_autoreset(single)
+            check_autoreset(single)
             guard_conversions(single)
             if gymnasium is not None:
                 own_spaces(gymnasium)
@@ -223,7 +226,7 @@ class TorchRLEnvironment:
         if len(self._singles) < len(seeds) and not self._has_warned:
             self._has_warned = True
             warnings.warn(
-                f"{_name(self.env)} takes one seed for all of its environments: it is given that "
+                f"{name_of(self.env)} takes one seed for all of its environments: it is given that "
                 "of the first, and what they do depends on how many share it",
                 stacklevel=2,
             )
@@ -312,52 +315,6 @@ class TorchRLEnvironment:
         self.env.close(raise_if_closed=False)
 
 
-def _singles_within(env: EnvBase) -> Iterator[EnvBase]:
-    """The environments that are seeded: those of a SerialEnv, as if each were alone, or itself."""
-    base = env
-    while isinstance(base, TransformedEnv):
-        base = base.base_env
-    if isinstance(base, SerialEnv):
-        if base.is_closed:
-            base.start()
-        yield from base._envs
-    else:
-        yield env
-
-
-def _gymnasium_within(env: EnvBase) -> gym.Env[Any, Any] | None:
-    """The gymnasium environment that ``GymWrapper`` and its transforms are around, if any."""
-    within = _wrapped(env)
-    return within if isinstance(within, gym.Env) else None
-
-
-def _wrapped(env: EnvBase) -> Any:
-    """What a wrapper of another library is around, below its transforms; None if it is none."""
-    while isinstance(env, TransformedEnv):
-        env = env.base_env
-    return getattr(env, "_env", None)
-
-
-def _check_autoreset(env: EnvBase) -> None:
-    """Refuse a ``VectorEnv`` that TorchRL doesn't reset itself.
-
-    In ``NEXT_STEP`` the last observation is lost, and a row is wasted on the reset. In
-    ``SAME_STEP`` what a transform truncates goes on, and an environment that reuses its array
-    overwrites its last observation.
-    """
-    batch = _wrapped(env)
-    if not isinstance(batch, VectorEnv):
-        return
-    mode = autoreset_mode(batch)
-    if mode != AutoresetMode.DISABLED:
-        raise EnvError(
-            f"{_name(env)} is around a {type(batch).__name__} in {mode}, in which TorchRL loses "
-            "the end of an episode. Let create_env_fn make the gymnasium.vector.VectorEnv itself, "
-            "without TorchRL's wrapper. Or wrap one that is made with "
-            "autoreset_mode=gymnasium.vector.AutoresetMode.DISABLED"
-        )
-
-
 def _masks_actions(env: EnvBase) -> bool:
     """Whether it has an ``ActionMask``, whose mask comes into the spec with each reset and step.
 
@@ -368,12 +325,6 @@ def _masks_actions(env: EnvBase) -> bool:
             return True
         env = env.base_env
     return type(env).rand_action is not EnvBase.rand_action
-
-
-def _name(env: EnvBase) -> str:
-    while isinstance(env, TransformedEnv):
-        env = env.base_env
-    return type(env).__name__
 
 
 def copy_value(key: Key, value: Tensor, row: Tensor) -> None:

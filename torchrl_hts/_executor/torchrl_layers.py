@@ -1,0 +1,80 @@
+"""What a TorchRL environment is made up of: transforms, environments in it, another library's."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import gymnasium as gym
+from gymnasium.vector import AutoresetMode, VectorEnv
+from torchrl.envs import AutoResetEnv, EnvBase, SerialEnv, TransformedEnv
+
+from torchrl_hts._executor.vector_engine import autoreset_mode
+from torchrl_hts.errors import EnvError
+
+__all__ = ["check_autoreset", "gymnasium_within", "name_of", "singles_within"]
+
+
+def singles_within(env: EnvBase) -> Iterator[EnvBase]:
+    """The environments that are seeded: those of a SerialEnv, as if each were alone, or itself."""
+    base = _base(env)
+    if isinstance(base, SerialEnv):
+        if base.is_closed:
+            base.start()
+        yield from base._envs
+    else:
+        yield env
+
+
+def gymnasium_within(env: EnvBase) -> gym.Env[Any, Any] | None:
+    """The gymnasium environment that ``GymWrapper`` and its transforms are around, if any."""
+    within = _wrapped(env)
+    return within if isinstance(within, gym.Env) else None
+
+
+def check_autoreset(env: EnvBase) -> None:
+    """Refuse what TorchRL doesn't reset itself: a ``VectorEnv``, or with ``auto_reset=True``.
+
+    In ``NEXT_STEP`` the last observation is lost, and a row is wasted on the reset. In
+    ``SAME_STEP`` what a transform truncates goes on, and an environment that reuses its array
+    overwrites its last observation. TorchRL's ``auto_reset`` puts NaN in its place.
+    """
+    if any(isinstance(layer, AutoResetEnv) for layer in _layers(env)):
+        raise EnvError(
+            f"{name_of(env)} is made with auto_reset=True (AutoResetEnv), by which the last "
+            "observation of an episode is lost: make it without auto_reset=True, and let it step "
+            "to the end of an episode and no further. The collector resets it"
+        )
+    batch = _wrapped(env)
+    if not isinstance(batch, VectorEnv):
+        return
+    mode = autoreset_mode(batch)
+    if mode != AutoresetMode.DISABLED:
+        raise EnvError(
+            f"{name_of(env)} is around a {type(batch).__name__} in {mode}, in which TorchRL loses "
+            "the end of an episode. Let create_env_fn make the gymnasium.vector.VectorEnv itself, "
+            "without TorchRL's wrapper. Or wrap one that is made with "
+            "autoreset_mode=gymnasium.vector.AutoresetMode.DISABLED"
+        )
+
+
+def name_of(env: EnvBase) -> str:
+    """The name of its class, below its transforms."""
+    return type(_base(env)).__name__
+
+
+def _wrapped(env: EnvBase) -> Any:
+    """What a wrapper of another library is around, below its transforms; None if it is none."""
+    return getattr(_base(env), "_env", None)
+
+
+def _base(env: EnvBase) -> EnvBase:
+    *_, base = _layers(env)
+    return base
+
+
+def _layers(env: EnvBase) -> Iterator[EnvBase]:
+    while isinstance(env, TransformedEnv):
+        yield env
+        env = env.base_env
+    yield env
