@@ -12,6 +12,7 @@ import gymnasium as gym
 import numpy as np
 import pytest
 import torch
+from cached import CACHED, batch_of_one_twice
 from environments import DictEnv, EchoEnv, OddEnv, wrapped_in_disguise
 from policies import categorical, marked
 from processes import processes_below
@@ -215,6 +216,17 @@ class TestFactories:
             make([EchoEnv, factory], num_executors=1)
         assert said.replace("\\", "") in e.value.remote_traceback
         assert e.value.env_indices == (1,)
+
+    @pytest.mark.parametrize("factory", CACHED)
+    def test_that_make_the_same_once_more(self, factory: Any) -> None:
+        """Its rows would hold parts of one episode."""
+        said = r"create_env_fn\[1\] made the environment that create_env_fn\[0\] has made before"
+        with pytest.raises(WorkerError, match=said):
+            make([factory] * 2, num_executors=1)
+
+    def test_that_make_a_batch_of_one_twice(self) -> None:
+        with pytest.raises(WorkerError, match=r"create_env_fn\[0\] made a batch .*twice"):
+            make([batch_of_one_twice])
 
     @pytest.mark.parametrize("num_executors", [1, 3])
     def test_whose_spaces_differ(self, num_executors: int) -> None:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import functools
+from pathlib import Path
 from typing import Any
 
 import gymnasium as gym
 import pytest
 import torch
+from cached import CACHED, cached
 from environments import DictEnv, EchoEnv
 from evaluating import GREEDY, RANDOM, PayingEnv, cart_pole, one, pays, remembers
 from policies import categorical
@@ -19,7 +21,7 @@ from torchrl.envs.utils import set_exploration_type
 from torchrl_hts._evaluation.evaluator import Evaluator
 from torchrl_hts._evaluation.player import env_seed
 from torchrl_hts._learner.learner import environment_seed
-from torchrl_hts.errors import PolicyError
+from torchrl_hts.errors import PolicyError, WorkerError
 
 pytestmark = pytest.mark.usefixtures("nothing_left")
 
@@ -136,6 +138,24 @@ def test_what_is_no_environment_is_refused() -> None:
         Evaluator(dict, categorical())  # type: ignore[arg-type]
     with pytest.raises(TypeError, match="expected a callable"):
         Evaluator(EchoEnv(), categorical())  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("factory", CACHED)
+def test_an_environment_that_was_made_before_is_refused(factory: Any) -> None:
+    with pytest.raises(WorkerError, match="create_env_fn made the environment that it has made"):
+        Evaluator(factory, categorical(), num_episodes=3)
+
+
+def test_the_environment_that_is_played_is_not_the_one_that_is_filmed(tmp_path: Path) -> None:
+    said = "create_render_env_fn made the environment that create_env_fn has made before"
+    with pytest.raises(WorkerError, match=said):
+        Evaluator(
+            cached,
+            categorical(),
+            num_episodes=1,
+            video_path=tmp_path / "best.mp4",
+            create_render_env_fn=cached,
+        )
 
 
 def test_a_policy_that_does_not_fit_is_refused_at_once() -> None:

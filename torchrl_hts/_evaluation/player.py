@@ -43,10 +43,12 @@ from torchrl_hts._evaluation.torchrl_stage import TorchRLStage
 from torchrl_hts._evaluation.video import check_renders, film
 from torchrl_hts._executor.generators import Generators
 from torchrl_hts._executor.gym_env import GymDescription
+from torchrl_hts._executor.made_once import check_made_once, gymnasium_parts
 from torchrl_hts._executor.messages import Observe, Observed
 from torchrl_hts._executor.old_gym import REMEDY, is_old_gym
 from torchrl_hts._executor.own_seeds import seed_from_own_draws
 from torchrl_hts._executor.torchrl_env import TorchRLDescription, TorchRLEnvironment
+from torchrl_hts._executor.torchrl_layers import torchrl_parts
 from torchrl_hts._executor.trial_observations import (
     Observations,
     gym_observations,
@@ -86,7 +88,7 @@ def run_player(control: Connection, fds: list[int]) -> None:
     made = [first, *(_make(job.factory, job, index, index * size) for index in others)]
     filmed = None
     if job.render_factory is not None:
-        filmed = _make(job.render_factory, job, 0, job.num_episodes)
+        filmed = _make(job.render_factory, job, 0, job.num_episodes, "create_render_env_fn")
     if why := _refusal_of_any(made, filmed):
         send_object(control, PlayerRefused(why))
         return
@@ -126,17 +128,25 @@ class _Made:
     generators: Generators
 
 
-def _make(factory: bytes, job: PlayerJob, index: int, number: int) -> _Made:
-    """Make the environment of a scene, the first of whose episodes has a number."""
+def _make(
+    factory: bytes, job: PlayerJob, index: int, number: int, name: str = "create_env_fn"
+) -> _Made:
+    """Make the environment of a scene, the first of whose episodes has a number.
+
+    The name of the factory is for people.
+    """
     generators = Generators(job.seed, number)
     generators.enter()
     with explaining_what_is_missing():
         env = unpickled(factory)()
     if isinstance(env, EnvBase):
+        check_made_once(name, torchrl_parts(env))
         env = TorchRLEnvironment(
             env, index, generators, max_frames_per_traj=job.max_frames_per_episode
         )
-    elif isinstance(env, gym.vector.VectorEnv):
+    elif isinstance(env, gym.Env | gym.vector.VectorEnv):
+        check_made_once(name, gymnasium_parts(env))
+    if isinstance(env, gym.vector.VectorEnv):
         env = VectorEnvironment(env, index, generators)
     return _Made(env, generators)
 

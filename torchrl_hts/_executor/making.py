@@ -14,6 +14,7 @@ import gymnasium as gym
 
 from torchrl_hts._executor.generators import Generators
 from torchrl_hts._executor.gym_env import GymEnvironment
+from torchrl_hts._executor.made_once import check_made_once, gymnasium_parts
 from torchrl_hts._executor.messages import (
     Described,
     ExecutorJob,
@@ -118,19 +119,24 @@ def _make(factory: bytes, index: int, job: ExecutorJob) -> Environment:
     make = unpickled(factory)
     with explaining_what_is_missing():
         env = make()
+    name = f"create_env_fn[{number}]"
     if isinstance(env, gym.vector.VectorEnv):  # first, for EnvPool's are both
+        check_made_once(name, gymnasium_parts(env))
         return VectorEnvironment(env, index, generators)
     if isinstance(env, gym.Env):
+        check_made_once(name, gymnasium_parts(env))
         return GymEnvironment(env, index, generators)
     if any(c.__module__ == "torchrl.envs.common" for c in type(env).__mro__):
         if not job.torch_allowed:
             raise _NeedsTorchError
         from torchrl_hts._executor.torchrl_env import TorchRLEnvironment
+        from torchrl_hts._executor.torchrl_layers import torchrl_parts
 
+        check_made_once(name, torchrl_parts(env))
         return TorchRLEnvironment(env, index, generators, **job.env_options)
     hint = f" {REMEDY}." if is_old_gym(env) else ""
     raise EnvError(
-        f"create_env_fn[{number}] made a {type(env).__module__}.{type(env).__qualname__}; expected "
+        f"{name} made a {type(env).__module__}.{type(env).__qualname__}; expected "
         f"a gymnasium.Env, a gymnasium.vector.VectorEnv or a torchrl.envs.EnvBase.{hint}"
     )
 

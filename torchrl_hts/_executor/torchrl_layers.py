@@ -9,10 +9,11 @@ import gymnasium as gym
 from gymnasium.vector import AutoresetMode, VectorEnv
 from torchrl.envs import AutoResetEnv, EnvBase, SerialEnv, TransformedEnv
 
+from torchrl_hts._executor.made_once import gymnasium_parts
 from torchrl_hts._executor.vector_engine import autoreset_mode
 from torchrl_hts.errors import EnvError
 
-__all__ = ["check_autoreset", "gymnasium_within", "name_of", "singles_within"]
+__all__ = ["check_autoreset", "gymnasium_within", "name_of", "singles_within", "torchrl_parts"]
 
 
 def singles_within(env: EnvBase) -> Iterator[EnvBase]:
@@ -30,6 +31,18 @@ def gymnasium_within(env: EnvBase) -> gym.Env[Any, Any] | None:
     """The gymnasium environment that ``GymWrapper`` and its transforms are around, if any."""
     within = _wrapped(env)
     return within if isinstance(within, gym.Env) else None
+
+
+def torchrl_parts(env: EnvBase) -> Iterator[Any]:
+    """What is below the transforms of an environment or a batch, and of those in it at hand."""
+    base = _base(env)
+    yield base
+    for single in singles_within(env):
+        if single is not env:
+            yield from torchrl_parts(single)
+    within = _wrapped(env)
+    if isinstance(within, gym.Env | VectorEnv):
+        yield from gymnasium_parts(within)
 
 
 def check_autoreset(env: EnvBase) -> None:
