@@ -15,6 +15,7 @@ import gymnasium as gym
 import numpy as np
 import pytest
 import torch
+from tensordict.nn import TensorDictModule
 from torchrl.envs import GymWrapper
 
 from torchrl_hts import HTSCollector, WorkerError
@@ -174,3 +175,41 @@ def test_what_closing_raises_is_on_stderr(tmp_path: Path) -> None:
     )
     assert done.returncode == 0
     assert "RuntimeError: no encoder for films" in done.stderr
+
+
+class NoSample(gym.spaces.Box):
+    """Of which nothing can be drawn."""
+
+    def sample(self, mask: Any = None, probability: Any = None) -> Any:
+        raise NotImplementedError
+
+
+def test_observations_of_a_space_that_draws_none() -> None:
+    """The policy is tried with what gymnasium draws from a Box."""
+
+    class Undrawn(Counter):
+        observation_space = gym.spaces.Dict(
+            a=NoSample(-9, 9, (1,), np.float32), b=gym.spaces.Discrete(2)
+        )
+
+        def reset(self, **options: Any) -> Any:
+            return {"a": super().reset(**options)[0], "b": 0}, {}
+
+        def step(self, action: Any) -> Any:
+            seen, *others = super().step(action)
+            return {"a": seen, "b": 1}, *others
+
+    policy = TensorDictModule(lambda a, b: b.long(), ["a", "b"], ["action"])
+    with HTSCollector([Undrawn], policy, frames_per_batch=4, num_executors=1) as collector:
+        batch = next(iter(collector))
+    assert batch["a"].flatten().tolist() == [0, 1, 2, 0]
+    assert batch["action"].flatten().tolist() == [0, 1, 1, 0]
+
+
+def test_observations_of_more_than_64_bits_are_refused() -> None:
+    class Long(Counter):
+        observation_space = gym.spaces.Box(-9, 9, (1,), np.longdouble)  # type: ignore[arg-type]
+
+    said = r"'observation' as float\d+ .*make it float32, or float64, with an ObservationWrapper"
+    with pytest.raises(TypeError, match=said):
+        gathered(Long)

@@ -21,6 +21,7 @@ from torchrl_hts._rounds.shared_memory import Array, Field
 from torchrl_hts.errors import EnvError, InvalidValueError
 
 __all__ = [
+    "ARRAY_SPACES",
     "FLOAT32_MAX",
     "another_shape",
     "check_keys",
@@ -35,7 +36,7 @@ __all__ = [
     "unsupported_observation",
 ]
 
-_ARRAYS = (
+ARRAY_SPACES = (
     gym.spaces.Box,
     gym.spaces.Discrete,
     gym.spaces.MultiDiscrete,
@@ -322,7 +323,7 @@ def _is_supported(space: gym.Space[Any]) -> bool:
 
 def has_arrays(space: gym.Space[Any]) -> bool:
     """Whether the values of a space are arrays of a fixed shape and data type."""
-    return isinstance(space, _ARRAYS) and space.shape is not None and space.dtype is not None
+    return isinstance(space, ARRAY_SPACES) and space.shape is not None and space.dtype is not None
 
 
 def _is_dict(space: gym.Space[Any]) -> TypeGuard[gym.spaces.Dict]:

@@ -5,8 +5,11 @@ Axes: m observed rows.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
+import gymnasium as gym
 import numpy as np
 import torch
 from tensordict import TensorDict, TensorDictBase
@@ -18,9 +21,11 @@ from torchrl_hts._executor.observations import observation_fields
 from torchrl_hts._executor.primers import first_value, primer_specs
 from torchrl_hts._executor.torchrl_env import TorchRLDescription
 from torchrl_hts._executor.trial_observations import Observations
+from torchrl_hts._executor.values import ARRAY_SPACES
 from torchrl_hts._policy.trial_inputs import TrialInputs
 from torchrl_hts._rounds.entries import check_fixed_shapes, leaves
 from torchrl_hts._rounds.keys import Key, as_path, named
+from torchrl_hts._rounds.shared_memory import Array
 
 __all__ = ["MadeUp", "make_up", "trial_inputs"]
 
@@ -60,10 +65,10 @@ def make_up(
         max_frames: length at which episodes are truncated; 0: never.
 
     Raises:
-        TypeError: for specs of no fixed shape, and observations of a type that has no arithmetic.
+        TypeError: for specs of no fixed shape, and observations of a type that torch can't use.
         ValueError: for a primer that sets no number.
     """
-    _refuse_unsigned(description)
+    _refuse_types(description)
     count = max(2 * num_envs, min(_EXAMPLES, _EXAMPLE_BYTES // _row_bytes(description)))
     if isinstance(description, GymDescription):
         root = _gym_root(description, count, max_frames)
@@ -73,8 +78,12 @@ def make_up(
     return MadeUp(_torchrl_root(description, count), {}, {*description.kept_keys})
 
 
-def _refuse_unsigned(description: GymDescription | TorchRLDescription) -> None:
-    """Neither torch adds integers without a sign but uint8, nor does TensorDict copy them."""
+def _refuse_types(description: GymDescription | TorchRLDescription) -> None:
+    """Neither torch adds integers without a sign but uint8, nor does TensorDict copy them.
+
+    Floats of more than 64 bits it doesn't have.
+    """
+    remedy = "with an ObservationWrapper of gymnasium, or a transform of TorchRL"
     if isinstance(description, GymDescription):
         fields = [field for field, _ in observation_fields(description.observation_space)]
         found = [(field.key, field.dtype) for field in fields]
@@ -85,8 +94,12 @@ def _refuse_unsigned(description: GymDescription | TorchRLDescription) -> None:
             if key not in description.action_keys
         ]
     for key, dtype in found:
+        if dtype in ("float96", "float128"):
+            raise TypeError(
+                f"the environment gives {named(key)} as {dtype} (numpy.longdouble), which torch "
+                f"doesn't have: make it float32, or float64, {remedy}"
+            )
         if dtype in ("uint16", "uint32", "uint64"):
-            remedy = "with an ObservationWrapper of gymnasium, or a transform of TorchRL"
             raise TypeError(
                 f"the environment gives {named(key)} as {dtype}, which TensorDict can't copy: "
                 f"make it float32, or int{2 * int(dtype[4:]) if dtype != 'uint64' else 64}, "
@@ -106,15 +119,13 @@ def _gym_root(description: GymDescription, count: int, max_frames: int) -> Tenso
     """Random values of all that an executor may write at the root, ``[count]``."""
     root = TensorDict({}, [count])
     space = description.observation_space
-    space.seed(0)
-    samples = [space.sample() for _ in range(count)]
-    for field, path in observation_fields(space):
-        values = []
-        for sample in samples:
-            for name in path:
-                sample = sample[name]
-            values.append(sample)
-        root[field.key] = _plausible(torch.from_numpy(np.array(values, np.dtype(field.dtype))))
+    try:
+        space.seed(0)
+        found = _by_key(space, [space.sample() for _ in range(count)])
+    except Exception:  # of a class of the user's own, which may draw nothing
+        found = _by_key(space, [_drawn(space) for _ in range(count)])
+    for key, values in found.items():
+        root[key] = _plausible(torch.from_numpy(values))
     for name in _DONE_NAMES:
         root[name] = torch.zeros(count, 1, dtype=torch.bool)
     if max_frames:
@@ -122,6 +133,31 @@ def _gym_root(description: GymDescription, count: int, max_frames: int) -> Tenso
     if "is_init" not in root.keys():
         root["is_init"] = torch.rand(count, 1) < 0.5
     return root
+
+
+def _by_key(space: gym.Space[Any], samples: Sequence[Any]) -> dict[Key, Array]:
+    """The arrays that samples of a space are made up of, ``[count, *shape]`` each.
+
+    Raises if they are not of its shape and data type.
+    """
+    found = {}
+    for field, path in observation_fields(space):
+        values = []
+        for sample in samples:
+            for name in path:
+                sample = sample[name]
+            values.append(sample)
+        array = np.array(values, np.dtype(field.dtype))
+        found[field.key] = array.reshape(len(samples), *field.shape)
+    return found
+
+
+def _drawn(space: gym.Space[Any]) -> Any:
+    """A sample as gymnasium draws it, whatever a class of the user's own makes of ``sample``."""
+    if isinstance(space, gym.spaces.Dict):
+        return {name: _drawn(child) for name, child in space.spaces.items()}
+    kind = next(kind for kind in ARRAY_SPACES if isinstance(space, kind))
+    return kind.sample(space)
 
 
 def _add_primed(root: TensorDict, policy: TensorDictModuleBase) -> dict[Key, float]:
