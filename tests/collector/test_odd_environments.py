@@ -213,3 +213,28 @@ def test_observations_of_more_than_64_bits_are_refused() -> None:
     said = r"'observation' as float\d+ .*make it float32, or float64, with an ObservationWrapper"
     with pytest.raises(TypeError, match=said):
         gathered(Long)
+
+
+class Strict(Counter):
+    """Lets numpy raise in its sums; observes and pays what is too small for 32 bits."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        np.seterr(all="raise")
+
+    def step(self, action: Any) -> Any:
+        _, _, *others = super().step(action)
+        return np.full(1, 1e-300), np.float64(1e-300), *others
+
+
+def strict_batch() -> Any:
+    return gym.vector.SyncVectorEnv([Strict] * 2)
+
+
+@pytest.mark.parametrize("make", [Strict, strict_batch])
+def test_numpy_may_raise_in_an_environments_own_sums(make: Any) -> None:
+    """What it observes and pays is rounded as ever."""
+    with HTSCollector([make], None, frames_per_batch=4, num_executors=1) as collector:
+        step = next(iter(collector))["next"]
+    assert (step["observation"] == 0).all()
+    assert (step["reward"] == 0).all()

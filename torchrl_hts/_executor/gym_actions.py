@@ -119,7 +119,7 @@ def _numbers(space: gym.Space[Any], key: Key, actions: list[Array]) -> ActionRea
 
     def checked(slot: int, t: int) -> Array:
         action = actions[slot][t].reshape(shape)
-        with np.errstate(over="ignore", invalid="ignore"):
+        with np.errstate(all="ignore"):
             made: Array = action.astype(dtype)
         lost = made != action if made.dtype.kind != "f" else np.isinf(made) & np.isfinite(action)
         if lost.any():

@@ -212,7 +212,11 @@ class VectorEnvironment:
         observations, self.rewards, terminated, truncated, infos = engine.step(self.action)
         values = self._reader.read(observations, engine.num_envs)
         check_rewards(self.rewards)
-        self._reward[slot][t] = self.rewards
+        try:
+            self._reward[slot][t] = self.rewards
+        except FloatingPointError:  # by np.seterr, which is for the environments' own sums
+            with np.errstate(all="ignore"):
+                self._reward[slot][t] = self.rewards
         self._length += 1
         done = ended = terminated | truncated
         if self._max_frames:
