@@ -191,6 +191,13 @@ class TestPolicies:
         assert "categorical_action_encoding=True (GymEnv, GymWrapper)" in refusal(make, policy)
         gather(partial(make, categorical_action_encoding=True), policy)
 
+    def test_a_policy_that_reads_info(self) -> None:
+        """The guide that is named has a test that follows it (test_readme.py)."""
+        policy = TensorDictModule(nn.Identity(), ["action_mask"], ["action"])
+        said = refusal(EchoEnv, policy, info_keys=["action_mask"])
+        assert "move it there with a gymnasium.Wrapper, as docs/how_to/carry_info.md shows" in said
+        assert "(info_keys are for the learner)" in said
+
     def test_a_recurrent_policy_without_a_primer(self) -> None:
         lstm = LSTMModule(
             4, 5, in_keys=["observation", "h", "c"], out_keys=["x", ("next", "h"), ("next", "c")]

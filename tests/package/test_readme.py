@@ -20,6 +20,32 @@ ROOT = Path(__file__).parents[2]
 README = ROOT / "README.md"
 TUTORIALS = ROOT / "docs" / "tutorials"
 
+MASKING_ENV = """
+import gymnasium as gym
+import numpy as np
+
+
+class MyEnv(gym.Env):
+    observation_space = gym.spaces.Box(-9, 9, (4,), np.float32)
+    action_space = gym.spaces.Discrete(2)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.t = 0
+        return self._seen()
+
+    def step(self, action):
+        assert action == self.t % 2
+        self.t += 1
+        observation, info = self._seen()
+        return observation, 1.0, self.t == 5, False, info
+
+    def _seen(self):
+        mask = np.arange(2) == self.t % 2
+        return np.full(4, self.t, np.float32), {"action_mask": mask.astype(np.int8)}
+
+
+"""
 CARRIED = "\nassert 'critic_state' in batch.keys()\n"
 
 
@@ -69,6 +95,18 @@ def test_the_loop_of_a_recurrent_policy_runs(tmp_path: Path) -> None:
     done = subprocess.run(command, capture_output=True, text=True, timeout=400, check=False)
     assert done.returncode == 0, done.stderr
     assert re.fullmatch(r"mean return of the last 100 episodes: \d+\n", done.stdout)
+
+
+@pytest.mark.timeout(900)  # on a machine that may be busy
+def test_a_mask_out_of_info_reaches_the_policy(tmp_path: Path) -> None:
+    """By the wrapper of the guide, from an environment that raises at a forbidden action."""
+    text = (ROOT / "docs/how_to/carry_info.md").read_text()
+    code = re.findall(r"```python\n(.*?)```", text, re.DOTALL)[-1]
+    script = tmp_path / "masked.py"
+    script.write_text("import torch\n\ntorch.set_num_threads(1)\n" + MASKING_ENV + code)
+    command = [sys.executable, "-W", "ignore", str(script)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=400, check=False)
+    assert done.returncode == 0, done.stderr
 
 
 @pytest.mark.timeout(900)  # three starts, on a machine that may be busy

@@ -76,7 +76,7 @@ def try_policy(
     reads = find_reads(
         policy,
         everything.rows(count),
-        _inputs(policy, made_up),
+        _inputs(policy, made_up, space),
         max(num_envs, _TRIAL_ROWS),
         [made_up] if is_real else [],
     )
@@ -161,7 +161,9 @@ def _try_out(
         ) from error
 
 
-def _inputs(policy: TensorDictModuleBase, root: TensorDictBase) -> list[Key]:
+def _inputs(
+    policy: TensorDictModuleBase, root: TensorDictBase, space: gym.Space[Any] | None
+) -> list[Key]:
     """The policy's input keys, all of which the environment must give."""
     available = {key for key, _ in leaves(root)}
     inputs = []
@@ -173,6 +175,12 @@ def _inputs(policy: TensorDictModuleBase, root: TensorDictBase) -> list[Key]:
         if not below and not remedy and any(out[: len(path)] == path for out in written):
             continue  # an entry that the policy fills, for itself ("params") or for its next step
         if not below:
+            if space is not None and not remedy:
+                remedy = (
+                    ". What a policy reads must be in the observation: if it is in info, move it "
+                    "there with a gymnasium.Wrapper, as docs/how_to/carry_info.md shows (info_keys "
+                    "are for the learner)"
+                )
             raise ValueError(
                 f"the policy reads {named(path)}, which the environment does not give; it gives "
                 f"{', '.join(sorted(map(named, available)))}{remedy}"
