@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import os
+import pickle
 import signal
 import subprocess
 import sys
@@ -238,3 +239,16 @@ def test_numpy_may_raise_in_an_environments_own_sums(make: Any) -> None:
         step = next(iter(collector))["next"]
     assert (step["observation"] == 0).all()
     assert (step["reward"] == 0).all()
+
+
+def test_what_a_script_defines_has_no_name_in_a_worker() -> None:
+    """So that an environment can't pickle it there, and is told what to do."""
+    state = type("State", (), {"__module__": "__main__"})
+
+    class Pickles(Counter):
+        def reset(self, **options: Any) -> Any:
+            pickle.dumps(state())
+            return super().reset(**options)
+
+    with pytest.raises(WorkerError, match=r"(?s)on __main__.*put it into a module of its own"):
+        gathered(Pickles)

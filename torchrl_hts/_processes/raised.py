@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 import traceback
 from dataclasses import dataclass
 
@@ -26,8 +27,9 @@ class Raised:
 
     Attributes:
         failure: how it failed.
-        traceback: of the exception, as text. Where this package has found the fault, and nothing
-            else had raised before, it is the last line alone: that one says all.
+        traceback: of the exception, as text, and what to do, where that is known. Where this
+            package has found the fault, and nothing else had raised before, it is the last line
+            alone: that one says all.
     """
 
     failure: Failure
@@ -39,5 +41,16 @@ class Raised:
         if isinstance(error, _SAY_ALL) and error.__cause__ is None:
             lines = [f"{type(error).__name__}: {error}\n"]
         else:
-            lines = traceback.format_exception(error)
+            lines = [*traceback.format_exception(error), _on_script(error)]
         return cls(failure_of(error), "".join(lines))
+
+
+def _on_script(error: BaseException) -> str:
+    """What to do where something of the main script was to be found by its name in a worker."""
+    if isinstance(error, pickle.PicklingError | AttributeError) and "__main__" in str(error):
+        return (
+            "What a script defines comes to a worker by value, and has no name there by which it "
+            "could be pickled: put it into a module of its own, and import it in the script "
+            "(docs/explanation/inheritance.md)\n"
+        )
+    return ""
