@@ -156,7 +156,7 @@ def _drawn(space: gym.Space[Any]) -> Any:
     """A sample as gymnasium draws it, whatever a class of the user's own makes of ``sample``."""
     if isinstance(space, gym.spaces.Dict):
         return {name: _drawn(child) for name, child in space.spaces.items()}
-    kind = next(kind for kind in ARRAY_SPACES if isinstance(space, kind))
+    kind: Any = next(kind for kind in ARRAY_SPACES if isinstance(space, kind))
     return kind.sample(space)
 
 
