@@ -17,6 +17,7 @@ REMEDY = "It has the API of the old gym: wrap it as docs/how_to/old_gym.md shows
 
 _OLD_STEP = "not enough values to unpack (expected 5, got 4)"
 _RESET_ARGUMENT = "got an unexpected keyword argument 'seed'"
+_INSIDE = " (or a call inside it)"  # of a wrapper's, or of something else that has the same words
 
 
 def is_old_gym(env: object) -> bool:
@@ -25,12 +26,17 @@ def is_old_gym(env: object) -> bool:
 
 
 def of_reset(error: TypeError) -> InvalidValueError | None:
-    """What an error of ``reset(seed=...)`` is to be told as; None if it is none of these."""
+    """What an error of ``reset(seed=...)`` is to be told as; None if it is none of these.
+
+    Args:
+        error: as it was caught by the function that has this call.
+    """
     if _RESET_ARGUMENT not in str(error):
         return None
+    inside = "" if _is_raised_here(error) else _INSIDE
     return InvalidValueError(
-        f"the environment's reset takes no seed: {error}. {REMEDY}, or add the arguments of "
-        "gymnasium's, reset(self, *, seed=None, options=None), to it and to its wrappers"
+        f"the environment's reset{inside} takes no seed: {error}. {REMEDY}, or add the arguments "
+        "of gymnasium's, reset(self, *, seed=None, options=None), to it and to its wrappers"
     )
 
 
@@ -61,12 +67,11 @@ def of_step(error: Exception) -> InvalidValueError | None:
         error: as it was caught by the function that has this line: its traceback tells whether
             the line or the environment raised it.
     """
-    trace = error.__traceback__
-    here = trace is not None and trace.tb_next is None
+    here = _is_raised_here(error)
     if _OLD_STEP in str(error):
         return InvalidValueError(
-            "the environment's step returned 4 values; expected 5: observation, reward, "
-            f"terminated, truncated, info. {REMEDY}"
+            f"the environment's step{'' if here else _INSIDE} returned 4 values; expected 5: "
+            f"observation, reward, terminated, truncated, info. {REMEDY}"
         )
     if here and "unpack" in str(error):
         return InvalidValueError(
@@ -74,6 +79,12 @@ def of_step(error: Exception) -> InvalidValueError | None:
             f"truncated, info): {error}"
         )
     return None
+
+
+def _is_raised_here(error: BaseException) -> bool:
+    """Whether the function that has caught it has raised it, and no call of that."""
+    trace = error.__traceback__
+    return trace is not None and trace.tb_next is None
 
 
 def of_done(terminated: Any, truncated: Any) -> InvalidValueError:
