@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import copy
 import gc
 import os
+import pickle
 import signal
 import threading
 import weakref
+from collections.abc import Callable
 from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
@@ -126,6 +129,18 @@ class TestTheLoop:
         interrupting.join()
         collecting.join()
         assert exit_statuses(collector)["executor 0"] == -signal.SIGKILL
+
+    @pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy, pickle.dumps])
+    def test_a_copy_is_refused_and_ends_nothing(self, copied: Callable[[object], object]) -> None:
+        with start([ENDLESS] * 2) as collector:
+            batches = iter(collector)
+            next(batches)
+            with pytest.raises(TypeError, match=r"can't be copied or pickled.*state_dict\(\)$"):
+                copied(collector)
+            gc.collect()  # what a half-made copy held
+            for _ in range(3):
+                next(batches)
+        assert_others_ended_by_themselves(collector)
 
     def test_shutdown_twice_and_before_any_batch(self) -> None:
         collector = start([ENDLESS] * 2)

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 import functools
+import gc
 import os
+import pickle
 import signal
 import time
 from collections.abc import Callable
@@ -64,6 +67,16 @@ def next_result(evaluator: Evaluator) -> Evaluation:
     wait_until(lambda: bool(found.extend(evaluator.poll()) or found))
     (evaluation,) = found
     return evaluation
+
+
+@pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy, pickle.dumps])
+def test_a_copy_is_refused_and_ends_nothing(copied: Callable[[object], object]) -> None:
+    with Evaluator(PayingEnv, pays(), num_episodes=1) as evaluator:
+        with pytest.raises(TypeError, match="Evaluator can't be copied or pickled: its workers"):
+            copied(evaluator)
+        gc.collect()  # what a half-made copy held
+        evaluator.submit(0)
+        assert len(evaluator.wait()) == 1
 
 
 def test_submissions_queue_up_with_their_own_parameters(gate: Path) -> None:

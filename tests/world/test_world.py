@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import os
+import pickle
 import signal
 from functools import partial
 from typing import Any
@@ -301,6 +303,12 @@ def test_a_world_of_one_without_shards_leaves_all_as_it_is() -> None:
         assert parts[0] is batch
         assert model.weight.grad is grad
         assert torch.get_num_threads() == threads
+
+
+def test_a_copy_is_refused() -> None:
+    for copied in (copy.copy, copy.deepcopy, pickle.dumps):
+        with World() as world, pytest.raises(TypeError, match="every process of a run makes its"):
+            copied(world)
 
 
 @pytest.mark.parametrize(

@@ -43,6 +43,7 @@ from torchrl_hts._planning.batch_plan import BatchPlan, plan_batch
 from torchrl_hts._planning.pickling import pickle_factories, pickle_policy
 from torchrl_hts._planning.policy_forms import Fitted
 from torchrl_hts._planning.torch_defaults import torchs_defaults
+from torchrl_hts._processes.uncopied import Uncopied
 from torchrl_hts._rounds.entries import leaves
 from torchrl_hts._rounds.shared_memory import Layout, SharedMemory
 from torchrl_hts._rounds.slots import Slots, field_of, policy_tensors
@@ -57,7 +58,7 @@ Playable: TypeAlias = gym.Env[Any, Any] | gym.vector.VectorEnv[Any, Any, Any] | 
 _LOG = logging.getLogger(__name__)
 
 
-class Evaluator:
+class Evaluator(Uncopied):
     """Plays evaluation episodes in a process of its own, beside training.
 
     Episode k of every evaluation is played in environment k, which is reset with a seed that

@@ -27,17 +27,31 @@ def permutation(steps: int, *words: int) -> Tensor:
 
 
 def minibatches(
-    items: Sequence[TensorDictBase], count: int, first: int, seed: int, epoch: int
+    parts: Sequence[TensorDictBase],
+    count: int,
+    first: int,
+    seed: int,
+    epoch: int,
+    *,
+    whole_rows: bool = False,
 ) -> Iterator[list[TensorDictBase]]:
     """Yield so many minibatches, each of them a part of every part, permuted by itself.
 
     Args:
-        items: of the parts, which have ``"policy_version"``, the round.
-        count: divides the number of items.
+        parts: ``[n, T]`` each, with ``"policy_version"``, which is the round.
+        count: divides n * T; with whole rows, n.
         first: number of this learner's first part among those of all.
         seed: of the run.
         epoch: counts how often this batch has been gone through.
+        whole_rows: permute rows instead of steps.
+
+    Raises:
+        ValueError: if the steps, or rows, can't be shared out equally.
     """
+    items = [part if whole_rows else part.reshape(-1) for part in parts]
+    if count < 1 or len(items[0]) % count:
+        what = f"{len(items[0])} {'rows' if whole_rows else 'steps'}"
+        raise ValueError(f"{what} of a part can't be cut into {count} minibatches")
     round_ = int(items[0]["policy_version"].flatten()[0])
     own = range(first, first + len(items))
     orders = [permutation(len(items[0]), seed, round_, epoch, part) for part in own]

@@ -16,6 +16,7 @@ import torch
 from tensordict import TensorDictBase
 from torch import Tensor, nn
 
+from torchrl_hts._processes.uncopied import Uncopied
 from torchrl_hts._world import protocol
 from torchrl_hts._world.digest import digest
 from torchrl_hts._world.draws import PartDraws, minibatches, seeded
@@ -37,7 +38,7 @@ if TYPE_CHECKING:
 __all__ = ["World"]
 
 
-class World:
+class World(Uncopied):
     """The learners of one run: this process, and those that a launcher has started beside it.
 
     ``torchrun --nproc-per-node 4 train.py`` starts four learners, each with a fourth of the
@@ -101,12 +102,10 @@ class World:
         0 1 ['here'] False
     """
 
+    _why_uncopied = "every process of a run makes its own"
+
     def __init__(
-        self,
-        *,
-        shards: int | None = None,
-        timeout_s: float = 300.0,
-        threads: int | None = None,
+        self, *, shards: int | None = None, timeout_s: float = 300.0, threads: int | None = None
     ) -> None:
         shards = None if shards is None else check_shards(shards)
         timeout_s = check_seconds("timeout_s", timeout_s)
@@ -312,11 +311,8 @@ class World:
         Raises:
             ValueError: if the steps, or rows, can't be shared out equally.
         """
-        items = [part if whole_rows else part.reshape(-1) for part in parts]
-        if count < 1 or len(items[0]) % count:
-            what = f"{len(items[0])} {'rows' if whole_rows else 'steps'}"
-            raise ValueError(f"{what} of a part can't be cut into {count} minibatches")
-        yield from minibatches(items, count, self.rank * self.parts_per_rank, seed, epoch)
+        first = self.rank * self.parts_per_rank
+        yield from minibatches(parts, count, first, seed, epoch, whole_rows=whole_rows)
 
     def drawing(
         self, index: int, *words: int, device: torch.device | str = "cpu"
@@ -357,6 +353,9 @@ class World:
 
         Args:
             values: one tensor for each part of this rank, all of one shape.
+
+        Raises:
+            ValueError: if there are more or fewer values than this rank has parts.
         """
         if len(values) != self.parts_per_rank:
             raise ValueError(f"expected a value for {self.parts_per_rank} parts, got {len(values)}")

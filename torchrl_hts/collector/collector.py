@@ -25,6 +25,7 @@ from torchrl.envs.utils import ExplorationType
 from torchrl_hts._learner.saved_state import own_state, saved_sizes
 from torchrl_hts._learner.weights import WeightSource, tensors_in
 from torchrl_hts._planning.arguments import Device, check_flags
+from torchrl_hts._processes.uncopied import Uncopied
 from torchrl_hts._reports.statistics import Statistics, summarise
 from torchrl_hts._reports.timeline import Timeline, check_path, read_timeline
 from torchrl_hts._rounds.slots import policy_tensors
@@ -41,7 +42,7 @@ from torchrl_hts.errors.checks import check_integer
 __all__ = ["HTSCollector"]
 
 
-class HTSCollector(StockAttributes, BaseCollector):  # type: ignore[misc]  # torchrl has no types
+class HTSCollector(Uncopied, StockAttributes, BaseCollector):  # type: ignore[misc]  # torchrl has no types
     """Collects rounds of on-policy data while the learner learns from the round before.
 
     Executors step the environments, actors answer whatever observations are ready with one batched

@@ -19,6 +19,7 @@ from typing import Any, ClassVar, NoReturn
 import numpy as np
 
 from torchrl_hts._processes.linux import die_with_parent
+from torchrl_hts._processes.uncopied import Uncopied
 
 __all__ = ["Pool", "PoolProcess", "SharedGame", "SharedPool"]
 
@@ -166,7 +167,7 @@ class SharedGame:
         self._pool = None
 
 
-class PoolProcess:
+class PoolProcess(Uncopied):
     """The same in a process of its own, which dies with this one.
 
     Args:
@@ -175,6 +176,7 @@ class PoolProcess:
     """
 
     _pid: int | None = None
+    _why_uncopied = "the process that plays the game has one owner; make another"
 
     def __init__(self, scenario: str, seed: int) -> None:
         self._control, control = Pipe()
