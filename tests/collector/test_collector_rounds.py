@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import operator
 import os
 import threading
 from functools import partial
@@ -195,8 +196,10 @@ def test_an_endless_collector_goes_on() -> None:
         for _ in range(20):
             batch = next(batches)
         assert batch["policy_version"].unique().item() == 19
-        with pytest.raises(RuntimeError, match="length"):
+        with pytest.raises(TypeError, match="length"):
             len(collector)
+        assert collector, "without a length, but there"
+        assert operator.length_hint(collector, 7) == 7, "as list() and tqdm ask"
 
 
 class TestSeeds:

@@ -588,8 +588,12 @@ class HTSCollector(Uncopied, StockAttributes, BaseCollector):  # type: ignore[mi
 
     def __len__(self) -> int:
         if self._last_round is None:
-            raise RuntimeError("an endless collector (total_frames=-1) has no length")
+            # A TypeError, by which list() and tqdm tell that they have to go without.
+            raise TypeError("an endless collector (total_frames=-1) has no length")
         return self._last_round
+
+    def __bool__(self) -> bool:
+        return True
 
     def __enter__(self) -> HTSCollector:
         return self
