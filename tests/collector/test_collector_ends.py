@@ -150,6 +150,23 @@ class TestTheLoop:
         with pytest.raises(RuntimeError, match="has been shut down; make a new one"):
             next(iter(collector))
 
+    def test_a_timeout_that_is_none_ends_nothing(self) -> None:
+        with start([ENDLESS] * 2) as collector:
+            batches = iter(collector)
+            for timeout in ("4", [3], -1, float("nan")):
+                with pytest.raises((TypeError, ValueError), match=r"^timeout must be a"):
+                    collector.shutdown(timeout)  # type: ignore[arg-type]
+                next(batches)
+        assert_others_ended_by_themselves(collector)
+
+    def test_what_would_begin_anew_says_that_it_has_ended(self) -> None:
+        collector = start([ENDLESS] * 2)
+        collector.shutdown()
+        for begin in (lambda: collector.set_seed(7), collector.reset):
+            with pytest.raises(RuntimeError, match="has been shut down; make a new one"):
+                begin()
+        assert collector.seed == 0
+
     def test_shutdown_from_the_body(self) -> None:
         collector = start([ENDLESS] * 2)
         batches = iter(collector)
@@ -190,7 +207,6 @@ class TestTheLoop:
         collector.shutdown()
         state = collector.state_dict()
         assert collector.statistics().rounds == (2 if finished else 1)
-        assert collector.set_seed(5) == 7
         with nullcontext() if finished else pytest.warns(UserWarning, match="had been shut down"):
             collector.load_state_dict(state)
         collector.update_policy_weights_()

@@ -125,13 +125,30 @@ def test_batch_of_another_round_is_refused(version, found):  # I3
     assert learner.delayed.round == 3
 
 
-@pytest.mark.parametrize("value", [None, "2"])
+@pytest.mark.parametrize("value", [None, "2", torch.zeros(4, 6), torch.zeros(4, 6).bool()])
 def test_batch_without_a_version_is_refused(value):
     batch = make_batch(0).exclude("policy_version")
-    if value is not None:
+    if isinstance(value, str):
         batch.set_non_tensor("policy_version", value)
-    with pytest.raises(KeyError, match="policy_version"):
+    elif value is not None:
+        batch["policy_version"] = value
+    with pytest.raises(KeyError, match=r"an integer tensor .*policy_version"):
         Learner().delayed(batch)
+
+
+@pytest.mark.parametrize("value", [None, {}, torch.zeros(4, 6)])
+def test_what_is_no_batch_is_refused(value):
+    with pytest.raises(TypeError, match="expected a batch, which is a TensorDict, and got"):
+        Learner().delayed(value)
+
+
+def test_a_batch_of_nothing_is_refused():
+    batch = make_batch(0)
+    masked = batch.clone()
+    masked["collector", "mask"] = torch.zeros(4, 6, dtype=torch.bool)
+    for nothing in (batch[:0], masked):
+        with pytest.raises(ValueError, match="no step: train on whole rounds"):
+            Learner().delayed(nothing)
 
 
 def test_version_of_padding_is_not_looked_at():

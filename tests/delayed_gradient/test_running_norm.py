@@ -119,11 +119,24 @@ def test_shards_are_added_in_the_order_of_the_tree() -> None:
             lambda: RunningNorm(1).update([batch_of(torch.ones(1, 2, 1))] * 2),
             "expected 1 parts, got 2: give the world that has cut them",
         ),
+        (lambda: RunningNorm(-1), "shape must be at least 1, got -1"),
+        (lambda: RunningNorm((3, 0)), "shape must be at least 1, got 0"),
+        (lambda: RunningNorm("4"), "shape must be an int, got '4'"),
+        (lambda: RunningNorm(None), "shape must be an int, got None"),
+        (lambda: RunningNorm(4, eps=None), "eps must be a number, got None"),
+        (lambda: RunningNorm(4, clip="x"), "clip must be a number, got 'x'"),
+        (lambda: RunningNorm(4).update(None), "expected a batch, .* got NoneType: next"),
+        (lambda: RunningNorm(4).update({"a": 1}), "expected a batch, .* got str"),
     ],
 )
 def test_bad_input_is_one_sentence(make, said) -> None:
-    with pytest.raises(ValueError, match=said):
+    with pytest.raises((TypeError, ValueError), match=said):
         make()
+
+
+@pytest.mark.parametrize("shape", [np.int64(3), [3], torch.Size([3])])
+def test_the_shape_may_come_as_any_integers(shape) -> None:
+    assert RunningNorm(shape).mean.shape == (3,)
 
 
 def test_a_key_that_is_not_there_is_named() -> None:

@@ -140,6 +140,14 @@ def test_a_trainer_with_both_registered_has_the_bits_of_the_loop() -> None:
         assert digest([*state[name].values()]) == digest([*own.buffers()])
 
 
+@pytest.mark.parametrize(
+    "hook", [DelayedGradient(nn.Linear(1, 1)), RunningNorm(3), RunningRewardNorm(1)]
+)
+def test_hooks_are_registered_with_trainers_alone(hook: Any) -> None:
+    with pytest.raises(TypeError, match=r"register takes a trainer .* got Linear"):
+        hook.register(nn.Linear(1, 1))
+
+
 def test_delayed_gradient_is_registered_before_running_norm() -> None:
     training = Training(1)
     trainer = make_trainer(training)

@@ -116,8 +116,7 @@ class LearnerSide:
         Returns:
             The round and its slot, the learner's until the next call (I5).
         """
-        if self._supervisor.workers.is_closed():
-            raise RuntimeError(_ENDED)
+        self._refuse_ended()
         with self._ending_on_failure():
             if not self._running:
                 self._run()
@@ -141,6 +140,10 @@ class LearnerSide:
         self.lent = True
         self.round = round_ + 1
         return round_, self._slots.batches[self._schedule.slot(round_)]
+
+    def _refuse_ended(self) -> None:
+        if self._supervisor.workers.is_closed():
+            raise RuntimeError(_ENDED)
 
     @contextlib.contextmanager
     def _ending_on_failure(self) -> Iterator[None]:
@@ -181,6 +184,17 @@ class LearnerSide:
         self._running = True
         starts: Sequence[Start] = begin.environments or seeds
         self._supervisor.run(starts, Seeds(seed, seed_of), self.round, lent=self.lent, ahead=ahead)
+
+    def begin_anew(self, seed: int | None = None, static_seed: bool = False) -> None:
+        """Begin new episodes with the next round, from another seed if there is one.
+
+        Raises:
+            RuntimeError: if the workers have been shut down.
+        """
+        self._refuse_ended()
+        if seed is not None:
+            self.seed, self.static_seed = seed, static_seed
+        self.rest()
 
     def rest(self) -> None:
         """Bring the workers to rest; what they have collected beyond the lent batch is dropped."""

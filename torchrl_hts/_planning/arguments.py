@@ -11,7 +11,6 @@ from numbers import Real
 from typing import Any
 
 import gymnasium as gym
-import numpy as np
 import torch
 from tensordict.nn import TensorDictModule, TensorDictModuleBase
 from torchrl.envs import EnvBase
@@ -32,7 +31,6 @@ __all__ = [
     "check_devices",
     "check_equal",
     "check_factories",
-    "check_flags",
     "check_frames",
     "check_lag",
     "check_max_frames",
@@ -152,13 +150,6 @@ def check_callables(**given: Any) -> None:
     for name, value in given.items():
         if value is not None and not callable(value):
             raise TypeError(f"{name} must be callable, got {value!r}")
-
-
-def check_flags(**given: Any) -> None:
-    """Arguments that are either True or False."""
-    for name, value in given.items():
-        if not isinstance(value, bool | np.bool_):
-            raise TypeError(f"{name} must be True or False, got {value!r}")
 
 
 def check_seed(seed: int | None) -> int:

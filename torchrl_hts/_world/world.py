@@ -30,6 +30,7 @@ from torchrl_hts._world.spares import leave_out_spares
 from torchrl_hts._world.standardizing import standardized, standardized_alone
 from torchrl_hts._world.tree import check_shards, tree_sum
 from torchrl_hts._world.versions import versions
+from torchrl_hts.errors.batches import check_parts
 from torchrl_hts.errors.checks import check_integer, check_seconds
 
 if TYPE_CHECKING:
@@ -253,7 +254,7 @@ class World(Uncopied):
             ValueError: if there are more or fewer parts than this rank has, or the module is
                 wrapped in DistributedDataParallel.
         """
-        parts = self.parts(data) if isinstance(data, TensorDictBase) else list(data)
+        parts = self.parts(data) if isinstance(data, TensorDictBase) else check_parts(data)
         if len(parts) != self.parts_per_rank:
             raise ValueError(f"expected {self.parts_per_rank} parts, got {len(parts)}")
         if self.num_parts == 1:

@@ -24,7 +24,7 @@ from torchrl.envs.utils import ExplorationType
 
 from torchrl_hts._learner.saved_state import own_state, saved_sizes
 from torchrl_hts._learner.weights import WeightSource, tensors_in
-from torchrl_hts._planning.arguments import Device, check_flags
+from torchrl_hts._planning.arguments import Device
 from torchrl_hts._processes.uncopied import Uncopied
 from torchrl_hts._reports.statistics import Statistics, summarise
 from torchrl_hts._reports.timeline import Timeline, check_path, read_timeline
@@ -37,7 +37,7 @@ from torchrl_hts.collector.startup import Startup
 from torchrl_hts.collector.stock_attributes import StockAttributes
 from torchrl_hts.delayed_gradient.undelayed import UpdateWatch, refuse_within_block
 from torchrl_hts.errors import WorldError
-from torchrl_hts.errors.checks import check_integer
+from torchrl_hts.errors.checks import check_flags, check_integer, check_number
 
 __all__ = ["HTSCollector"]
 
@@ -274,6 +274,10 @@ class HTSCollector(Uncopied, StockAttributes, BaseCollector):  # type: ignore[mi
 
         Dropping an iterator half-way loses nothing: the next one goes on with the next batch.
         When all frames have been collected the workers are shut down.
+
+        Raises:
+            RuntimeError: after `shutdown`, where frames are left.
+            WorkerError: if a worker fails.
         """
         while self._frames < self.total_frames:
             if self.pre_collect_hook is not None:
@@ -406,12 +410,15 @@ class HTSCollector(Uncopied, StockAttributes, BaseCollector):  # type: ignore[mi
 
         Returns:
             A seed to go on with, ``seed`` itself if ``static_seed``.
+
+        Raises:
+            TypeError: for a seed that is no integer.
+            ValueError: for one below 0.
+            RuntimeError: after `shutdown`.
         """
         check_flags(static_seed=static_seed)
         seed = check_integer("seed", seed, least=0, most=None)
-        self._learner.seed = seed
-        self._learner.static_seed = static_seed
-        self._learner.rest()
+        self._learner.begin_anew(seed, static_seed)
         return seed if static_seed else seed + self.num_envs
 
     def statistics(self, *, memory: bool = False) -> Statistics:
@@ -572,7 +579,12 @@ class HTSCollector(Uncopied, StockAttributes, BaseCollector):  # type: ignore[mi
             timeout: seconds until workers that don't end by themselves are killed; 4 by default.
             close_env: accepted for compatibility. Environments are always closed.
             raise_on_error: accepted for compatibility. Failures have been raised by the iterator.
+
+        Raises:
+            TypeError, ValueError: for a timeout that is no number, or below 0.
         """
+        if timeout is not None:
+            timeout = check_number("timeout", timeout, least=0)
         self._workers.shutdown(timeout)
 
     def start(self) -> None:

@@ -18,7 +18,6 @@ from torchrl_hts._planning.arguments import (
     check_callables,
     check_devices,
     check_factories,
-    check_flags,
     check_frames,
     check_lag,
     check_max_frames,
@@ -31,7 +30,7 @@ from torchrl_hts._planning.arguments import (
 from torchrl_hts._rounds.exchange import MAX_ENVS
 from torchrl_hts._world.world import World
 from torchrl_hts.collector.stock_arguments import Stock, take_stock_arguments
-from torchrl_hts.errors.checks import check_integer, check_seconds
+from torchrl_hts.errors.checks import check_flags, check_integer, check_seconds
 
 __all__ = ["Settings"]
 

@@ -137,10 +137,11 @@ class StockAttributes:
 
         Raises:
             TypeError: for a choice of environments, or arguments of their ``reset``.
+            RuntimeError: after `shutdown`.
         """
         if index is not None or kwargs:
             raise TypeError(
                 "reset takes no arguments here: all environments are reset together, each with a "
                 "seed that depends on the collector's, the environment and the round"
             )
-        self._learner.rest()
+        self._learner.begin_anew()

@@ -14,6 +14,7 @@ from torch.nn.parameter import is_lazy
 from torchrl.trainers import Trainer
 from torchrl.trainers.trainers import TrainerHookBase
 
+from torchrl_hts.delayed_gradient.batch_version import check_version
 from torchrl_hts.delayed_gradient.moving import are_infinite, move_newest, put
 from torchrl_hts.delayed_gradient.running_norm import (
     RunningNorm,
@@ -22,9 +23,9 @@ from torchrl_hts.delayed_gradient.running_norm import (
     norms_in,
     statistics_of,
 )
-from torchrl_hts.delayed_gradient.trainer import check_trainer, many_of
+from torchrl_hts.delayed_gradient.trainer import check_is_trainer, check_trainer, many_of
 from torchrl_hts.delayed_gradient.undelayed import note_use, refuse_shared
-from torchrl_hts.errors.checks import check_integer
+from torchrl_hts.errors.checks import check_integer, check_state
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -48,7 +49,7 @@ class DelayedGradient(TrainerHookBase):  # type: ignore[misc]  # torchrl is unty
     are those of theta_j inside the context. Other buffers (target networks) stay as they are. A
     parameter that the loss module doesn't hold is trained without delay:
     ``DelayedGradient(policy)`` delays the policy alone, and a critic with networks of its own then
-    learns as it does without lag (``recipes/README.md`` compares them). Weight decay acts at
+    learns as it does without lag (docs/results/delay_study.md compares them). Weight decay acts at
     theta_j, as part of the update. Finish the optimizer steps of a batch inside the block: one made
     after it belongs to no round.
 
@@ -139,27 +140,11 @@ class DelayedGradient(TrainerHookBase):  # type: ignore[misc]  # torchrl is unty
         Padding, where ``("collector", "mask")`` is False, isn't looked at.
 
         Raises:
-            KeyError: if the batch has no ``"policy_version"``.
-            ValueError: if an element's version isn't :attr:`round`.
+            TypeError: if it is no batch.
+            KeyError: if it has no ``"policy_version"`` of integers.
+            ValueError: if an element's version isn't :attr:`round`, or there is no step.
         """
-        version = batch.get("policy_version", None)
-        if not isinstance(version, Tensor):
-            found = "none" if version is None else type(version).__name__
-            raise KeyError(
-                'the batch needs an integer tensor "policy_version", the round it was gathered in; '
-                f"found {found}. Gather it with HTSCollector, keep the key wherever keys are "
-                'selected, or write "with delayed:" for no check.'
-            )
-        mask = batch.get(("collector", "mask"), None)
-        if mask is not None:
-            version = version[mask.reshape(version.shape)]
-        if not bool((version == self._round).all()):  # I3
-            versions = ", ".join(map(str, sorted(set(version.flatten().tolist()))))
-            raise ValueError(
-                f"expected a batch of policy version {self._round}, found {versions}. Train on "
-                "whole rounds, each exactly once and in order; when resuming, load the states of "
-                "collector and DelayedGradient that were saved together."
-            )
+        check_version(batch, self._round)  # I3
         return self
 
     def __enter__(self) -> Self:
@@ -229,7 +214,7 @@ class DelayedGradient(TrainerHookBase):  # type: ignore[misc]  # torchrl is unty
             name: under which the trainer saves this object.
 
         Raises:
-            TypeError: if the trainer's collector has no `lag`.
+            TypeError: if it is no trainer, or its collector has no `lag`.
             ValueError: if the lag given or already trained with isn't the collector's. Also if the
                 trainer doesn't train these parameters, or not here, batch by batch, or has what
                 several learners can't do.
@@ -284,11 +269,7 @@ class DelayedGradient(TrainerHookBase):  # type: ignore[misc]  # torchrl is unty
             RuntimeError: inside the block.
         """
         self._require_idle("load_state_dict")
-        if not isinstance(state_dict, Mapping):
-            raise TypeError(f"state_dict must be a mapping, got {type(state_dict).__name__}.")
-        missing = {"round", "lag", "gradient_at"} - state_dict.keys()
-        if missing:
-            raise ValueError(f"state_dict lacks {', '.join(sorted(missing))}.")
+        check_state(state_dict, ("round", "lag", "gradient_at"))
         round_ = _count(state_dict, "round")
         found = (_count(state_dict, "lag"), str(state_dict["gradient_at"]))
         if found != (self._lag, self.gradient_at):
@@ -381,6 +362,7 @@ class DelayedGradient(TrainerHookBase):  # type: ignore[misc]  # torchrl is unty
 
     def _lag_in(self, trainer: Trainer) -> int:
         """Check that the hook fits `trainer`, and return the lag to use there."""
+        check_is_trainer(trainer)
         if not hasattr(trainer.collector, "lag"):
             raise TypeError(
                 f"the trainer's collector, a {type(trainer.collector).__name__}, has no lag. "

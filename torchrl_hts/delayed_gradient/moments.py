@@ -12,6 +12,8 @@ import torch
 from tensordict import TensorDictBase
 from torch import Tensor, nn
 
+from torchrl_hts.errors.batches import check_parts
+
 if TYPE_CHECKING:
     from torchrl.trainers import Trainer
 
@@ -100,12 +102,13 @@ def parts_of(
     """A batch ``[n, T]`` cut into this learner's parts, as views; or the parts that there are.
 
     Raises:
+        TypeError: if it is neither.
         ValueError: if there are more or fewer parts than the learner has, or rows can't be shared
             out equally.
     """
     count = 1 if world is None else world.parts_per_rank
     if not isinstance(data, TensorDictBase):
-        parts = list(data)
+        parts = check_parts(data)
         if len(parts) != count:
             raise ValueError(
                 f"expected {count} parts, got {len(parts)}: give the world that has cut them"

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 from weakref import WeakSet
 
 import torch
@@ -15,6 +15,8 @@ from tensordict import NestedKey, TensorDictBase
 from torch import Tensor, nn
 
 from torchrl_hts.delayed_gradient.moments import RunningMoments, parts_of, world_of
+from torchrl_hts.delayed_gradient.trainer import check_is_trainer
+from torchrl_hts.errors.checks import check_integer, check_positive
 
 if TYPE_CHECKING:
     from torchrl.trainers import Trainer
@@ -47,7 +49,7 @@ class RunningNorm(RunningMoments):
         dtype: of results; by default torch's default data type.
 
     Raises:
-        ValueError: if `eps` or `clip` isn't positive.
+        TypeError, ValueError: for a `shape`, `eps` or `clip` that makes no sense.
 
     Example:
         >>> import torch
@@ -69,7 +71,7 @@ class RunningNorm(RunningMoments):
         clip: float = 10.0,
         dtype: torch.dtype | None = None,
     ) -> None:
-        super().__init__([shape] if isinstance(shape, int) else shape)
+        super().__init__(_sizes(shape))
         check_positive(eps=eps, clip=clip)
         self.eps, self.clip = float(eps), float(clip)
         self.dtype = torch.get_default_dtype() if dtype is None else dtype
@@ -103,6 +105,7 @@ class RunningNorm(RunningMoments):
             key: of the observations.
 
         Raises:
+            TypeError: if it is no batch, and no list of parts.
             KeyError: if there is no such entry.
             ValueError: if observations have another shape, or are infinite.
             RuntimeError: in the block of a `DelayedGradient`, where these are those of theta_j.
@@ -127,7 +130,11 @@ class RunningNorm(RunningMoments):
             trainer: whose loss module has this layer. A `DelayedGradient` is registered before.
             name: under which the trainer saves the statistics.
             key: of the observations.
+
+        Raises:
+            TypeError: if it is no trainer.
         """
+        check_is_trainer(trainer)
         trainer.register_module(name, self)
         optim_steps = trainer.optim_steps
 
@@ -153,7 +160,7 @@ class RunningNorm(RunningMoments):
                 f"{tuple(value.shape[part.ndim :])}: give RunningNorm that shape"
             )
         mask = part.get(("collector", "mask"), None)
-        rows: Tensor = value.flatten(0, part.ndim - 1) if mask is None else value[mask]
+        rows: Tensor = value.flatten(0, part.ndim - 1) if mask is None else value[mask.bool()]
         return rows
 
     def extra_repr(self) -> str:
@@ -161,11 +168,10 @@ class RunningNorm(RunningMoments):
         return f"{tuple(self.mean.shape)}, eps={self.eps}, clip={self.clip}"
 
 
-def check_positive(**numbers: float) -> None:
-    """Raise ValueError for a number that isn't positive."""
-    for name, value in numbers.items():
-        if not value > 0:
-            raise ValueError(f"{name} must be positive, got {value!r}")
+def _sizes(shape: Any) -> tuple[int, ...]:
+    """The shape of an observation, from one size or several."""
+    sizes = shape if isinstance(shape, Sequence) else [shape]
+    return tuple(check_integer("shape", size) for size in sizes)
 
 
 def norms_in(module: nn.Module) -> list[RunningNorm]:

@@ -12,8 +12,8 @@ from tensordict import TensorDictBase
 from torch import Tensor
 
 from torchrl_hts.delayed_gradient.moments import RunningMoments, parts_of, world_of
-from torchrl_hts.delayed_gradient.running_norm import check_positive
-from torchrl_hts.errors.checks import check_integer
+from torchrl_hts.delayed_gradient.trainer import check_is_trainer
+from torchrl_hts.errors.checks import check_integer, check_number, check_positive
 
 if TYPE_CHECKING:
     from torchrl.trainers import Trainer
@@ -63,7 +63,7 @@ class RunningRewardNorm(RunningMoments):
     ) -> None:
         super().__init__([])
         check_positive(eps=eps, clip=clip)
-        if not 0 <= gamma <= 1:
+        if not 0 <= check_number("gamma", gamma) <= 1:
             raise ValueError(f"gamma must be between 0 and 1, got {gamma!r}")
         self.gamma, self.eps, self.clip = float(gamma), float(eps), float(clip)
         num_envs = check_integer("num_envs", num_envs)
@@ -80,6 +80,7 @@ class RunningRewardNorm(RunningMoments):
             world: the learners.
 
         Raises:
+            TypeError: if it is no batch, and no list of parts.
             ValueError: if the batch isn't of so many environments, or was split into trajectories,
                 rewards are no floats, or one is infinite.
         """
@@ -126,8 +127,10 @@ class RunningRewardNorm(RunningMoments):
             name: under which the trainer saves the statistics.
 
         Raises:
+            TypeError: if it is no trainer.
             RuntimeError: if the trainer has such a hook already.
         """
+        check_is_trainer(trainer)
 
         def scale(batch: TensorDictBase) -> TensorDictBase:
             self.normalize_(batch, world_of(trainer))

@@ -9,7 +9,16 @@ from torchrl.trainers import Trainer
 
 from torchrl_hts.delayed_gradient.trainer_of_many import TrainerOfMany
 
-__all__ = ["check_trainer", "many_of"]
+__all__ = ["check_is_trainer", "check_trainer", "many_of"]
+
+
+def check_is_trainer(trainer: Any) -> None:
+    """Raise TypeError for what nothing can be registered with."""
+    if not isinstance(trainer, Trainer):
+        raise TypeError(
+            "register takes a trainer of TorchRL (torchrl.trainers.Trainer), and got "
+            f"{type(trainer).__name__}: without one, write the loop yourself"
+        )
 
 
 def check_trainer(trainer: Trainer, loss_module: nn.Module) -> None:

@@ -1,0 +1,28 @@
+"""The checks of batches, which need tensordict."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from tensordict import TensorDictBase
+
+__all__ = ["check_batch", "check_parts"]
+
+
+def check_batch(batch: Any) -> None:
+    """Raise TypeError for what is no batch."""
+    if not isinstance(batch, TensorDictBase):
+        end = ": next() and rollout() give None when all frames have been collected"
+        raise TypeError(
+            f"expected a batch, which is a TensorDict, and got {type(batch).__name__}"
+            f"{end if batch is None else ''}"
+        )
+
+
+def check_parts(data: Any) -> list[TensorDictBase]:
+    """The parts of a batch, as `World.parts` has cut them."""
+    parts = list(data) if isinstance(data, Iterable) else [data]
+    for part in parts:
+        check_batch(part)
+    return parts
