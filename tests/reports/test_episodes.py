@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -106,8 +107,40 @@ def test_bad_input_says_what_to_change() -> None:
     returns.update(make_batch(torch.ones(2, 3), torch.ones(2, 3, dtype=torch.bool)))
     with pytest.raises(ValueError, match="2 environments as before, and got 3"):
         returns.update(make_batch(torch.ones(3, 3), torch.ones(3, 3, dtype=torch.bool)))
-    with pytest.raises(ValueError, match="at least one episode"):
-        EpisodeReturns(window=0)
+    for window, error in ((0, ValueError), (None, TypeError), (True, TypeError)):
+        with pytest.raises(error, match=r"^window must be "):
+            EpisodeReturns(window)  # type: ignore[arg-type]
+    assert math.isnan(EpisodeReturns(np.int64(3)).mean)
+    for nothing in (None, {}):
+        with pytest.raises(TypeError, match="expected a batch, which is a TensorDict, and got"):
+            returns.update(nothing)  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="state_dict must be a mapping, got NoneType"):
+        returns.load_state_dict(None)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="state_dict lacks count, lengths, open_"):
+        returns.load_state_dict({})
+
+
+@pytest.mark.parametrize("dtype", [torch.bool, torch.uint8, torch.int64, torch.float32])
+@pytest.mark.parametrize("set_truncated", [False, True])
+def test_ends_are_those_steps_whose_flag_is_not_0(dtype: torch.dtype, set_truncated: bool) -> None:
+    done = torch.tensor([[0, 1, 0, 0], [0, 0, 0, 1]])
+    batch = make_batch(torch.ones(2, 4), done.to(dtype))
+    batch["next", "terminated"] = batch["next", "done"]
+    batch["next", "won"] = torch.arange(8.0).view(2, 4, 1)
+    batch["collector", "traj_ids"] = torch.zeros(2, 4, dtype=torch.int64)
+    returns = EpisodeReturns(info_keys=["won"], set_truncated=set_truncated)
+    assert returns.update(batch) == [2.0, 4.0]
+    assert returns.info_means["won"] == (1 + 7) / 2
+
+
+def test_a_batch_that_is_refused_changes_nothing() -> None:
+    returns = EpisodeReturns(info_keys=["won"])
+    batch = make_batch(torch.ones(1, 2), torch.tensor([[False, False]]))
+    with pytest.raises(KeyError, match="won"):
+        returns.update(batch)
+    batch["next", "won"] = torch.ones(1, 2, 1)
+    batch["next", "done"][:, -1] = True
+    assert returns.update(batch) == [2.0]
 
 
 def test_what_was_added_up_of_an_episode_that_never_ended_is_dropped() -> None:

@@ -16,8 +16,13 @@ from torch import Tensor
 
 from torchrl_hts._executor.info import InfoKey, check_info_keys
 from torchrl_hts._rounds.keys import as_written
+from torchrl_hts.errors.batches import check_batch
+from torchrl_hts.errors.checks import check_flags, check_integer, check_state
 
 __all__ = ["EpisodeReturns"]
+
+# Of a state dict; older ones have no "infos".
+_ENTRIES = ("count", "returns", "lengths", "open_return", "open_length", "trajectory")
 
 
 class EpisodeReturns:
@@ -38,6 +43,10 @@ class EpisodeReturns:
         set_truncated: whether the collector was given ``set_truncated=True``, which marks the last
             step of each row as an end. The next batch then tells, by ``("collector", "traj_ids")``,
             whether the episode had been truncated there, and it counts with that batch.
+
+    Raises:
+        TypeError: for an argument of another kind.
+        ValueError: for a window below 1, or info_keys that lie within each other.
 
     Example:
         >>> import torch
@@ -60,8 +69,8 @@ class EpisodeReturns:
         *,
         set_truncated: bool = False,
     ) -> None:
-        if window < 1:
-            raise ValueError(f"expected a window of at least one episode, and got {window}")
+        window = check_integer("window", window)
+        check_flags(set_truncated=set_truncated)
         self.count = 0
         self._set_truncated = set_truncated
         self._returns: deque[float] = deque(maxlen=window)
@@ -75,13 +84,16 @@ class EpisodeReturns:
         """Takes in a batch; returns the returns of the episodes that ended in it.
 
         Episodes come out in order of the step at which they ended, and by environment within
-        one step, so the result is the same whatever the timing of the workers.
+        one step, so the result is the same whatever the timing of the workers. What is refused
+        has changed nothing.
 
         Args:
             batch: ``[N, T]`` with ``("next", "reward")`` and ``("next", "done")``, each
                 ``[N, T, 1]``. It is only read.
 
         Raises:
+            TypeError: it is no batch.
+            KeyError: it lacks one of ``info_keys``.
             ValueError: the batch is not ``[N, T]``, N differs from the batches before, a step has
                 several rewards or flags, or trajectories have been split. With ``set_truncated``
                 also if there are no ``("collector", "traj_ids")``.
@@ -96,6 +108,7 @@ class EpisodeReturns:
                 )
             done = done.clone()
             done[:, -1] = batch["next", "terminated"].detach().cpu().flatten(1)[:, -1]
+        infos = [(numbers, numbers.read(batch)) for numbers in self._infos.values()]
         num_envs, num_steps = done.shape
         if self._open_return is None or self._open_length is None:
             self._open_return = torch.zeros(num_envs, dtype=torch.float64)
@@ -124,8 +137,8 @@ class EpisodeReturns:
             self._open_length[at_end] = 0
         self._open_return += reward[:, cursor:].sum(1)
         self._open_length += num_steps - cursor
-        for numbers in self._infos.values():
-            numbers.update(batch, done)
+        for numbers, values in infos:
+            numbers.update(values, done)
         self._returns += ended
         self.count += len(ended)
         return ended
@@ -164,15 +177,16 @@ class EpisodeReturns:
             state_dict: what `state_dict` returned.
 
         Raises:
-            KeyError: if an entry is missing.
+            TypeError, ValueError: if it is no such state, or an entry is missing.
         """
-        self.count = state_dict["count"]
+        check_state(state_dict, _ENTRIES)
+        self.count = check_integer("state_dict['count']", state_dict["count"], least=0)
         self._returns = deque(state_dict["returns"], self._returns.maxlen)
         self._lengths = deque(state_dict["lengths"], self._lengths.maxlen)
         for name in ("open_return", "open_length", "trajectory"):
             value = state_dict[name]
             setattr(self, f"_{name}", None if value is None else value.cpu().clone())
-        for key, state in state_dict.get("infos", []):  # there are older states, without any
+        for key, state in state_dict.get("infos", []):
             if tuple(key) in self._infos:
                 self._infos[tuple(key)].load(state)
 
@@ -217,6 +231,7 @@ class EpisodeReturns:
 
 def _checked(batch: TensorDictBase) -> tuple[Tensor, Tensor]:
     """Rewards and flags of ends, ``[N, T]``, on the CPU."""
+    check_batch(batch)
     if batch.ndim != 2:
         remedy = ": batch.unsqueeze(0) is of one environment" if batch.ndim == 1 else ""
         raise ValueError(
@@ -237,7 +252,7 @@ def _checked(batch: TensorDictBase) -> tuple[Tensor, Tensor]:
                 "objectives or agents, add them up before"
             )
     reward, done = (value.detach().cpu().flatten(1) for value in found.values())
-    return reward.double(), done
+    return reward.double(), done.bool()
 
 
 def _mean(values: Collection[float]) -> float:
@@ -267,15 +282,18 @@ class _LastNumbers:
             self._ended += self._open[ended].tolist()
             self._open[rows] = nan
 
-    def update(self, batch: TensorDictBase, done: Tensor) -> None:
-        """Take in a batch, whose episodes end where ``done`` ``[N, T]`` is True."""
+    def read(self, batch: TensorDictBase) -> Tensor:
+        """The numbers of a batch, ``[N, T]`` float64; NaN where there is none."""
         values = batch.get(self._key, None)
         if values is None:
             raise KeyError(
                 f"the batch has no {self._key}: give the collector info_keys with what follows "
                 "'next', too"
             )
-        values = values.detach().cpu().reshape(done.shape).double()  # [N, T]
+        return values.detach().cpu().reshape(batch.shape).double()
+
+    def update(self, values: Tensor, done: Tensor) -> None:
+        """Take in what was read of a batch; episodes end where ``done`` ``[N, T]`` is True."""
         if self._open is None:
             self._open = torch.full(done.shape[:1], nan, dtype=torch.float64)
         known = ~values.isnan()
