@@ -56,7 +56,7 @@ def check_number(name: str, value: Any, *, least: float = -inf) -> float:
         TypeError: if it isn't a number.
         ValueError: if it is too small, or NaN.
     """
-    number = value
+    number: Any = value
     with contextlib.suppress(AttributeError, TypeError, ValueError, RuntimeError):
         number = value.item()
     if isinstance(number, bool) or not isinstance(number, Real):
