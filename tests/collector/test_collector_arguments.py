@@ -303,6 +303,7 @@ class TestPolicies:
         ("policy", "error", "said"),
         [
             (nn.Linear, TypeError, "got the class Linear: make one of it"),
+            (TensorDictModule, TypeError, "got the class TensorDictModule: make one of it"),
             (torch.sigmoid, TypeError, "can't be found out: wrap it as TensorDictModule"),
             (Locked(), TypeError, "the policy can't be pickled.*lock"),
             (acting(nn.LazyLinear(3)), ValueError, "lazy parameters .*run it once"),

@@ -271,6 +271,11 @@ def as_module(policy: Any, *, trust_policy: bool = False) -> Any:
     """
     if policy is None:
         return RandomActions()
+    if isinstance(policy, type):
+        raise TypeError(
+            f"policy must be a TensorDictModule, an nn.Module or another callable, got the class "
+            f"{policy.__name__}: make one of it, or give it as policy_factory"
+        )
     if isinstance(policy, RandomPolicy):
         return RandomActions(policy.action_spec, policy.action_key)
     if isinstance(policy, TensorDictModuleBase):
@@ -290,11 +295,6 @@ def as_module(policy: Any, *, trust_policy: bool = False) -> Any:
         raise TypeError(
             f"policy must be a TensorDictModule, an nn.Module or another callable, got a "
             f"{type(policy).__name__}"
-        )
-    if isinstance(policy, type):
-        raise TypeError(
-            f"policy must be a TensorDictModule, an nn.Module or another callable, got the class "
-            f"{policy.__name__}: make one of it, or give it as policy_factory"
         )
     if module is None:
         policy = uncompiled(policy)
