@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import os
 import signal
+import textwrap
 from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 import pytest
 from probe import process_of, shared_servers_locked
 from processes import (
+    Script,
     alive,
     wait_until,
 )
@@ -43,6 +47,24 @@ class TestPool:
         assert other is not server
         release_servers(one)
         assert not alive(other.pid)
+
+    def test_one_that_is_kept_to_the_end_ends_without_a_word(self, tmp_path: Path) -> None:
+        source = """
+            import collections, os
+            from torchrl_hts import keep_servers
+
+            kept = keep_servers(("numpy",))
+            kept.__enter__()
+            collections.kept = kept  # until modules have lost their names
+            del kept
+        """
+        with Script(tmp_path / "script.py", textwrap.dedent(source)) as script:
+            assert script.wait() == (0, "")
+
+    @pytest.mark.parametrize("preload", ["numpy", 3, None, [1], ("numpy", 3)])
+    def test_what_names_no_modules_is_refused(self, preload: Any) -> None:
+        with pytest.raises(TypeError, match="takes tuples of names"), keep_servers(preload):
+            pass
 
     def test_a_dead_server_is_replaced_and_its_users_are_told(self) -> None:
         preload = ("numpy",)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import os
 import re
+import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
@@ -119,21 +121,36 @@ def keep_servers(*preloads: tuple[str, ...]) -> Iterator[None]:
     one takes seconds. For tests and sweeps, which make many collectors one after the other.
 
     Args:
-        preloads: `TORCH_FREE`, `WITH_TORCH` or both; both if none is given.
+        preloads: what each server imports before, a tuple of names of modules; by default one
+            server has torch and one has not.
+
+    Raises:
+        TypeError: for anything else.
 
     Example:
-        >>> from torchrl_hts._processes.server_pool import TORCH_FREE, keep_servers
-        >>> with keep_servers(TORCH_FREE):
+        >>> from torchrl_hts import keep_servers
+        >>> with keep_servers():
         ...     pass  # make collectors here
     """
+    for preload in preloads:
+        if not isinstance(preload, tuple) or not all(isinstance(name, str) for name in preload):
+            raise TypeError(
+                f"keep_servers takes tuples of names of modules, such as ('numpy',), got "
+                f"{preload!r}: leave it out for the servers that collectors use"
+            )
     user = ServerUser()
     ending = Ending()  # the garbage collector may close a generator at any moment
+    release = partial(ending, partial(_pool.release, user))
+    is_finalizing = sys.is_finalizing  # modules have lost their names by then
     try:
+        atexit.register(release)
         for preload in preloads or (TORCH_FREE, WITH_TORCH):
             _pool.acquire(preload, user)
         yield
     finally:
-        ending(partial(_pool.release, user))
+        if not is_finalizing():
+            release()
+            atexit.unregister(release)
 
 
 class Servers:
