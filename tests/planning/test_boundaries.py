@@ -138,6 +138,10 @@ class TestLimits:
         with pytest.raises(ResourceError, match=r"the free space of .* is .*iB: choose"):
             check_storage(1 << 60, str(tmp_path))
 
+    def test_a_timeline_that_is_too_long_is_named(self) -> None:
+        with pytest.raises(ResourceError, match=r"the timeline needs .*: ask for fewer time"):
+            HTSCollector([EchoEnv], categorical(), frames_per_batch=4, timeline_events=1 << 40)
+
     def test_a_collector_says_so_before_it_allocates(self) -> None:
         with pytest.raises(ResourceError, match=r"the rounds need .*( is .*iB|bytes of storage)"):
             HTSCollector([EchoEnv], categorical(), frames_per_batch=1 << 40)

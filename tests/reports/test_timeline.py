@@ -226,6 +226,15 @@ def test_the_last_rounds_after_a_state_was_loaded(tmp_path: Path) -> None:
     assert {2} <= rounds <= {2, 3, 4}
 
 
+def test_arguments() -> None:
+    timeline = Timeline({"learner": np.zeros(0, RECORD)}, sync_interval=8, lag=1)
+    for rounds in (0, -1, 1.5, "x"):
+        with pytest.raises((TypeError, ValueError), match=r"^num_rounds must be a"):
+            timeline.last(rounds)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match=r"^activity must be one of Activity.STEP, .*got 'step'"):
+        timeline.of("step")  # type: ignore[arg-type]
+
+
 def test_nothing_to_show(tmp_path: Path) -> None:
     with collector(timeline_events=0) as data:
         with pytest.raises(RuntimeError, match="timeline_events=100_000"):

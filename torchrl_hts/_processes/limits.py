@@ -63,11 +63,12 @@ def most_executors(num_actors: int) -> int:
     return free // (_PER_WORKER + _PER_INBOX)
 
 
-def check_storage(num_bytes: int, storage_dir: str | None) -> None:
+def check_storage(num_bytes: int, storage_dir: str | None, of_timeline: int = 0) -> None:
     """Raise ResourceError if there is no room for the slots.
 
     Args:
         num_bytes: their size.
+        of_timeline: how many of these are for the events of a timeline.
         storage_dir: the directory that they are to lie in; None for memory.
     """
     if storage_dir is not None:
@@ -80,9 +81,17 @@ def check_storage(num_bytes: int, storage_dir: str | None) -> None:
         where = "the memory that is available"
         remedy = "hold the rounds in a file with storage_dir"
     if available is not None and num_bytes > available:
+        what, smaller = (
+            ("the timeline needs", "ask for fewer timeline_events")
+            if of_timeline > num_bytes // 2
+            else (
+                "the rounds need",
+                f"{remedy}, or make them smaller (frames_per_batch, lag, compact_obs=True, uint8 "
+                "observations)",
+            )
+        )
         raise ResourceError(
-            f"the rounds need {_size(num_bytes)}, and {where} is {_size(available)}: {remedy}, or "
-            "make them smaller (frames_per_batch, lag, compact_obs=True, uint8 observations)"
+            f"{what} {_size(num_bytes)}, and {where} is {_size(available)}: {smaller}"
         )
 
 

@@ -17,6 +17,7 @@ import numpy as np
 
 from torchrl_hts._rounds.event_rings import Activity, read_ring
 from torchrl_hts._rounds.shared_memory import Array, SharedMemory
+from torchrl_hts.errors.checks import check_integer
 
 __all__ = ["Timeline", "check_path", "read_timeline"]
 
@@ -82,15 +83,26 @@ class Timeline:
 
         Returns:
             ``[E]`` records, worker by worker.
+
+        Raises:
+            ValueError: if it is none of `Activity`.
         """
+        if activity not in [*Activity]:
+            known = ", ".join(f"Activity.{each.name}" for each in Activity)
+            raise ValueError(f"activity must be one of {known}; got {activity!r}")
         return np.concatenate([e[e["activity"] == activity] for e in self.events.values()])
 
     def last(self, num_rounds: int) -> Timeline:
         """What happened since the first environment began one of the last rounds.
 
         Args:
-            num_rounds: how many of the rounds that were handed out are kept.
+            num_rounds: how many of the rounds that were handed out are kept, at least 1.
+
+        Raises:
+            TypeError: if it is no integer.
+            ValueError: if it is below 1.
         """
+        num_rounds = check_integer("num_rounds", num_rounds)
         handed_out = self.of(Activity.BATCH_WAIT)["number"]
         first = (int(handed_out[-1]) if len(handed_out) else 0) - num_rounds + 1
         steps = _since_a_state_was_loaded(self.of(Activity.STEP))
@@ -108,7 +120,8 @@ class Timeline:
                 kept, and a picture a few.
 
         Raises:
-            ValueError: if the name ends in anything else.
+            TypeError: for a `num_rounds` that is no integer.
+            ValueError: if the name ends in anything else, or for a `num_rounds` below 1.
             ImportError: if a picture is asked for and matplotlib is missing.
         """
         file = check_path(path)

@@ -153,13 +153,18 @@ class Layout:
             self.num_units,
             self.num_workers * len(Counter) * 8,
             self.num_workers * self.num_buckets * 8,
-            (self.num_workers + 1) * self.ring_bytes,
+            self.timeline_bytes,
         ]
 
     @property
     def num_buckets(self) -> int:
         """Of a histogram: of times by their bits, or of batch sizes."""
         return max(_DURATIONS, self.num_envs + 1)
+
+    @property
+    def timeline_bytes(self) -> int:
+        """Size of all rings: of each worker, and of the learner."""
+        return (self.num_workers + 1) * self.ring_bytes
 
     @property
     def ring_bytes(self) -> int:

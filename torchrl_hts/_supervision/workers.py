@@ -205,7 +205,7 @@ class Workers:
         Args:
             layout, last_round, options, cores, a_core_each: see `ExecutorPlan`.
         """
-        check_storage(layout.num_bytes, self._storage_dir)
+        check_storage(layout.num_bytes, self._storage_dir, layout.timeline_bytes)
         memory = SharedMemory(self.channels.memory_fd, layout)
         plan = ExecutorPlan(layout, last_round, 0, options, cores, a_core_each)
         self._shared = Shared(memory, memory.schedule(last_round), plan)
