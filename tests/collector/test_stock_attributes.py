@@ -80,6 +80,11 @@ def test_what_is_there() -> None:
     assert ours.closed
 
 
+def test_a_pause_says_what_is_there_instead() -> None:
+    with collector() as ours, pytest.raises(NotImplementedError, match="until you ask for the nex"):
+        ours.pause()
+
+
 def test_rollout_gives_the_next_batch() -> None:
     with collector() as ours, collector() as other:
         for batch in other:

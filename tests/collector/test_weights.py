@@ -137,6 +137,22 @@ class TestWeights:
             with pytest.raises(TypeError, match="unexpected keyword argument 'weigths'"):
                 collector.update_policy_weights_(weigths={})
 
+    def test_the_old_name_of_weights(self) -> None:
+        other = marked()
+        other.module.mark.data.fill_(7)
+        weights = TensorDict.from_module(other)
+        with HTSCollector([echo()], marked(), frames_per_batch=4, lag=0) as collector:
+            batches = iter(collector)
+            next(batches)
+            with pytest.warns(DeprecationWarning, match="give policy_or_weights"):
+                collector.update_policy_weights_(policy_weights=weights)
+            assert next(batches)["mark"].unique().item() == 7
+            with (
+                pytest.warns(DeprecationWarning, match="policy_weights is deprecated"),
+                pytest.raises(ValueError, match="give either policy_or_weights or policy_weights"),
+            ):
+                collector.update_policy_weights_(other, policy_weights=weights)
+
     def test_unknown_and_misshapen_weights(self) -> None:
         with HTSCollector([echo()], marked(), frames_per_batch=4) as collector:
             with pytest.raises(KeyError, match="no parameter or buffer 'x'"):

@@ -35,6 +35,7 @@ from torchrl_hts.collector.rounds import Rounds
 from torchrl_hts.collector.settings import Settings
 from torchrl_hts.collector.startup import Startup
 from torchrl_hts.collector.stock_attributes import StockAttributes
+from torchrl_hts.collector.weight_forms import the_weights
 from torchrl_hts.delayed_gradient.undelayed import UpdateWatch, refuse_within_block
 from torchrl_hts.errors import WorldError
 from torchrl_hts.errors.checks import check_flags, check_integer, check_number
@@ -331,6 +332,7 @@ class HTSCollector(Uncopied, StockAttributes, BaseCollector):  # type: ignore[mi
         worker_ids: Any = None,
         model_id: str | None = None,
         weights_dict: Mapping[str, Any] | None = None,
+        policy_weights: TensorDictBase | Mapping[str, Any] | None = None,
     ) -> None:
         """Stage parameters for the next round that opens, as they are now.
 
@@ -345,6 +347,7 @@ class HTSCollector(Uncopied, StockAttributes, BaseCollector):  # type: ignore[mi
             worker_ids: refused, since all actors act with the parameters of the round.
             model_id: ``"policy"``, or nothing.
             weights_dict: ``{"policy": weights}``.
+            policy_weights: the old name of `policy_or_weights`, with a DeprecationWarning.
 
         Raises:
             TypeError: for ``worker_ids``, and for what is no module, TensorDict or dict by name.
@@ -352,25 +355,12 @@ class HTSCollector(Uncopied, StockAttributes, BaseCollector):  # type: ignore[mi
             ValueError: for a tensor of another shape, or for two forms at once.
             RuntimeError: in a block of a `DelayedGradient`, where the policy is not the newest.
         """
-        if worker_ids is not None:
-            raise TypeError(
-                "HTSCollector does not take worker_ids: all actors act with the parameters of the "
-                "round"
-            )
-        if weights_dict is not None:
-            if not isinstance(weights_dict, Mapping) or [*weights_dict] != ["policy"]:
-                raise KeyError(
-                    f"HTSCollector has one model: weights_dict must be {{'policy': weights}}, got "
-                    f"{weights_dict!r}"
-                )
-            others = {"policy_or_weights": policy_or_weights, "weights": weights, "policy": policy}
-            given = [name for name, value in others.items() if value is not None]
-            if given or model_id is not None:
-                raise ValueError(f"give either weights_dict or {(*given, 'model_id')[0]}, not both")
-            policy_or_weights = weights_dict["policy"]
-        super().update_policy_weights_(
-            policy_or_weights, weights=weights, policy=policy, model_id=model_id
+        forms = {"policy_or_weights": policy_or_weights, "weights": weights, "policy": policy}
+        forms["policy_weights"] = policy_weights
+        given = the_weights(
+            forms, weights_dict=weights_dict, worker_ids=worker_ids, model_id=model_id
         )
+        super().update_policy_weights_(given, model_id=model_id)
 
     def _maybe_fallback_update(
         self,

@@ -127,6 +127,17 @@ class StockAttributes:
         """An attribute of the policy."""
         return getattr(self.policy, attr)
 
+    def pause(self) -> None:
+        """Not offered: who wants a pause doesn't ask for the next batch.
+
+        Raises:
+            NotImplementedError: always.
+        """
+        raise NotImplementedError(
+            "HTSCollector has no pause(): it collects no further than the rounds that are open, "
+            "and waits there until you ask for the next batch"
+        )
+
     def rollout(self) -> TensorDictBase | None:
         """The next batch, as ``next()`` gives it; None at the end."""
         batch: TensorDictBase | None = self.next()
