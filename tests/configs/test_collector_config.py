@@ -20,6 +20,7 @@ from torchrl_hts.configs import (
     GymnasiumEnvConfig,
     HTSCollectorConfig,
 )
+from torchrl_hts.configs.make import make_collector
 
 pytestmark = [
     pytest.mark.usefixtures("nothing_left"),
@@ -129,3 +130,9 @@ def test_objects_are_taken_as_they_are() -> None:
 def test_arguments_that_make_no_sense(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(InstantiationException, match=message):
         instantiate(collector_config(**changes))
+
+
+@pytest.mark.parametrize("kind", [None, 3])
+def test_exploration_types_that_are_none(kind: Any) -> None:
+    with pytest.raises(ValueError, match=f"exploration_type must be one of MODE, .*; got {kind}"):
+        make_collector(None, exploration_type=kind)

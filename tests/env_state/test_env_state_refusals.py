@@ -11,6 +11,7 @@ import threading
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import gymnasium as gym
@@ -120,6 +121,20 @@ def test_slots_of_a_layer_are_refused() -> None:
 def test_what_is_saved_along_can_be_refused() -> None:
     with pytest.raises(CannotSaveError, match="what was given to be saved along"):
         save_environment(Plain(), threading.Lock())
+
+
+@pytest.mark.parametrize("env", [3, None, object()])
+def test_what_is_no_environment_is_refused(env: Any) -> None:
+    restore = partial(restore_environment, state=save_environment(Plain()))
+    for use in (names_of, save_environment, restore):
+        with pytest.raises(TypeError, match=r"expected a gymnasium\.Env, got"):
+            use(env)
+
+
+@pytest.mark.parametrize("state", ["x", None, 3])
+def test_what_is_no_state_is_refused(state: Any) -> None:
+    with pytest.raises(TypeError, match="must be bytes, as save_environment returned it, got"):
+        restore_environment(Plain(), state)
 
 
 # States that don't fit

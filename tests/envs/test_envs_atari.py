@@ -228,8 +228,9 @@ def test_a_missing_extra_is_named(module: str, monkeypatch: pytest.MonkeyPatch) 
 def test_an_unknown_game_is_named() -> None:
     with pytest.raises(gym.error.NameNotFound, match="Pogn"):
         make_atari("ALE/Pogn-v5")
-    with pytest.raises(ValueError, match="'ALE/'"):
-        make_atari("Pong-v5")
+    for env_id in ("Pong-v5", 3, None):
+        with pytest.raises(ValueError, match="'ALE/'"):
+            make_atari(env_id)  # type: ignore[arg-type]
 
 
 class TestBatches:

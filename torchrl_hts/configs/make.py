@@ -173,7 +173,7 @@ def _is_batched(source: Any) -> bool:
 def _exploration_type(name: str | ExplorationType) -> ExplorationType:
     if isinstance(name, ExplorationType):
         return name
-    if name.upper() not in ExplorationType.__members__:
+    if not isinstance(name, str) or name.upper() not in ExplorationType.__members__:
         known = ", ".join(ExplorationType.__members__)
         raise ValueError(f"exploration_type must be one of {known}; got {name!r}")
     return ExplorationType.from_str(name)

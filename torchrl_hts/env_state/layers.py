@@ -60,6 +60,9 @@ def names_of(env: gym.Env[Any, Any]) -> Names:
 
     Args:
         env: the environment, before its first reset.
+
+    Raises:
+        TypeError: if it is no `gymnasium.Env`.
     """
     layers = _layers(env)
     fixtures = _fixtures(layers)
@@ -151,6 +154,7 @@ def restore_environment(env: gym.Env[Any, Any], state: bytes, *, names: Names | 
         names: what it may name; by default, what the environment as it is now has.
 
     Raises:
+        TypeError: if it is no `gymnasium.Env`, or the state is no bytes.
         ValueError: the state is damaged, or that of an environment of another make, or names
             something that it may not.
     """
@@ -210,6 +214,8 @@ def _save_parts(saver: StateSaver, owner: str, parts: dict[Any, object]) -> list
 
 def _layers(env: gym.Env[Any, Any]) -> list[gym.Env[Any, Any]]:
     """The wrappers, outermost first, and the base."""
+    if not isinstance(env, gym.Env):
+        raise TypeError(f"expected a gymnasium.Env, got {type(env).__name__}")
     layers = [env]
     while isinstance(layers[-1], gym.Wrapper):
         layers.append(layers[-1].env)

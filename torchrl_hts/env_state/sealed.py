@@ -21,8 +21,14 @@ def opened(kind: bytes, state: bytes, giver: str) -> bytes:
         giver: what returns such states, for people.
 
     Raises:
+        TypeError: if it is no bytes.
         ValueError: if it is damaged, or of another kind.
     """
+    if not isinstance(state, bytes):
+        raise TypeError(
+            f"the environment's state must be bytes, as {giver} returned it, got "
+            f"{type(state).__name__}"
+        )
     start = len(kind) + hashlib.sha256().digest_size
     body = state[start:]
     if state[:start] != kind + hashlib.sha256(body).digest():

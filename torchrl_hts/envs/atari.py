@@ -123,7 +123,7 @@ def check_atari(env_id: str) -> None:
             "pip install 'torchrl_hts[atari]'",
             name=error.name,
         ) from error
-    if not env_id.startswith("ALE/"):
+    if not isinstance(env_id, str) or not env_id.startswith("ALE/"):
         raise ValueError(
             f"expected an id of ale-py, such as 'ALE/Pong-v5', and got {env_id!r}: "
             "prefix the name of the game with 'ALE/'"
