@@ -155,6 +155,7 @@ def test_start_says_what_to_do() -> None:
         ({"postproc": 3}, TypeError, "^postproc must be callable, got 3"),
         ({"pre_collect_hook": 3}, TypeError, "^pre_collect_hook must be callable, got 3"),
         ({"post_collect_hook": []}, TypeError, r"^post_collect_hook must be callable, got \[\]"),
+        ({"storage_dir": ""}, ValueError, "^storage_dir='' is not a directory"),
         ({"policy_factory": []}, TypeError, r"^policy_factory must be callable, got \[\]"),
         ({"policy_factory": ["a"]}, TypeError, "^policy_factory must be callable, got 'a'"),
         ({"create_env_kwargs": [{}]}, ValueError, "^create_env_kwargs has 1 dicts for 2 env"),
@@ -185,10 +186,14 @@ class TestFactories:
             ([], f"must have 1 to {MAX_ENVS} callables, one per environment; got 0"),
             ([EchoEnv] * (MAX_ENVS + 1), f"must have 1 to .* callables.*; got {MAX_ENVS + 1}"),
             ([EchoEnv, EchoEnv()], r"create_env_fn\[1\] is a EchoEnv; expected a callable"),
-            ("CartPole-v1", r"create_env_fn\[0\] is 'CartPole-v1'; expected a callable that makes"),
+            ("CartPole-v1", "create_env_fn is 'CartPole-v1'; expected a callable that makes"),
             ([EchoEnv, "CartPole-v1"], r"create_env_fn\[1\] is 'CartPole-v1'; expected a callable"),
-            (None, r"create_env_fn\[0\] is a NoneType; expected a callable"),
-            (iter([EchoEnv]), "create_env_fn.* is a list_iterator; expected a callable"),
+            (None, "create_env_fn is a NoneType; expected a callable that makes an environment"),
+            ([[EchoEnv]], r"create_env_fn\[0\] is a list; expected one callable that makes"),
+            *(
+                (iterable, r"create_env_fn is a .*; expected a callable or a list of .*list\(")
+                for iterable in (iter([EchoEnv]), {EchoEnv}, {"a": EchoEnv}, np.array([EchoEnv]))
+            ),
         ],
     )
     def test_are_callables(self, envs: Any, said: str) -> None:

@@ -7,13 +7,14 @@ from collections.abc import Callable
 from typing import Any
 
 import gymnasium as gym
+import numpy as np
 import pytest
 import torch
 from seeding import Seeding
 from tensordict import TensorDictBase
 from walks import FIRST_SEED, Raises, Walk
 
-from torchrl_hts import EnvironmentReplay, HTSCollector, WorkerError
+from torchrl_hts import EnvironmentReplay, HTSCollector, TorchRLReplay, WorkerError
 from torchrl_hts._learner.learner import environment_seed
 from torchrl_hts.env_state import save_environment
 from torchrl_hts.env_state.compressed import compressed
@@ -102,6 +103,40 @@ def test_the_steps_before_a_failure() -> None:
 def test_what_is_no_single_environment_is_refused(make_env: Callable[[], Any]) -> None:
     with pytest.raises(TypeError, match="plays a single gymnasium environment; its factory made"):
         EnvironmentReplay(make_env, 0, seed=0)
+
+
+@pytest.mark.parametrize("make_env", [None, [MAKE_CARTPOLE], MAKE_CARTPOLE()])
+@pytest.mark.parametrize("replay", [EnvironmentReplay, TorchRLReplay])
+def test_what_makes_no_environment_is_refused(replay: Any, make_env: Any) -> None:
+    with pytest.raises(TypeError, match=r"^create_env_fn is a \w+; expected (a|one) callable that"):
+        replay(make_env, 0, seed=0)
+
+
+@pytest.mark.parametrize("action", [1, np.int64(1), [1], torch.tensor(1), torch.tensor([0, 1])])
+def test_actions_in_any_form(action: Any) -> None:
+    replay, expected = (EnvironmentReplay(MAKE_CARTPOLE, 0, seed=0) for _ in range(2))
+    for one in (replay, expected):
+        one.reset()
+    replay.step(action)
+    expected.step(torch.tensor(1))
+    assert torch.equal(replay.save(), expected.save())
+
+
+@pytest.mark.parametrize("action", [None, "x", 1.5, 2, [1, 1], [0, 0], [0, 1, 0], {"a": 1}])
+def test_what_is_no_action_is_refused(action: Any) -> None:
+    replay = EnvironmentReplay(MAKE_CARTPOLE, 0, seed=0)
+    replay.reset()
+    before = replay.save()
+    with pytest.raises((TypeError, ValueError), match="action"):
+        replay.step(action)
+    assert torch.equal(replay.save(), before)
+
+
+@pytest.mark.parametrize("state", [None, "x", b"x"])
+def test_what_is_no_state_is_refused(state: Any) -> None:
+    replay = EnvironmentReplay(MAKE_CARTPOLE, 0, seed=0)
+    with pytest.raises(TypeError, match="expected a state as a tensor of bytes"):
+        replay.restore(state)
 
 
 def test_states_that_are_none_of_a_single_environment_are_refused() -> None:

@@ -158,6 +158,12 @@ def test_the_environment_that_is_played_is_not_the_one_that_is_filmed(tmp_path: 
         )
 
 
+@pytest.mark.parametrize("envs", [[PayingEnv], PayingEnv(), None])
+def test_it_takes_one_callable(envs: Any) -> None:
+    with pytest.raises(TypeError, match=r"^create_env_fn is a \w+; expected (a|one) callable that"):
+        Evaluator(envs, pays())
+
+
 def test_a_policy_that_does_not_fit_is_refused_at_once() -> None:
     with pytest.raises(ValueError, match="reads 'sound', which the environment does not give"):
         Evaluator(EchoEnv, TensorDictModule(nn.Identity(), ["sound"], ["action"]))
@@ -175,7 +181,10 @@ def test_a_policy_that_does_not_fit_is_refused_at_once() -> None:
         ({"video_path": "best.mp4"}, TypeError),
         ({"create_render_env_fn": PayingEnv}, TypeError),
         ({"video_path": "best.avi", "create_render_env_fn": PayingEnv}, ValueError),
-        ({"video_path": "best.mp4", "create_render_env_fn": PayingEnv, "fps": 0}, ValueError),
+        ({"fps": 0, "video_path": "best.mp4", "create_render_env_fn": PayingEnv}, ValueError),
+        ({"fps": 0}, ValueError),
+        ({"fps": float("nan")}, ValueError),
+        ({"fps": "x"}, TypeError),
     ],
 )
 def test_arguments_are_checked(arguments: dict[str, Any], error: type[Exception]) -> None:

@@ -79,6 +79,15 @@ def test_a_copy_is_refused_and_ends_nothing(copied: Callable[[object], object]) 
         assert len(evaluator.wait()) == 1
 
 
+def test_what_is_no_state_is_refused() -> None:
+    with Evaluator(PayingEnv, pays(), num_episodes=1) as evaluator:
+        evaluator.submit(0)
+        evaluator.wait()
+        for state, said in ((None, "a mapping, got NoneType"), ({}, "lacks best, pending")):
+            with pytest.raises((TypeError, ValueError), match=f"^state_dict .*{said}"):
+                evaluator.load_state_dict(state)  # type: ignore[arg-type]
+
+
 def test_submissions_queue_up_with_their_own_parameters(gate: Path) -> None:
     policy = pays(ballast=10_000_000)  # 40 MB: far more than a socket takes
     with Evaluator(gated(gate), policy, **AT_GATE) as evaluator:

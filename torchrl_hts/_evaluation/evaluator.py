@@ -38,7 +38,7 @@ from torchrl_hts._evaluation.video import find_ffmpeg, partial_path
 from torchrl_hts._executor.gym_env import GymDescription
 from torchrl_hts._executor.messages import Observe, Observed
 from torchrl_hts._executor.torchrl_env import TorchRLDescription
-from torchrl_hts._planning.arguments import check_factories, make_policy
+from torchrl_hts._planning.arguments import check_factory, make_policy
 from torchrl_hts._planning.batch_plan import BatchPlan, plan_batch
 from torchrl_hts._planning.pickling import pickle_factories, pickle_policy
 from torchrl_hts._planning.policy_forms import Fitted
@@ -49,7 +49,7 @@ from torchrl_hts._rounds.shared_memory import Layout, SharedMemory
 from torchrl_hts._rounds.slots import Slots, field_of, policy_tensors
 from torchrl_hts.delayed_gradient.undelayed import refuse_within_block
 from torchrl_hts.errors import PolicyError
-from torchrl_hts.errors.checks import check_integer
+from torchrl_hts.errors.checks import check_integer, check_positive, check_state
 
 __all__ = ["Evaluation", "Evaluator"]
 
@@ -147,11 +147,14 @@ class Evaluator(Uncopied):
             raise TypeError(
                 f"exploration_type must be an ExplorationType, got {exploration_type!r}"
             )
-        path = _check_video(video_path, create_render_env_fn, fps)
-        factory, *_ = pickle_factories(check_factories([create_env_fn], None))
+        if fps is not None:
+            check_positive(fps=fps)
+        path = _check_video(video_path, create_render_env_fn)
+        factory, *_ = pickle_factories(check_factory(create_env_fn))
         render_factory = None
         if create_render_env_fn is not None:
-            render_factory, *_ = pickle_factories(check_factories([create_render_env_fn], None))
+            render = check_factory(create_render_env_fn, "create_render_env_fn")
+            render_factory, *_ = pickle_factories(render)
         self.policy = make_policy(policy, None)
         copy = pickle.loads(pickle_policy(self.policy)).eval()
         self._submitted: deque[_Submission] = deque()
@@ -294,18 +297,21 @@ class Evaluator(Uncopied):
             state_dict: what `state_dict` returned.
 
         Raises:
-            ValueError: if something submitted has not been returned yet, or the parameters aren't
-                those of the policy.
+            TypeError, ValueError: if it is no such state, something submitted has not been returned
+                yet, or the parameters aren't those of the policy. Nothing has been changed then.
         """
+        check_state(state_dict, ("best", "pending"))
         if self._submitted:
             raise ValueError("load_state_dict: something submitted has not been returned yet")
         own = {name: tensor.shape for name, tensor in policy_tensors(self.policy)}
+        submitted = []
         for pending in state_dict["pending"]:
             found = {name: tensor.shape for name, tensor in pending["parameters"].items()}
             if found != own:
                 raise ValueError("the state is of an evaluator of another policy")
             values = [pending["parameters"][name].to("cpu", copy=True) for name in own]
-            self._submitted.append(_Submission(pending["step"], values))
+            submitted.append(_Submission(pending["step"], values))
+        self._submitted.extend(submitted)
         self._best = state_dict["best"]
         self._advance(wait=False)
 
@@ -357,7 +363,7 @@ class _Submission:
     evaluation: Evaluation | None = None
 
 
-def _check_video(path: Path | str | None, create_env_fn: object, fps: float | None) -> Path | None:
+def _check_video(path: Path | str | None, create_env_fn: object) -> Path | None:
     if (path is None) != (create_env_fn is None):
         raise TypeError("a video needs both video_path and create_render_env_fn")
     if path is None:
@@ -366,7 +372,5 @@ def _check_video(path: Path | str | None, create_env_fn: object, fps: float | No
     path = Path(path).absolute()
     if path.suffix != ".mp4":
         raise ValueError(f"video_path must end in .mp4, got {str(path)!r}")
-    if fps is not None and not fps > 0:
-        raise ValueError(f"fps must be positive, got {fps}; the frames are for video_path")
     path.parent.mkdir(parents=True, exist_ok=True)
     return path

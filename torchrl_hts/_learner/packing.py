@@ -58,7 +58,16 @@ def to_tensor(state: bytes) -> Tensor:
 
 
 def to_bytes(state: Tensor) -> bytes:
-    """The inverse of `to_tensor`."""
+    """The inverse of `to_tensor`.
+
+    Raises:
+        TypeError: if it is no tensor.
+    """
+    if not isinstance(state, Tensor):
+        raise TypeError(
+            "expected a state as a tensor of bytes, as save() returns it, or an entry of "
+            f"state_dict()['environments']; got {type(state).__name__}"
+        )
     return bytes(state.cpu().numpy().data)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from math import inf
 from numbers import Real
@@ -31,6 +31,7 @@ __all__ = [
     "check_devices",
     "check_equal",
     "check_factories",
+    "check_factory",
     "check_frames",
     "check_lag",
     "check_max_frames",
@@ -78,6 +79,8 @@ def check_storage_dir(storage_dir: Any) -> str | None:
     if not isinstance(storage_dir, str | os.PathLike):
         raise TypeError(f"storage_dir must be a path or None, got {storage_dir!r}")
     path = os.fsdecode(storage_dir)
+    if not path:
+        raise ValueError("storage_dir='' is not a directory; '.' is the one that you are in")
     try:
         with tempfile.TemporaryFile(dir=path):
             return path
@@ -171,7 +174,8 @@ def check_factories(
         kwargs: keyword arguments of all, or a list with those of each.
         copies: how many environments to make of one callable; a list must have so many.
     """
-    if isinstance(create_env_fn, Sequence) and not isinstance(create_env_fn, str):
+    listed = isinstance(create_env_fn, Sequence) and not isinstance(create_env_fn, str)
+    if listed:
         functions = list(create_env_fn)
         if copies not in (None, len(functions)):
             raise ValueError(
@@ -185,7 +189,8 @@ def check_factories(
     known: dict[tuple[int, int], Sequence[Callable[[], Any]]] = {}
     for index, (function, own) in enumerate(zip(functions, each, strict=True)):
         if (id(function), id(own)) not in known:
-            known[id(function), id(own)] = _factories(index, function, own)
+            name = f"create_env_fn[{index}]" if listed else "create_env_fn"
+            known[id(function), id(own)] = _factories(name, function, own, may_be_list=not listed)
         factories += known[id(function), id(own)]
     if not 0 < len(factories) <= MAX_ENVS:
         raise ValueError(
@@ -195,21 +200,38 @@ def check_factories(
     return factories
 
 
-def _factories(index: int, function: Any, kwargs: Mapping[str, Any]) -> Sequence[Callable[[], Any]]:
-    """The factories of one entry: several, if it is a batch of environments."""
+def check_factory(function: Any, name: str = "create_env_fn") -> Sequence[Callable[[], Any]]:
+    """The factory that must stand alone; those of each environment, if it makes a `SerialEnv`."""
+    return _factories(name, function, {}, may_be_list=False)
+
+
+def _factories(
+    name: str, function: Any, kwargs: Mapping[str, Any], *, may_be_list: bool
+) -> Sequence[Callable[[], Any]]:
+    """The factories of one entry: several, if it is a batch of environments.
+
+    Args:
+        name: of the entry, for messages.
+        function: the entry.
+        kwargs: its keyword arguments.
+        may_be_list: whether a list could stand there, too.
+    """
     if isinstance(function, str):
         raise TypeError(
-            f"create_env_fn[{index}] is {function!r}; expected a callable that makes an "
-            f"environment, such as functools.partial(gymnasium.make, {function!r})"
+            f"{name} is {function!r}; expected a callable that makes an environment, such as "
+            f"functools.partial(gymnasium.make, {function!r})"
         )
     batched = factories_of(function, kwargs)
     if batched is not None:
         return batched
     if isinstance(function, gym.Env | EnvBase) or not callable(function):
-        raise TypeError(
-            f"create_env_fn[{index}] is a {type(function).__name__}; expected a callable that "
-            "makes an environment, since each is made in the process that steps it"
-        )
+        expected = "a callable that makes an environment, since each is made in the process that "
+        expected += "steps it"
+        if isinstance(function, Iterable):
+            expected = "one callable that makes an environment"
+            if may_be_list:
+                expected = "a callable or a list of callables: list(...)"
+        raise TypeError(f"{name} is a {type(function).__name__}; expected {expected}")
     return [partial(function, **kwargs) if kwargs else function]
 
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import reprlib
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import gymnasium as gym
+import torch
 from tensordict import TensorDictBase
 from torch import Tensor
 
@@ -18,6 +20,9 @@ from torchrl_hts._executor.spaces import own_spaces, seed_spaces
 from torchrl_hts._executor.values import checked_reward
 from torchrl_hts._learner.learner import environment_seed
 from torchrl_hts._learner.packing import to_bytes, to_tensor
+from torchrl_hts._planning.action_checks import check_gym_action
+from torchrl_hts._planning.arguments import check_factory
+from torchrl_hts._rounds.keys import Key
 from torchrl_hts._rounds.shared_memory import Array
 from torchrl_hts.env_state import names_of, restore_environment, save_environment
 from torchrl_hts.env_state.compressed import compressed, decompressed
@@ -45,7 +50,7 @@ class EnvironmentReplay:
         env: the environment.
 
     Raises:
-        TypeError: if it is no `gymnasium.Env`, or a batch of them.
+        TypeError: if nothing makes an environment, or it is no `gymnasium.Env`, or a batch of them.
 
     Example:
         >>> import functools, torch
@@ -64,11 +69,12 @@ class EnvironmentReplay:
     def __init__(
         self, create_env_fn: Callable[[], gym.Env[Any, Any]], env: int, *, seed: int
     ) -> None:
+        factory, *_ = check_factory(create_env_fn)
         self._number = check_integer("env", env, least=0)
         self._seed = check_integer("seed", seed, least=0, most=None)
         self._generators = Generators(self._seed, self._number)
         self._generators.enter()
-        made: Any = create_env_fn()
+        made: Any = factory()
         if isinstance(made, gym.vector.VectorEnv) or not isinstance(made, gym.Env):
             raise TypeError(
                 "EnvironmentReplay plays a single gymnasium environment; its factory made a "
@@ -113,30 +119,32 @@ class EnvironmentReplay:
                 vars(layer)["render_mode"] = mode
 
     @own_draws()
-    def step(self, action: Tensor | TensorDictBase) -> tuple[float, bool]:
+    def step(self, action: Tensor | TensorDictBase | Any) -> tuple[float, bool]:
         """One step; begins no other episode.
 
         What it returns is looked at as the collector does.
 
         Args:
-            action: ``batch["action"][env, t]``, as the policy wrote it.
+            action: ``batch["action"][env, t]``, as the policy wrote it; numbers and arrays, too.
 
         Returns:
             The reward, and whether the episode ends by the environment itself.
 
         Raises:
+            TypeError, ValueError: if the action is none of its space, in kind or size.
             InvalidValueError: if it returns NaN, or what its spaces don't allow.
         """
+        found: dict[Key, Tensor] = {}
 
         def rows(*key: str) -> list[Array]:
-            value: Any = action
-            for name in key[1:]:
-                value = value[name]
-            return [value.detach().cpu().contiguous().numpy()[None]]
+            found[key] = _part(action, key)[None]
+            return [found[key].numpy()]
 
         read = action_reader(self.env.action_space, ("action",), rows)
-        self._generators.enter_step()
+        check_gym_action(self.env.action_space, ("action",), found)
+        _refuse_rows(self.env.action_space, found)
         taken = read(0, 0)
+        self._generators.enter_step()
         try:
             observation, reward, terminated, truncated, _ = self.env.step(taken)
         except (TypeError, ValueError) as error:
@@ -176,3 +184,27 @@ class EnvironmentReplay:
             yield layer
             layer = layer.env
         yield layer
+
+
+def _part(action: Any, key: Key) -> Tensor:
+    """The part of an action that is of one space, on the CPU."""
+    try:
+        for name in key[1:]:
+            action = action[name]
+        return torch.as_tensor(action).detach().cpu().contiguous()
+    except (TypeError, ValueError, RuntimeError, LookupError) as error:
+        raise TypeError(
+            f"the action must be a tensor, such as batch['action'][env, t], and one for each part "
+            f"of a Dict space; got {reprlib.repr(action)}"
+        ) from error
+
+
+def _refuse_rows(space: gym.Space[Any], found: Mapping[Key, Tensor]) -> None:
+    """Raise ValueError for indices of several environments, which are no action of one."""
+    ((_, action), *_) = found.items()
+    one_hot = isinstance(space, gym.spaces.Discrete) and action.numel() > 1
+    if one_hot and int((action == action.max()).sum()) > 1:
+        raise ValueError(
+            f"the action {action[0].tolist()} is neither an index of {space} nor one-hot: give "
+            "that of one environment at one step, batch['action'][env, t]"
+        )

@@ -18,8 +18,9 @@ from torchrl_hts._executor.own_seeds import own_draws
 from torchrl_hts._executor.torchrl_env import TorchRLEnvironment, copy_value
 from torchrl_hts._learner.learner import environment_seed
 from torchrl_hts._learner.packing import to_bytes, to_tensor
-from torchrl_hts._planning.batched_envs import factories_of
+from torchrl_hts._planning.arguments import check_factory
 from torchrl_hts._rounds.entries import is_private, leaves
+from torchrl_hts.errors.batches import check_batch
 from torchrl_hts.errors.checks import check_integer
 
 __all__ = ["TorchRLReplay"]
@@ -75,9 +76,8 @@ class TorchRLReplay:
         self._most_frames = check_integer("max_frames_per_traj", max_frames_per_traj, least=0)
         number = check_integer("env", env, least=0)
         self._seed = check_integer("seed", seed, least=0, most=None)
-        factories = factories_of(create_env_fn, {})
-        if factories is not None:
-            create_env_fn = factories[number % len(factories)]
+        factories = check_factory(create_env_fn)
+        create_env_fn = factories[number % len(factories)]
         self._made = self._make(create_env_fn, number)
         count = self._made.env.batch_size.numel()
         if count > 1:  # what it draws while it is made depends on the number of its batch
@@ -148,6 +148,7 @@ class TorchRLReplay:
         Raises:
             InvalidValueError: if it returns NaN, or what its specs don't allow.
         """
+        check_batch(transition)
         batched = bool(self.env.batch_size)
         for key, value in leaves(transition.exclude("next", "collector")):
             if key not in self._given:
