@@ -284,7 +284,7 @@ class _LastNumbers:
 
     def read(self, batch: TensorDictBase) -> Tensor:
         """The numbers of a batch, ``[N, T]`` float64; NaN where there is none."""
-        values = batch.get(self._key, None)
+        values: Tensor | None = batch.get(self._key, None)
         if values is None:
             raise KeyError(
                 f"the batch has no {self._key}: give the collector info_keys with what follows "

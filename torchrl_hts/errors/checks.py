@@ -56,14 +56,15 @@ def check_number(name: str, value: Any, *, least: float = -inf) -> float:
         TypeError: if it isn't a number.
         ValueError: if it is too small, or NaN.
     """
-    number: Any = value
+    number = value
     with contextlib.suppress(AttributeError, TypeError, ValueError, RuntimeError):
         number = value.item()
     if isinstance(number, bool) or not isinstance(number, Real):
         raise TypeError(f"{name} must be a number, got {value!r}")
-    if not number >= least:
+    found = float(number)
+    if not found >= least:
         raise ValueError(f"{name} must be at least {least:g}, got {value!r}")
-    return float(number)
+    return found
 
 
 def check_positive(**numbers: Any) -> None:
