@@ -23,6 +23,7 @@ pytestmark = pytest.mark.usefixtures("warm_servers")
 OURS = inspect.signature(HTSCollector.__init__).parameters
 NAMED = {"num_envs", "sync_interval", "frames_per_batch"}  # attributes that its constructor sets
 OTHERS = {"policy_version", "replay_buffer", "collector_class", "zero_"}  # of batches, and TorchRL
+OTHERS |= {"action_spec", "target_entropy"}  # of TorchRL's losses
 
 
 def sentences() -> dict[str, str]:

@@ -168,14 +168,14 @@ class Evaluator(Uncopied):
                 factory, num_episodes, seed, render_factory, path, fps, max_frames_per_episode
             )
             try:
-                self._start(fd, job, copy, exploration_type)
+                with torchs_defaults():
+                    self._start(fd, job, copy, exploration_type)
             except BaseException:
                 self.shutdown()
                 raise
         finally:
             os.close(fd)
 
-    @torchs_defaults()
     def _start(
         self,
         fd: int,
