@@ -69,8 +69,8 @@ def busy(directory: Path, *, resumes: bool) -> RecipeError:
 def moved(directory: Path) -> RecipeError:
     """The error of a run whose directory, or the lock in it, is not where it was."""
     return RecipeError(
-        f"{directory}, or its .lock, was moved or removed while this run wrote to it: put it back, "
-        f"then go on with --resume {quoted(directory)}"
+        f"{directory}, or its .lock, was moved or removed while this run wrote to it: put the "
+        f"directory back, or name its new place, and go on with --resume {quoted(directory)}"
     )
 
 

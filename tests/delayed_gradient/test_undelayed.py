@@ -197,6 +197,7 @@ def averaged(policy: nn.Module) -> Callable[[], Any]:
         (averaged, "newest", 0),
         (lambda policy: lambda: copy.deepcopy(policy), "behaviour", 0),
         (lambda policy: lambda: dict(copy.deepcopy(policy).state_dict()), "behaviour", 0),
+        (lambda policy: lambda: copy.deepcopy(policy).bfloat16().float(), "behaviour", 0),
     ],
 )
 def test_others_act_than_the_policy_that_is_delayed(make: Any, gradient_at: Any, said: int) -> None:

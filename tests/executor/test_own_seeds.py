@@ -54,6 +54,22 @@ def test_what_gymnasium_seeds_with_nothing_has_the_same_bits_in_every_run() -> N
     assert [np.float32(made.layout), made.start] == drawn[1, 0, :2].tolist()
 
 
+def test_workers_of_a_batch_draw_each_its_own_in_every_run() -> None:
+    """An AsyncVectorEnv forks them with one state."""
+    runs = []
+    for _ in range(2):
+        with HTSCollector(
+            [lambda: gym.vector.AsyncVectorEnv([Unseeded] * 3)],
+            None,
+            frames_per_batch=3 * 4,
+            total_frames=3 * 4,
+            seed=0,
+        ) as collector:
+            runs.append(next(iter(collector)).clone())
+    assert (runs[0] == runs[1]).all()
+    assert len(torch.unique(runs[0]["observation"][:, 0, 0])) == 3
+
+
 @pytest.mark.parametrize("make_env", [Seeding, Unseeded])
 def test_evaluations_likewise(make_env: type[gym.Env[Any, Any]]) -> None:
     returns = []

@@ -42,7 +42,8 @@ def check_made_once(factory: str, parts: Iterable[Any]) -> None:
         if found is not None and found() is env:
             raise EnvError(
                 f"{factory} made the environment that {'it' if first == factory else first} has "
-                "made before: make a new one at each call (no cache)"
+                "made before: make a new one at each call (no cache). One that sets all of its "
+                "engine's state at each step may share it, as a gym.Env and no gym.Wrapper"
             )
         ours.add(id(env))
         _made[id(env)] = weakref.ref(env), factory

@@ -10,7 +10,9 @@ from __future__ import annotations
 
 import functools
 import inspect
+import multiprocessing
 import random
+import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FunctionType
@@ -29,7 +31,7 @@ def seed_from_own_draws() -> None:
     environments and spaces are seeded by. Who has imported one of the first two by itself (``from
     random import seed``) keeps what it has.
     """
-    _replace(random, lambda: random.getrandbits(64))
+    _replace(random, lambda: random.getrandbits(64) ^ _of_worker())
     _replace(np.random, _drawn)
     _np_random.__code__ = _own_np_random.__code__  # in place: some have imported it by itself
 
@@ -46,7 +48,13 @@ def own_draws() -> Iterator[None]:
 
 
 def _drawn() -> int:
-    return int(np.random.randint(0, 1 << 32, dtype=np.uint32))
+    return int(np.random.randint(0, 1 << 32, dtype=np.uint32)) ^ _of_worker()
+
+
+def _of_worker() -> int:
+    """0, and in each worker of an AsyncVectorEnv, which are forked with one state, another."""
+    name = multiprocessing.current_process().name  # Worker<AsyncVectorEnv>-0
+    return zlib.crc32(name.encode()) if name.startswith("Worker<") else 0
 
 
 def _replace(module: Any, draw: Callable[[], int]) -> None:

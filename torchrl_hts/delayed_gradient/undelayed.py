@@ -97,6 +97,11 @@ def refuse_within_block(policy: nn.Module, what: str, others: Iterable[Tensor] =
         )
 
 
+def _alike(own: Tensor, other: Tensor) -> bool:
+    """Whether a copy has a parameter's values, be it rounded to bfloat16."""
+    return torch.allclose(own, other.to(own.dtype), rtol=4e-3, atol=1e-6, equal_nan=True)
+
+
 class UpdateWatch:
     """Looks after the updates of a policy, between two batches.
 
@@ -168,9 +173,7 @@ class UpdateWatch:
         ):
             return False
         own = self._policy.parameters()
-        return not all(
-            torch.equal(_sample(a), _sample(b)) for a, b in zip(own, others, strict=False)
-        )
+        return not all(_alike(_sample(a), _sample(b)) for a, b in zip(own, others, strict=False))
 
     def _has_changed(self) -> bool:
         """Whether the policy differs from how it was seen last.
