@@ -11,6 +11,7 @@ import torch
 from delayed_gradient_reference import make_batch, make_loss
 from tensordict import TensorDict
 from torch import nn
+from torchrl.trainers import Trainer
 
 from torchrl_hts import DelayedGradient, EpisodeReturns
 
@@ -101,7 +102,7 @@ def test_parameters_that_are_replaced() -> None:
     train(DelayedGradient(net))
 
 
-class FakeTrainer:
+class FakeTrainer(Trainer):
     """What `register` looks at in a trainer."""
 
     def __init__(self, loss_module: nn.Module, lag: int, **changes: Any) -> None:
@@ -119,7 +120,7 @@ def test_trainers() -> None:
     loss, _ = make_loss("a2c")
 
     def register(delayed: DelayedGradient, **changes: Any) -> None:
-        delayed.register(FakeTrainer(loss, 3, **changes))  # type: ignore[arg-type]
+        delayed.register(FakeTrainer(loss, 3, **changes))
 
     message = said_by(lambda: register(DelayedGradient(loss, lag=1)))
     assert "Leave the argument out, and register before the first round" in message
