@@ -200,7 +200,7 @@ def test_a_directory_that_is_moved_in_mid_run(
         patch.setattr(Run, "record", moving)
         output = run(f"{FLAGS} {interval}", "--output-dir", str(there), code=1)
     assert f"error: {there}, or its .lock, was moved or removed" in output
-    assert f"then go on with --resume {there}" in output
+    assert f"go on with --resume {there}" in output
     assert "curve.png" not in output
     assert list(there.rglob("*")) == []
     run("ppo_cartpole.py", "--resume", str(moved))
