@@ -5,11 +5,10 @@ Nothing here imports torch.
 
 from __future__ import annotations
 
+import json
 import os
 import socket
 from pathlib import Path
-
-from support.configuration import read_config
 
 __all__ = ["is_first", "is_first_here", "is_own", "launch_name", "own_run"]
 
@@ -53,10 +52,10 @@ def is_own(directory: Path) -> bool:
     if name is None or (os.environ["TORCHELASTIC_RUN_ID"] == _UNNAMED and restarts == "0"):
         return False
     try:
-        config = read_config(directory / "config.json")
-    except (OSError, ValueError):  # whoever opens it says what is wrong
+        config = json.loads((directory / "config.json").read_text())
+    except (OSError, ValueError, RecursionError):  # whoever opens it says what is wrong
         return False
-    return bool(config.get("launch") == name)
+    return isinstance(config, dict) and config.get("launch") == name
 
 
 def own_run(directory: Path, name: str) -> Path | None:

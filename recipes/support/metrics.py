@@ -108,7 +108,11 @@ class Table:
             ) from error
 
     def close(self) -> None:
-        """Close the file; what could not be written before is not written now either."""
+        """Close the file.
+
+        Raises:
+            RecipeError: if what is left of a row can't be written.
+        """
         with self._writing():
             self._file.close()
 

@@ -52,10 +52,13 @@ class WeightSource:
 
     def _named(self, given: dict[str, Tensor]) -> dict[str, Tensor]:
         """By the policy's own names, before which `AveragedModel` and others put a level."""
+        named, known = self._by_first_name(self._with_prefix(given)), set(self._names)
+        if named.keys() <= known:
+            return named
         level, count = "module.", "n_averaged"
         inner = {name.removeprefix(level): given[name] for name in given if name != count}
-        forms = [self._by_first_name(self._with_prefix(form)) for form in (given, inner)]
-        return min(forms, key=lambda form: len(form.keys() - set(self._names)))
+        inner = self._by_first_name(self._with_prefix(inner))
+        return min((named, inner), key=lambda form: len(form.keys() - known))
 
     def live(self) -> list[Tensor]:
         """The policy's own tensors.

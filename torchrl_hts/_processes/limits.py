@@ -68,8 +68,8 @@ def check_storage(num_bytes: int, storage_dir: str | None, of_timeline: int = 0)
 
     Args:
         num_bytes: their size.
-        of_timeline: how many of these are for the events of a timeline.
         storage_dir: the directory that they are to lie in; None for memory.
+        of_timeline: how many of the bytes are for the events of a timeline.
     """
     if storage_dir is not None:
         free = os.statvfs(storage_dir)

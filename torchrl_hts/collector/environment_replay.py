@@ -8,7 +8,6 @@ from typing import Any
 
 import gymnasium as gym
 import torch
-from tensordict import TensorDictBase
 from torch import Tensor
 
 from torchrl_hts._executor.generators import Generators
@@ -119,7 +118,7 @@ class EnvironmentReplay:
                 vars(layer)["render_mode"] = mode
 
     @own_draws()
-    def step(self, action: Tensor | TensorDictBase | Any) -> tuple[float, bool]:
+    def step(self, action: Any) -> tuple[float, bool]:
         """One step; begins no other episode.
 
         What it returns is looked at as the collector does.
