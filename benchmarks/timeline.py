@@ -13,6 +13,7 @@ import time
 from functools import partial
 from pathlib import Path
 
+import _recipes  # noqa: F401  so that the package of this checkout is found
 from _environments import SleepEnv
 from tensordict.nn import TensorDictModule
 from torch import Tensor, nn
