@@ -9,7 +9,7 @@ import gymnasium as gym
 import numpy as np
 from gymnasium.utils.seeding import np_random
 
-__all__ = ["Seeding", "Unseeded"]
+__all__ = ["Drawing", "Seeding", "Unseeded"]
 
 
 class Seeding(gym.Env[Any, Any]):
@@ -56,3 +56,19 @@ class Unseeded(gym.Env[Any, Any]):
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
         self.t += 1
         return self._observe(), self.np_random.random(), self.t == 3, False, {}
+
+
+class Drawing(gym.Env[Any, Any]):
+    """Draws from the process's generators, which nobody seeds."""
+
+    observation_space = gym.spaces.Box(0, 1, (2,), np.float32)
+    action_space = gym.spaces.Discrete(2)
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
+        return self._observe(), {}
+
+    def _observe(self) -> Any:
+        return np.array([random.random(), np.random.rand()], np.float32)
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        return self._observe(), 0.0, False, False, {}

@@ -4,15 +4,19 @@ Many environments call ``np.random.seed(seed)`` in `reset`, where ``seed`` is No
 episode on. Many draw from their ``np_random``, or from a space, before anybody has seeded it. They
 would begin from what the system gives, which is other each time. In a process of environments they
 begin from what ``random`` or ``np.random`` gives next, and so from the collector's seed.
+
+Forked processes of an environment go on with its states. Python would have ``random`` begin anew in
+them, from what the system gives. The workers of an AsyncVectorEnv get states of their own.
 """
 
 from __future__ import annotations
 
 import functools
 import inspect
-import multiprocessing
+import multiprocessing.util
+import os
 import random
-import zlib
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FunctionType
@@ -31,7 +35,7 @@ def seed_from_own_draws() -> None:
     environments and spaces are seeded by. Who has imported one of the first two by itself (``from
     random import seed``) keeps what it has.
     """
-    _replace(random, lambda: random.getrandbits(64) ^ _of_worker())
+    _replace(random, lambda: random.getrandbits(64))
     _replace(np.random, _drawn)
     _np_random.__code__ = _own_np_random.__code__  # in place: some have imported it by itself
 
@@ -48,13 +52,11 @@ def own_draws() -> Iterator[None]:
 
 
 def _drawn() -> int:
-    return int(np.random.randint(0, 1 << 32, dtype=np.uint32)) ^ _of_worker()
+    return int(np.random.randint(0, 1 << 32, dtype=np.uint32))
 
 
-def _of_worker() -> int:
-    """0, and in each worker of an AsyncVectorEnv, which are forked with one state, another."""
-    name = multiprocessing.current_process().name  # Worker<AsyncVectorEnv>-0
-    return zlib.crc32(name.encode()) if name.startswith("Worker<") else 0
+def _is_own() -> bool:
+    return getattr(random.seed, "draws_its_own", False)
 
 
 def _replace(module: Any, draw: Callable[[], int]) -> None:
@@ -81,3 +83,33 @@ def _own_np_random(seed: int | None = None) -> Any:
     from torchrl_hts._executor import own_seeds
 
     return own_seeds._system_np_random(own_seeds._drawn() if seed is None else seed)
+
+
+class _Forks:
+    """What forked processes begin with."""
+
+    state: Any = None  # of ``random``, when a process was forked
+
+    def keep(self) -> None:
+        self.state = random.getstate() if _is_own() else None
+
+    def put_back(self) -> None:
+        if self.state is not None:
+            random.setstate(self.state)
+
+    def spread(self) -> None:
+        """Set workers apart, by their numbers in their batch."""
+        name = multiprocessing.current_process().name  # Worker<AsyncVectorEnv>-0
+        if self.state is None or not name.startswith("Worker<"):
+            return
+        number = int(name.rpartition("-")[2])
+        random.seed(random.getrandbits(64) << 64 | number)
+        np.random.seed([_drawn(), number])
+        torch = sys.modules.get("torch")
+        if torch is not None:
+            torch.manual_seed(_drawn())
+
+
+_forks = _Forks()
+os.register_at_fork(before=_forks.keep, after_in_child=_forks.put_back)
+multiprocessing.util.register_after_fork(_forks, _Forks.spread)
