@@ -11,7 +11,7 @@ import pytest
 import torch
 from environments import EchoEnv
 from gymnasium.utils.seeding import np_random
-from seeding import Drawing, Seeding, Unseeded
+from seeding import Drawing, Sampling, Seeding, Unseeded
 from tensordict import TensorDictBase
 from torchrl.modules import RandomPolicy
 
@@ -54,24 +54,34 @@ def test_what_gymnasium_seeds_with_nothing_has_the_same_bits_in_every_run() -> N
     assert [np.float32(made.layout), made.start] == drawn[1, 0, :2].tolist()
 
 
+def test_i6_a_space_that_a_class_shares_is_no_tie_between_its_environments() -> None:
+    one, other = gather(Sampling, 1), gather(Sampling, 3)
+    assert (one == other).all()
+    for column in range(2):
+        assert len(torch.unique(one["observation"][:, 0, column])) == 3
+    replay = EnvironmentReplay(Sampling, 2, seed=0)
+    assert [np.float32(each) for each in replay.env.layout] == one["observation"][2, 0].tolist()
+
+
 @pytest.mark.parametrize("make_env", [Unseeded, Drawing])
 def test_workers_of_a_batch_draw_each_its_own_in_every_run(
     make_env: type[gym.Env[Any, Any]],
 ) -> None:
     """An AsyncVectorEnv forks them with one state, and Python's own generator with none."""
     runs = []
-    for _ in range(2):
+    for num_executors in (1, 2):
         with HTSCollector(
-            [lambda: gym.vector.AsyncVectorEnv([make_env] * 3)],
+            [lambda: gym.vector.AsyncVectorEnv([make_env] * 3)] * 2,
             None,
-            frames_per_batch=3 * 4,
-            total_frames=3 * 4,
+            frames_per_batch=6 * 4,
+            total_frames=6 * 4,
+            num_executors=num_executors,
             seed=0,
         ) as collector:
             runs.append(next(iter(collector)).clone())
     torch.testing.assert_close(*(run.flatten_keys().to_dict() for run in runs), rtol=0, atol=0)
     for column in range(2):
-        assert len(torch.unique(runs[0]["observation"][:, 0, column])) == 3
+        assert len(torch.unique(runs[0]["observation"][:, 0, column])) == 6
 
 
 @pytest.mark.parametrize("make_env", [Seeding, Unseeded])

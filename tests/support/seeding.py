@@ -9,7 +9,7 @@ import gymnasium as gym
 import numpy as np
 from gymnasium.utils.seeding import np_random
 
-__all__ = ["Drawing", "Seeding", "Unseeded"]
+__all__ = ["Drawing", "Sampling", "Seeding", "Unseeded"]
 
 
 class Seeding(gym.Env[Any, Any]):
@@ -72,3 +72,13 @@ class Drawing(gym.Env[Any, Any]):
 
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
         return self._observe(), 0.0, False, False, {}
+
+
+class Sampling(Drawing):
+    """Draws, while it is made, from a space that all of its class share, and then from others."""
+
+    def __init__(self) -> None:
+        self.layout = [self.observation_space.sample()[0], np.random.rand()]
+
+    def _observe(self) -> Any:
+        return np.array(self.layout, np.float32)

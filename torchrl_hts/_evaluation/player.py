@@ -46,7 +46,7 @@ from torchrl_hts._executor.gym_env import GymDescription
 from torchrl_hts._executor.made_once import check_made_once, gymnasium_parts
 from torchrl_hts._executor.messages import Observe, Observed
 from torchrl_hts._executor.old_gym import REMEDY, is_old_gym
-from torchrl_hts._executor.own_seeds import seed_from_own_draws
+from torchrl_hts._executor.own_seeds import seed_from_own_draws, unseeded_spaces
 from torchrl_hts._executor.torchrl_env import TorchRLDescription, TorchRLEnvironment
 from torchrl_hts._executor.torchrl_layers import torchrl_parts
 from torchrl_hts._executor.trial_observations import (
@@ -128,6 +128,7 @@ class _Made:
     generators: Generators
 
 
+@unseeded_spaces()
 def _make(
     factory: bytes, job: PlayerJob, index: int, number: int, name: str = "create_env_fn"
 ) -> _Made:

@@ -24,7 +24,7 @@ from torchrl_hts._executor.messages import (
     Observing,
 )
 from torchrl_hts._executor.old_gym import REMEDY, is_old_gym
-from torchrl_hts._executor.own_seeds import seed_from_own_draws
+from torchrl_hts._executor.own_seeds import seed_from_own_draws, unseeded_spaces
 from torchrl_hts._executor.trial_observations import (
     Observations,
     gym_observations,
@@ -111,6 +111,7 @@ def observe_first(
     send_object(control, Observed(observations))
 
 
+@unseeded_spaces()
 def _make(factory: bytes, index: int, job: ExecutorJob) -> Environment:
     # What is drawn while it is made is not to depend on its neighbours, or on other learners.
     number = job.first_env + index

@@ -5,6 +5,9 @@ episode on. Many draw from their ``np_random``, or from a space, before anybody 
 would begin from what the system gives, which is other each time. In a process of environments they
 begin from what ``random`` or ``np.random`` gives next, and so from the collector's seed.
 
+A space that all environments of a class share is seeded by the first that draws from it. So that
+the next one in its process draws what it would alone, such seeds are forgotten once it is made.
+
 Forked processes of an environment go on with its states. Python would have ``random`` begin anew in
 them, from what the system gives. The workers of an AsyncVectorEnv get states of their own.
 """
@@ -17,15 +20,17 @@ import multiprocessing.util
 import os
 import random
 import sys
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FunctionType
 from typing import Any
 
+import gymnasium as gym
 import numpy as np
 from gymnasium.utils import seeding
 
-__all__ = ["own_draws", "seed_from_own_draws"]
+__all__ = ["own_draws", "seed_from_own_draws", "unseeded_spaces"]
 
 
 def seed_from_own_draws() -> None:
@@ -49,6 +54,30 @@ def own_draws() -> Iterator[None]:
         yield
     finally:
         random.seed, np.random.seed, _np_random.__code__ = before
+
+
+@contextmanager
+def unseeded_spaces() -> Iterator[None]:
+    """While an environment is made: spaces that are seeded with nothing are unseeded after it."""
+    seeded: list[weakref.ref[gym.Space[Any]]] = []
+
+    space_class: Any = gym.Space
+    before = space_class.np_random
+
+    def np_random(space: Any) -> Any:
+        if space._np_random is None:
+            seeded.append(weakref.ref(space))
+        return before.fget(space)
+
+    space_class.np_random = property(np_random, doc=before.__doc__)
+    try:
+        yield
+    finally:
+        space_class.np_random = before
+        for each in seeded:
+            space: Any = each()
+            if space is not None:
+                space._np_random = None
 
 
 def _drawn() -> int:

@@ -14,7 +14,7 @@ from torchrl_hts._executor.generators import Generators
 from torchrl_hts._executor.gym_actions import action_reader
 from torchrl_hts._executor.observations import ObservationReader
 from torchrl_hts._executor.old_gym import checked_reset, of_done, of_step
-from torchrl_hts._executor.own_seeds import own_draws
+from torchrl_hts._executor.own_seeds import own_draws, unseeded_spaces
 from torchrl_hts._executor.spaces import own_spaces, seed_spaces
 from torchrl_hts._executor.values import checked_reward
 from torchrl_hts._learner.learner import environment_seed
@@ -65,6 +65,7 @@ class EnvironmentReplay:
     """
 
     @own_draws()
+    @unseeded_spaces()
     def __init__(
         self, create_env_fn: Callable[[], gym.Env[Any, Any]], env: int, *, seed: int
     ) -> None:

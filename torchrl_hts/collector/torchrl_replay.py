@@ -14,7 +14,7 @@ from torch import Tensor
 from torchrl.envs import EnvBase
 
 from torchrl_hts._executor.generators import Generators
-from torchrl_hts._executor.own_seeds import own_draws
+from torchrl_hts._executor.own_seeds import own_draws, unseeded_spaces
 from torchrl_hts._executor.torchrl_env import TorchRLEnvironment, copy_value
 from torchrl_hts._learner.learner import environment_seed
 from torchrl_hts._learner.packing import to_bytes, to_tensor
@@ -65,6 +65,7 @@ class TorchRLReplay:
     """
 
     @own_draws()
+    @unseeded_spaces()
     def __init__(
         self,
         create_env_fn: Callable[[], EnvBase],

@@ -27,7 +27,7 @@ import numpy as np
 
 from torchrl_hts._executor.generators import Generators, GeneratorState, entered_state
 from torchrl_hts._executor.gym_env import BackgroundEnv
-from torchrl_hts._executor.own_seeds import seed_from_own_draws
+from torchrl_hts._executor.own_seeds import seed_from_own_draws, unseeded_spaces
 from torchrl_hts._executor.spaces import own_spaces, seed_spaces
 from torchrl_hts.env_state import names_of, restore_environment, save_environment
 from torchrl_hts.env_state.names import Names
@@ -47,6 +47,7 @@ class Simulator:
     What its methods return is pickled.
     """
 
+    @unseeded_spaces()
     def make(self, factory: Callable[[], Any], generators: GeneratorState | None) -> bytes:
         """Make the environment; returns what its other side shows of it.
 
