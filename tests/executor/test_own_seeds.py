@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from functools import partial
 from typing import Any
 
 import gymnasium as gym
@@ -11,7 +12,7 @@ import pytest
 import torch
 from environments import EchoEnv
 from gymnasium.utils.seeding import np_random
-from seeding import Drawing, Sampling, Seeding, Unseeded
+from seeding import Drawing, Forking, Sampling, Seeding, Unseeded
 from tensordict import TensorDictBase
 from torchrl.modules import RandomPolicy
 
@@ -54,6 +55,14 @@ def test_what_gymnasium_seeds_with_nothing_has_the_same_bits_in_every_run() -> N
     assert [np.float32(made.layout), made.start] == drawn[1, 0, :2].tolist()
 
 
+def test_processes_that_an_environment_forks_draw_the_same_in_every_run() -> None:
+    """Python's own generator begins anew in a fork, from what the system gives."""
+    one, other = gather(Forking, 1), gather(Forking, 3)
+    assert (one == other).all()
+    for column in range(2):
+        assert len(torch.unique(one["observation"][:, 0, column])) == 3
+
+
 def test_i6_a_space_that_a_class_shares_is_no_tie_between_its_environments() -> None:
     one, other = gather(Sampling, 1), gather(Sampling, 3)
     assert (one == other).all()
@@ -67,11 +76,12 @@ def test_i6_a_space_that_a_class_shares_is_no_tie_between_its_environments() -> 
 def test_workers_of_a_batch_draw_each_its_own_in_every_run(
     make_env: type[gym.Env[Any, Any]],
 ) -> None:
-    """An AsyncVectorEnv forks them with one state, and Python's own generator with none."""
+    """Those of an AsyncVectorEnv are forked with one state, and spawned with none."""
     runs = []
-    for num_executors in (1, 2):
+    for num_executors, context in [(1, "fork"), (2, "fork"), (2, "spawn")]:
+        batch = partial(gym.vector.AsyncVectorEnv, [make_env] * 3, context=context)
         with HTSCollector(
-            [lambda: gym.vector.AsyncVectorEnv([make_env] * 3)] * 2,
+            [batch] * 2,
             None,
             frames_per_batch=6 * 4,
             total_frames=6 * 4,
@@ -79,7 +89,9 @@ def test_workers_of_a_batch_draw_each_its_own_in_every_run(
             seed=0,
         ) as collector:
             runs.append(next(iter(collector)).clone())
-    torch.testing.assert_close(*(run.flatten_keys().to_dict() for run in runs), rtol=0, atol=0)
+    first, *others = [run.flatten_keys().to_dict() for run in runs]
+    for other in others:
+        torch.testing.assert_close(other, first, rtol=0, atol=0)
     for column in range(2):
         assert len(torch.unique(runs[0]["observation"][:, 0, column])) == 6
 

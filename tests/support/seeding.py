@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import random
 from typing import Any
 
@@ -9,7 +10,7 @@ import gymnasium as gym
 import numpy as np
 from gymnasium.utils.seeding import np_random
 
-__all__ = ["Drawing", "Sampling", "Seeding", "Unseeded"]
+__all__ = ["Drawing", "Forking", "Sampling", "Seeding", "Unseeded"]
 
 
 class Seeding(gym.Env[Any, Any]):
@@ -79,6 +80,21 @@ class Sampling(Drawing):
 
     def __init__(self) -> None:
         self.layout = [self.observation_space.sample()[0], np.random.rand()]
+
+    def _observe(self) -> Any:
+        return np.array(self.layout, np.float32)
+
+
+def _drawn() -> list[float]:
+    return [random.random(), np.random.rand()]
+
+
+class Forking(Drawing):
+    """Has a process that draws."""
+
+    def __init__(self) -> None:
+        with multiprocessing.get_context("fork").Pool(1) as pool:
+            self.layout = pool.apply(_drawn)
 
     def _observe(self) -> Any:
         return np.array(self.layout, np.float32)

@@ -9,14 +9,13 @@ A space that all environments of a class share is seeded by the first that draws
 the next one in its process draws what it would alone, such seeds are forgotten once it is made.
 
 Forked processes of an environment go on with its states. Python would have ``random`` begin anew in
-them, from what the system gives. The workers of an AsyncVectorEnv get states of their own.
+them, from what the system gives. Workers of an AsyncVectorEnv, forked or spawned, are each seeded.
 """
 
 from __future__ import annotations
 
 import functools
 import inspect
-import multiprocessing.util
 import os
 import random
 import sys
@@ -37,62 +36,64 @@ def seed_from_own_draws() -> None:
     """Replace what seeds with nothing in this process, which steps environments; once is enough.
 
     These are ``random.seed``, ``np.random.seed``, and gymnasium's ``seeding.np_random``, which
-    environments and spaces are seeded by. Who has imported one of the first two by itself (``from
-    random import seed``) keeps what it has.
+    environments and spaces are seeded by; and the constructor of AsyncVectorEnv. Who has imported
+    one of the first two by itself (``from random import seed``) keeps what it has.
     """
-    _replace(random, lambda: random.getrandbits(64))
-    _replace(np.random, _drawn)
+    if getattr(random.seed, "draws_its_own", False):
+        return
+    random.seed = _own_seed(random.seed, lambda: random.getrandbits(64))
+    np.random.seed = _own_seed(np.random.seed, _drawn)
     _np_random.__code__ = _own_np_random.__code__  # in place: some have imported it by itself
+    _async.__init__ = _with_own_workers(_async.__init__)
 
 
 @contextmanager
 def own_draws() -> Iterator[None]:
     """The same for a while, in a process that does other things too."""
-    before = random.seed, np.random.seed, _np_random.__code__
+    before = random.seed, np.random.seed, _np_random.__code__, _async.__init__
     seed_from_own_draws()
     try:
         yield
     finally:
-        random.seed, np.random.seed, _np_random.__code__ = before
+        random.seed, np.random.seed, _np_random.__code__, _async.__init__ = before
 
 
 @contextmanager
 def unseeded_spaces() -> Iterator[None]:
     """While an environment is made: spaces that are seeded with nothing are unseeded after it."""
-    seeded: list[weakref.ref[gym.Space[Any]]] = []
-
-    space_class: Any = gym.Space
-    before = space_class.np_random
+    before = _space.np_random
 
     def np_random(space: Any) -> Any:
         if space._np_random is None:
-            seeded.append(weakref.ref(space))
+            _seeded.append(weakref.ref(space))
         return before.fget(space)
 
-    space_class.np_random = property(np_random, doc=before.__doc__)
+    _space.np_random = property(np_random, doc=before.__doc__)
     try:
         yield
     finally:
-        space_class.np_random = before
-        for each in seeded:
-            space: Any = each()
-            if space is not None:
-                space._np_random = None
+        _space.np_random = before
+        _forget(_seeded)
+
+
+_space: Any = gym.Space
+_seeded: list[weakref.ref[Any]] = []  # spaces, by the environment that is being made
+
+
+def _forget(seeded: list[weakref.ref[Any]]) -> None:
+    """Unseed what is there."""
+    for each in seeded:
+        space = each()
+        if space is not None:
+            space._np_random = None
+    seeded.clear()
 
 
 def _drawn() -> int:
     return int(np.random.randint(0, 1 << 32, dtype=np.uint32))
 
 
-def _is_own() -> bool:
-    return getattr(random.seed, "draws_its_own", False)
-
-
-def _replace(module: Any, draw: Callable[[], int]) -> None:
-    seed = module.seed
-    if getattr(seed, "draws_its_own", False):
-        return
-
+def _own_seed(seed: Callable[..., None], draw: Callable[[], int]) -> Callable[..., None]:
     @functools.wraps(seed)
     def own_seed(value: Any = None, *others: Any, **named: Any) -> None:
         for name in ("a", "seed"):  # as Python and numpy call the number
@@ -100,9 +101,10 @@ def _replace(module: Any, draw: Callable[[], int]) -> None:
         seed(draw() if value is None else value, *others, **named)
 
     own_seed.draws_its_own = True  # type: ignore[attr-defined]
-    module.seed = own_seed
+    return own_seed
 
 
+_async: Any = gym.vector.AsyncVectorEnv
 _np_random: Any = inspect.unwrap(seeding.np_random)
 _system_np_random = FunctionType(_np_random.__code__, vars(seeding), "np_random", (None,))
 
@@ -114,31 +116,51 @@ def _own_np_random(seed: int | None = None) -> Any:
     return own_seeds._system_np_random(own_seeds._drawn() if seed is None else seed)
 
 
-class _Forks:
-    """What forked processes begin with."""
+class _Worker:
+    """What makes an environment in a worker of an AsyncVectorEnv, with draws of its own."""
 
-    state: Any = None  # of ``random``, when a process was forked
+    def __init__(self, make: Callable[[], Any], seed: int, number: int) -> None:
+        self._make, self._seeds, self._batch = make, [seed, number], os.getpid()
+
+    def __call__(self) -> Any:
+        if os.getpid() != self._batch:  # which makes one too, to see what the spaces are
+            _forget(_seeded)
+            seed_from_own_draws()
+            np.random.seed(self._seeds)
+            random.seed(_drawn())
+            torch = sys.modules.get("torch")
+            if torch is not None:
+                torch.manual_seed(_drawn())
+        return self._make()
+
+
+def _with_own_workers(init: Callable[..., None]) -> Callable[..., None]:
+    """The constructor of an AsyncVectorEnv, whose workers draw what depends on its seeds."""
+
+    @functools.wraps(init)
+    def own_init(env: Any, env_fns: Any, *others: Any, **named: Any) -> None:
+        makes = list(env_fns)
+        seed = _drawn()
+        workers = [_Worker(make, seed, number) for number, make in enumerate(makes)]
+        init(env, workers, *others, **named)
+        env.env_fns = makes
+
+    return own_init
+
+
+class _Forks:
+    """Forked processes go on with the state of ``random``, as they do with the others'."""
+
+    state: Any = None
 
     def keep(self) -> None:
-        self.state = random.getstate() if _is_own() else None
+        own = getattr(random.seed, "draws_its_own", False)
+        self.state = random.getstate() if own else None
 
     def put_back(self) -> None:
         if self.state is not None:
             random.setstate(self.state)
 
-    def spread(self) -> None:
-        """Set workers apart, by their numbers in their batch."""
-        name = multiprocessing.current_process().name  # Worker<AsyncVectorEnv>-0
-        if self.state is None or not name.startswith("Worker<"):
-            return
-        number = int(name.rpartition("-")[2])
-        random.seed(random.getrandbits(64) << 64 | number)
-        np.random.seed([_drawn(), number])
-        torch = sys.modules.get("torch")
-        if torch is not None:
-            torch.manual_seed(_drawn())
-
 
 _forks = _Forks()
 os.register_at_fork(before=_forks.keep, after_in_child=_forks.put_back)
-multiprocessing.util.register_after_fork(_forks, _Forks.spread)
