@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import gymnasium as gym
 import numpy as np
 import pytest
+from gymnasium.spaces import Box, Discrete
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from vector_walks import MODES, K, Walk, assert_same, batch, bound, play, singles
 
 from torchrl_hts._executor.gym_env import RowOptions
 from torchrl_hts._executor.vector_env import VectorEnvironment
-from torchrl_hts.errors import EnvError
+from torchrl_hts.errors import EnvError, InvalidValueError
 
 CUT_OFF = RowOptions(2, True, (("action",),), ())
 
@@ -47,6 +49,31 @@ def test_environments_that_reuse_their_arrays_below_a_wrapper(mode: AutoresetMod
         assert_same(expected, play([VectorEnvironment(counted, 0)], [K]))
 
 
+class Overwriting(gym.vector.VectorWrapper):
+    """Has one array for what its environments see, with zeros of those that it doesn't reset."""
+
+    def __init__(self, env: Any) -> None:
+        super().__init__(env)
+        self.shown = np.zeros((K, 3), np.float32)
+
+    def reset(self, *, seed: Any = None, options: Any = None) -> Any:
+        begun = (options or {}).get("reset_mask", np.ones(K, bool))
+        fresh, infos = super().reset(seed=seed, options=options)
+        self.shown[:] = np.where(begun[:, None], fresh, 0)
+        return self.shown, infos
+
+    def step(self, actions: Any) -> Any:
+        self.shown[:], *others = super().step(actions)
+        return (self.shown, *others)
+
+
+@pytest.mark.parametrize("mode", [AutoresetMode.NEXT_STEP, AutoresetMode.DISABLED])
+def test_batches_that_reuse_their_array(mode: AutoresetMode) -> None:
+    """What is written there where one begins anew is nothing that the others see."""
+    same = Overwriting(SyncVectorEnv([Walk] * K, autoreset_mode=mode))
+    assert_same(play(singles(), [1] * K), play([VectorEnvironment(same, 0)], [K]))
+
+
 class Quiet(Walk):
     """Without an info of its own."""
 
@@ -55,6 +82,26 @@ class Quiet(Walk):
 
     def step(self, action: Any) -> Any:
         return *super().step(action)[:-1], {}
+
+
+class Far(gym.Env[Any, Any]):
+    """Says what only the wrapper around its batch makes fit."""
+
+    far = Box(-np.inf, np.inf, (), np.float64)
+    observation_space = gym.spaces.Tuple((far, Box(-np.inf, np.inf, (), np.float32)))
+    action_space = Discrete(3)
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        self.t = 0
+        return self._observation(), {}
+
+    def step(self, action: Any) -> Any:
+        self.t += 1
+        paid = 10**40 if self.t % 2 else np.float32(np.nan)
+        return self._observation(), paid, self.t == 5, False, {}
+
+    def _observation(self) -> Any:
+        return np.float64(1e9 + self.t / 4), np.float64(np.nan)
 
 
 class TestWrappersAroundABatch:
@@ -97,6 +144,47 @@ class TestWrappersAroundABatch:
         envs = SyncVectorEnv([Walk] * 2, autoreset_mode=AutoresetMode.SAME_STEP)
         with pytest.raises(EnvError, match=r"to be cut off.*NormalizeReward around a batch"):
             bound(gym.wrappers.vector.NormalizeReward(envs), CUT_OFF)
+
+    @pytest.mark.parametrize("mode", [AutoresetMode.NEXT_STEP, AutoresetMode.DISABLED])
+    @pytest.mark.parametrize(
+        ("wrapper", "options"),
+        [
+            ("FlattenObservation", {}),
+            ("FilterObservation", {"filter_keys": ["room"]}),
+            ("ReshapeObservation", {"shape": (3, 1)}),
+            ("DtypeObservation", {"dtype": np.float64}),
+        ],
+    )
+    def test_they_may_change_the_space(
+        self, wrapper: str, options: dict[str, Any], mode: AutoresetMode
+    ) -> None:
+        make = partial(Walk, nested=wrapper in ("FlattenObservation", "FilterObservation"))
+        wrap = getattr(gym.wrappers, wrapper)
+        expected = play(singles(lambda: wrap(make(), **options)), [1] * K)
+        envs = SyncVectorEnv([make] * K, autoreset_mode=mode)
+        wrapped = getattr(gym.wrappers.vector, wrapper)(envs, **options)
+        assert_same(expected, play([VectorEnvironment(wrapped, 0)], [K]))
+
+    def test_they_may_replace_what_no_batch_holds(self) -> None:
+        """Observations of other kinds and data types, NaN, and rewards that are too large."""
+        vector = gym.wrappers.vector
+        envs: Any = SyncVectorEnv([Far] * K, autoreset_mode=AutoresetMode.DISABLED)
+        envs = vector.TransformReward(envs, lambda rewards: np.nan_to_num(rewards) * 1e-40)
+        envs = vector.TransformObservation(
+            envs,
+            lambda seen: np.nan_to_num(np.stack(seen, 1) - 1e9, nan=-1).astype(np.float32),
+            single_observation_space=Box(-np.inf, np.inf, (2,), np.float32),
+        )
+        for written in play([VectorEnvironment(envs, 0)], [K]):
+            seen, after = written["observation",], written["next", "observation"]
+            assert (seen[..., 1] == -1).all()
+            assert (after[..., 0] == seen[..., 0] + 0.25).all()
+            assert set(np.unique(written["next", "reward"])) == {0, 1}
+
+    def test_a_list_of_infos_is_refused(self) -> None:
+        told = gym.wrappers.vector.DictInfoToList(SyncVectorEnv([Walk] * K))
+        with pytest.raises(InvalidValueError, match=r"leave out .*DictInfoToList"):
+            play([VectorEnvironment(told, 0)], [K])
 
     def test_envpool_may_be_wrapped(self) -> None:
         envpool = pytest.importorskip("envpool")

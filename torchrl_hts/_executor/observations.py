@@ -78,17 +78,18 @@ class ObservationReader:
 
     Args:
         space: of one environment.
+        may_be_nan: whether NaN is taken.
 
     Attributes:
         fields: one for each array.
     """
 
-    def __init__(self, space: gym.Space[Any]) -> None:
+    def __init__(self, space: gym.Space[Any], *, may_be_nan: bool = False) -> None:
         found = observation_fields(space)
         self.fields = [field for field, _ in found]
         # Looked up once: it is done in each step of an environment, which may be a fast one.
         self._parts = [
-            (field, field.shape, dtype, dtype.kind == "f", path)
+            (field, field.shape, dtype, dtype.kind == "f" and not may_be_nan, path)
             for field, path in found
             for dtype in [field.storage_dtype]
         ]
@@ -105,7 +106,7 @@ class ObservationReader:
             InvalidValueError: if it is not what its space says, or NaN.
         """
         arrays = []
-        for field, shape, dtype, may_be_nan, path in self._parts:
+        for field, shape, dtype, looked_at, path in self._parts:
             value = observation
             if path:
                 try:
@@ -119,7 +120,7 @@ class ObservationReader:
                 raise another_shape(value, field, *lead)
             # A square is never NaN but for NaN; one call of BLAS costs less than isnan and any, and
             # this one doesn't warn where a square is too large.
-            if may_be_nan and isnan(vdot(value, value)):
+            if looked_at and isnan(vdot(value, value)):
                 raise not_a_number(value, field)
             arrays.append(value)
         for path, names in self._levels:

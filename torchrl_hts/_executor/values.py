@@ -33,6 +33,7 @@ __all__ = [
     "has_arrays",
     "lacking",
     "not_a_number",
+    "reward_number",
     "unknown_key",
     "unsupported_observation",
 ]
@@ -59,11 +60,11 @@ def checked_reward(reward: Any) -> float:
     Raises:
         InvalidValueError: if it is no number, is NaN, or is finite and too large for float32.
     """
-    number = reward if isinstance(reward, float) else _number(reward)
+    number = reward_number(reward)
     if number != number:
         raise _no_number(reward, is_nan=True)
     if not isinf(number) and isinf(_as_float32(number)):
-        raise _too_large(number)
+        raise _too_large(reward if isinstance(reward, int) else number)
     return number
 
 
@@ -84,11 +85,21 @@ def check_rewards(rewards: Array) -> None:
             checked_reward(reward)
 
 
-def _number(reward: Any) -> float:
+def reward_number(reward: Any) -> float:
+    """A reward as a number that float64 holds, which may be NaN.
+
+    Raises:
+        InvalidValueError: if it is no number, or is finite and too large for float64.
+    """
+    if isinstance(reward, float):
+        return reward
     if np.ma.is_masked(reward):
         raise _no_number(reward)
-    if isinstance(reward, int) and abs(reward) > FLOAT32_MAX:  # of any size: float may overflow
-        raise _too_large(reward)
+    try:
+        if isinstance(reward, int):
+            return float(reward)
+    except OverflowError as error:
+        raise _too_large(reward) from error
     try:
         array = np.asarray(reward)
         if array.dtype.kind not in "biufO" or isinstance(array.item(), str | bytes):

@@ -88,7 +88,7 @@ class VectorEngine:
             self.observation_space, self.action_space, num_envs=self.num_envs
         )
         self._seed_as: Callable[[Sequence[int]], Any] | None = None
-        self.singles = read_singly(env, self.observation_space)
+        self.singles = read_singly(env)
 
     def reset(self, seeds: Sequence[int]) -> Any:
         """Begin new episodes, each environment with its seed; returns the observations.

@@ -248,15 +248,14 @@ class VectorEnvironment:
         """New episodes of what is done; those of `to_begin` have to be begun."""
         if num_to_begin := _count_of(to_begin):
             self._generators.enter()
+            merged = [now.copy() for now in self._current]  # first: an engine may write there
             fresh = self._engine.begin(to_begin)
             count = self._engine.num_envs
             mine: Any = to_begin
             if _length_of(fresh) != count:  # only those that were begun
                 count, mine = num_to_begin, slice(None)
-            merged = []
-            for now, new in zip(self._current, self._reader.read(fresh, count), strict=True):
-                merged.append(now.copy())
-                merged[-1][to_begin] = new[mine]
+            for now, new in zip(merged, self._reader.read(fresh, count), strict=True):
+                now[to_begin] = new[mine]
             self._current = merged
         self.episodes[done] += 1
         self._length[done] = 0
