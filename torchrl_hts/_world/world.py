@@ -338,15 +338,14 @@ class World(Uncopied):
         As TorchRL's losses do it with ``normalize_advantage=True``, of a whole minibatch.
 
         Args:
-            parts: of a minibatch, or of a batch; written to.
+            parts: of a minibatch, or of a batch, of any lengths; written to.
             key: of the values.
         """
         values = [part.get(key) for part in parts]
         if self.size == 1 and self.shards is None:
             parts[0].set(key, standardized_alone(values[0]))
             return
-        count = values[0].numel() * self.num_parts
-        for part, value in zip(parts, standardized(values, count, self._sum), strict=True):
+        for part, value in zip(parts, standardized(values, self._sum), strict=True):
             part.set(key, value)
 
     def mean(self, values: Sequence[Tensor]) -> Tensor:
