@@ -362,11 +362,9 @@ def test_advantages_are_normalised_over_all_shards(shards: World) -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda t: setattr(t, "loss_module", lambda batch: batch), "must be a module that is not"),
-        (
-            lambda t: t.register_op("process_loss", lambda batch, losses: losses),
-            "hooks of process_loss",
-        ),
+        (lambda t: setattr(t, "loss_module", lambda batch: batch), "must be a module, got funct"),
+        (lambda t: setattr(t, "loss_module", nn.Sequential(nn.DataParallel(t.loss_module))), "'0'"),
+        (lambda t: t.register_op("process_loss", lambda *_: None), "hooks of process_loss"),
         (
             lambda t: t.optimizer.add_param_group({"params": [nn.Parameter(torch.ones(1))]}),
             "the optimizer has parameters that",

@@ -363,8 +363,10 @@ def wrapped() -> tuple[bytes, str]:
         ddp = nn.parallel.DistributedDataParallel(model, find_unused_parameters=True)
         rows = torch.stack([*world.own([vector(row, 3).clamp(-2, 2) for row in range(8)])])
         ddp(rows).backward()
-        with pytest.raises(ValueError, match="averages gradients by itself") as raised:
+        with pytest.raises(ValueError, match="adds up gradients by itself") as raised:
             next(world.gradients(ddp, batch_of(rows)))
+        with pytest.raises(ValueError, match="part 'critic' is wrapped in DistributedDataPara"):
+            next(world.gradients(nn.ModuleDict({"critic": ddp}), batch_of(rows)))
     assert model.used.grad is not None
     return model.used.grad.numpy().tobytes(), str(raised.value)
 

@@ -7,7 +7,6 @@ the module within, so a learner may run the compiled policy that it has.
 
 from __future__ import annotations
 
-import sys
 import types
 from contextlib import AbstractContextManager
 from typing import Any
@@ -17,6 +16,8 @@ import torch
 from tensordict.nn import CudaGraphModule, TensorDictModule
 from torch import nn
 from torch.nn.utils import parametrize
+
+from torchrl_hts.errors.wrapped import is_sharded
 
 __all__ = ["PolicyPickler", "check_wrapping", "eagerly", "plain_name", "uncompiled"]
 
@@ -83,12 +84,6 @@ class PolicyPickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle h
             if plain is not function:
                 return _with_attributes, (type(obj), {**vars(obj), "module": plain})
         return super().reducer_override(obj)
-
-
-def is_sharded(module: nn.Module) -> bool:
-    """Whether FSDP has spread a module's parameters over processes, in one of its two forms."""
-    fsdp = sys.modules.get("torch.distributed.fsdp")  # which takes long to import
-    return fsdp is not None and isinstance(module, fsdp.FullyShardedDataParallel | fsdp.FSDPModule)
 
 
 def _refuse_exported(what: str, value: object) -> None:

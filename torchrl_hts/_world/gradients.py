@@ -14,16 +14,7 @@ from torch import Tensor, nn
 
 from torchrl_hts._world.draws import PartDraws
 
-__all__ = ["check_unwrapped", "one_by_one", "set_gradient", "tell_of_odd"]
-
-
-def check_unwrapped(module: nn.Module) -> None:
-    """Raise ValueError if a module averages gradients by itself."""
-    if isinstance(module, nn.parallel.DistributedDataParallel):
-        raise ValueError(
-            "the module is wrapped in DistributedDataParallel, which averages gradients by "
-            "itself: give what it wraps, its .module, and compute the loss with that"
-        )
+__all__ = ["one_by_one", "set_gradient", "tell_of_odd"]
 
 
 def one_by_one(

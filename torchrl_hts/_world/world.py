@@ -20,7 +20,7 @@ from torchrl_hts._processes.uncopied import Uncopied
 from torchrl_hts._world import protocol
 from torchrl_hts._world.digest import digest
 from torchrl_hts._world.draws import PartDraws, minibatches, seeded
-from torchrl_hts._world.gradients import check_unwrapped, one_by_one, set_gradient, tell_of_odd
+from torchrl_hts._world.gradients import one_by_one, set_gradient, tell_of_odd
 from torchrl_hts._world.group import Group
 from torchrl_hts._world.joining import join
 from torchrl_hts._world.launch import place
@@ -32,6 +32,7 @@ from torchrl_hts._world.tree import check_shards, tree_sum
 from torchrl_hts._world.versions import versions
 from torchrl_hts.errors.batches import check_parts
 from torchrl_hts.errors.checks import check_integer, check_seconds
+from torchrl_hts.errors.wrapped import check_unwrapped
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -251,8 +252,8 @@ class World(Uncopied):
 
         Raises:
             WorldError: if the ranks' parameters differ, or a rank doesn't come.
-            ValueError: if there are more or fewer parts than this rank has, or the module is
-                wrapped in DistributedDataParallel.
+            ValueError: if there are more or fewer parts than this rank has, or the module or a
+                part of it is wrapped in DistributedDataParallel, DataParallel or FSDP.
         """
         parts = self.parts(data) if isinstance(data, TensorDictBase) else check_parts(data)
         if len(parts) != self.parts_per_rank:

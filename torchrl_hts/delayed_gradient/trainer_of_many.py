@@ -20,6 +20,8 @@ from torchrl.data import SamplerWithoutReplacement
 from torchrl.trainers import DefaultOptimizationStepper, LogScalar, OptimizerHook, Trainer
 from torchrl.trainers import ReplayBufferTrainer as BufferHook
 
+from torchrl_hts.errors.wrapped import check_unwrapped
+
 __all__ = ["TrainerOfMany"]
 
 _MASK = ("collector", "mask")
@@ -94,11 +96,12 @@ class TrainerOfMany:
 
     def _check(self) -> None:
         trainer, loss = self._trainer, self._trainer.loss_module
-        if not isinstance(loss, nn.Module) or isinstance(loss, nn.parallel.DistributedDataParallel):
+        if not isinstance(loss, nn.Module):
             raise ValueError(
-                "with several learners, or shards, the trainer's loss_module must be a module that "
-                f"is not wrapped, got {type(loss).__name__}: DelayedGradient averages the gradients"
+                "with several learners, or shards, the trainer's loss_module must be a module, got "
+                f"{type(loss).__name__}"
             )
+        check_unwrapped(loss)
         stepper, ops = trainer.optimization_stepper, [_hook(op) for op, _ in trainer._optimizer_ops]
         one = len(ops) == 1 and isinstance(ops[0], OptimizerHook)
         if type(stepper) is not DefaultOptimizationStepper if stepper is not None else not one:
