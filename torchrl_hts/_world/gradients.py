@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import math
 import warnings
+import zlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 from tensordict import TensorDictBase
@@ -14,7 +16,40 @@ from torch import Tensor, nn
 
 from torchrl_hts._world.draws import PartDraws
 
-__all__ = ["one_by_one", "set_gradient", "tell_of_odd"]
+__all__ = ["Seen", "one_by_one", "set_gradient", "tell_of_odd"]
+
+
+class Seen:
+    """Modules whose gradients are taken, numbered as they are first seen: alike on every rank.
+
+    Their ids differ from rank to rank. One that is gone leaves its number to nobody.
+    """
+
+    def __init__(self) -> None:
+        self._numbers: WeakKeyDictionary[nn.Module, int] = WeakKeyDictionary()
+        self._count = 0
+
+    def __contains__(self, module: nn.Module) -> bool:
+        return module in self._numbers
+
+    def add(self, module: nn.Module) -> None:
+        """A module is seen for the first time."""
+        self._count += 1
+        self._numbers[module] = self._count
+
+    def trained(self, module: nn.Module) -> tuple[list[nn.Parameter], str]:
+        """The parameters that are trained, and a name for the exchange of their gradients.
+
+        Gradients of other parameters have another name, also where there are as many of them. It
+        holds the module's number and, where some parameters are frozen, a checksum of which.
+        """
+        every = [*module.parameters()]
+        trained = [p for p in every if p.requires_grad]
+        which = ""
+        if len(trained) < len(every):
+            checksum = zlib.crc32(bytes(p.requires_grad for p in every))
+            which = f", {len(trained)} of {len(every)} parameters trained: {checksum:08x}"
+        return trained, f"gradients (module {self._numbers[module]}{which})"
 
 
 def one_by_one(

@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
 from typing import TYPE_CHECKING, Any
-from weakref import WeakSet
 
 import torch
 from tensordict import TensorDictBase
@@ -20,7 +19,7 @@ from torchrl_hts._processes.uncopied import Uncopied
 from torchrl_hts._world import protocol
 from torchrl_hts._world.digest import digest
 from torchrl_hts._world.draws import PartDraws, minibatches, seeded
-from torchrl_hts._world.gradients import one_by_one, set_gradient, tell_of_odd
+from torchrl_hts._world.gradients import Seen, one_by_one, set_gradient, tell_of_odd
 from torchrl_hts._world.group import Group
 from torchrl_hts._world.joining import join
 from torchrl_hts._world.launch import place
@@ -118,7 +117,7 @@ class World(Uncopied):
         self._order = Order()
         self._group = Group(timeout_s, self._order) if self.size > 1 else None
         self.local_size, self.cores = share_machine(self.gather, local_size)
-        self._agreed: WeakSet[nn.Module] = WeakSet()  # the same on every rank, unlike ids
+        self._seen = Seen()
         self._draws: PartDraws | None = None
         if threads is None and (shards is not None or self.size > 1):
             threads = 1 if shards is not None else max(1, int(self.cores))
@@ -251,7 +250,8 @@ class World(Uncopied):
                 them.
 
         Raises:
-            WorldError: if the ranks' parameters differ, or a rank doesn't come.
+            WorldError: if the ranks' parameters differ, or those that are trained, or a rank
+                doesn't come.
             ValueError: if there are more or fewer parts than this rank has, or the module or a
                 part of it is wrapped in DistributedDataParallel, DataParallel or FSDP.
         """
@@ -261,12 +261,12 @@ class World(Uncopied):
         if self.num_parts == 1:
             yield parts[0]
             return
-        if module not in self._agreed:
+        if module not in self._seen:
             self._meet(module)
         self._order.begin_pass()
         if self._draws is not None:
             self._draws.begin(parts[0])
-        parameters = [p for p in module.parameters() if p.requires_grad]
+        parameters, name = self._seen.trained(module)
         before = [p.grad for p in parameters]
         found: list[Tensor] = []
         try:
@@ -275,7 +275,7 @@ class World(Uncopied):
             if self._group is not None:
                 self._group.give_up("a loop over World.gradients was left before its end")
             raise
-        mean = self._sum(found, "gradients") / self.num_parts
+        mean = self._sum(found, name) / self.num_parts
         tell_of_odd(mean, found, self.gather, ranks=self.size)
         set_gradient(parameters, mean, before)
 
@@ -283,7 +283,7 @@ class World(Uncopied):
         """A module is seen for the first time."""
         check_unwrapped(module)
         self.agree(parameters=digest(module.parameters()))
-        self._agreed.add(module)
+        self._seen.add(module)
         if self.shards is not None and self._draws is None:
             seed = self.gather(torch.initial_seed())[0]
             self._draws = PartDraws(seed, self.rank * self.parts_per_rank)
