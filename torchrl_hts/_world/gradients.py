@@ -15,8 +15,37 @@ from tensordict import TensorDictBase
 from torch import Tensor, nn
 
 from torchrl_hts._world.draws import PartDraws
+from torchrl_hts.errors.wrapped import check_unwrapped
 
-__all__ = ["Seen", "one_by_one", "set_gradient", "tell_of_odd"]
+__all__ = ["Seen", "check_module", "one_by_one", "set_gradient", "tell_of_odd"]
+
+
+def check_module(module: nn.Module) -> None:
+    """Raise ValueError unless a module has all of its parameters, and adds up none by itself."""
+    check_unwrapped(module)
+    for name, p in module.named_parameters():
+        if nn.parameter.is_lazy(p):
+            raise ValueError(
+                f"the module's parameter {name!r} is uninitialised: run its network on a batch "
+                "once before, with the same seed on every rank"
+            )
+
+
+def _check_trained(parameters: Sequence[nn.Parameter]) -> None:
+    if not parameters:
+        raise ValueError(
+            "the module has no parameter with requires_grad, so there is no gradient to take: give "
+            "the module that the optimizer trains"
+        )
+    dtypes = {p.dtype for p in parameters}
+    names = ", ".join(sorted(map(str, dtypes)))
+    if len(dtypes) > 1:
+        raise TypeError(f"the parameters have several data types, {names}: give them one")
+    if parameters[0].is_complex():
+        raise TypeError(
+            f"the parameters are of {names}, whose gradients can't be averaged: make them real, "
+            "and view them as complex in forward (torch.view_as_complex)"
+        )
 
 
 class Seen:
@@ -40,11 +69,14 @@ class Seen:
     def trained(self, module: nn.Module) -> tuple[list[nn.Parameter], str]:
         """The parameters that are trained, and a name for the exchange of their gradients.
 
+        Raises TypeError or ValueError if there are none, or they can't stand in one vector.
+
         Gradients of other parameters have another name, also where there are as many of them. It
         holds the module's number and, where some parameters are frozen, a checksum of which.
         """
         every = [*module.parameters()]
         trained = [p for p in every if p.requires_grad]
+        _check_trained(trained)
         which = ""
         if len(trained) < len(every):
             checksum = zlib.crc32(bytes(p.requires_grad for p in every))
@@ -77,14 +109,15 @@ def one_by_one(
 def flat_gradient(parameters: Sequence[nn.Parameter]) -> Tensor:
     """All gradients in one vector, and after them for each parameter whether it has one."""
     device = parameters[0].device
+    if any(p.grad is not None and p.grad.layout is not torch.strided for p in parameters):
+        raise ValueError(
+            "a parameter has a sparse gradient, which can't be added to those of others: make the "
+            "embedding with sparse=False"
+        )
     values = [
         (torch.zeros_like(p) if p.grad is None else p.grad).reshape(-1).to(device)
         for p in parameters
     ]
-    dtypes = {value.dtype for value in values}
-    if len(dtypes) > 1:
-        names = ", ".join(sorted(map(str, dtypes)))
-        raise TypeError(f"the parameters have several data types, {names}: give them one")
     has = [float(p.grad is not None) for p in parameters]
     return torch.cat([*values, torch.tensor(has, dtype=values[0].dtype, device=device)])
 

@@ -19,7 +19,7 @@ from torchrl_hts._processes.uncopied import Uncopied
 from torchrl_hts._world import protocol
 from torchrl_hts._world.digest import digest
 from torchrl_hts._world.draws import PartDraws, minibatches, seeded
-from torchrl_hts._world.gradients import Seen, one_by_one, set_gradient, tell_of_odd
+from torchrl_hts._world.gradients import Seen, check_module, one_by_one, set_gradient, tell_of_odd
 from torchrl_hts._world.group import Group
 from torchrl_hts._world.joining import join
 from torchrl_hts._world.launch import place
@@ -31,7 +31,6 @@ from torchrl_hts._world.tree import check_shards, tree_sum
 from torchrl_hts._world.versions import versions
 from torchrl_hts.errors.batches import check_parts
 from torchrl_hts.errors.checks import check_integer, check_seconds
-from torchrl_hts.errors.wrapped import check_unwrapped
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -250,10 +249,11 @@ class World(Uncopied):
                 them.
 
         Raises:
-            WorldError: if the ranks' parameters differ, or those that are trained, or a rank
-                doesn't come.
-            ValueError: if there are more or fewer parts than this rank has, or the module or a
-                part of it is wrapped in DistributedDataParallel, DataParallel or FSDP.
+            WorldError: if the ranks' parameters differ, or which are trained, or one doesn't come.
+            TypeError: if what is trained has several data types, or a complex one.
+            ValueError: if there are more or fewer parts than this rank has, or sparse gradients.
+                Also if the module has nothing to train, or a part that is uninitialised or wrapped
+                (DistributedDataParallel, DataParallel, FSDP).
         """
         parts = self.parts(data) if isinstance(data, TensorDictBase) else check_parts(data)
         if len(parts) != self.parts_per_rank:
@@ -281,7 +281,7 @@ class World(Uncopied):
 
     def _meet(self, module: nn.Module) -> None:
         """A module is seen for the first time."""
-        check_unwrapped(module)
+        check_module(module)
         self.agree(parameters=digest(module.parameters()))
         self._seen.add(module)
         if self.shards is not None and self._draws is None:

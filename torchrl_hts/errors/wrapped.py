@@ -34,11 +34,17 @@ def check_unwrapped(module: nn.Module) -> None:
                 f"{what} is wrapped in {kind}, which adds up gradients by itself: have what it "
                 "wraps, its .module, in its place"
             )
-        if is_sharded(part):
+        if is_sharded(part) or any(map(_is_shared_out, part.parameters(recurse=False))):
             raise ValueError(
                 f"{what} is sharded ({kind}), which adds up gradients by itself: train the module "
                 "as it was before"
             )
+
+
+def _is_shared_out(parameter: nn.Parameter) -> bool:
+    """Whether processes have a part of it each, by tensor parallelism say."""
+    tensor = sys.modules.get("torch.distributed.tensor")  # imported by whoever has made one
+    return tensor is not None and isinstance(parameter, tensor.DTensor)
 
 
 def _parts(module: nn.Module) -> Iterator[tuple[str, nn.Module]]:
