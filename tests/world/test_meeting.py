@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -10,8 +11,9 @@ from typing import Any
 
 import pytest
 import torch.distributed as dist
-from ranks import run_ranks
+from ranks import results, run_ranks
 
+from torchrl_hts._world.launch import place
 from torchrl_hts._world.meeting import meet
 from torchrl_hts._world.world import World
 from torchrl_hts.errors import WorldError
@@ -110,3 +112,54 @@ def test_a_second_start_in_the_store_of_the_first() -> None:
         for outcome in run_ranks(gathered, 2, store=store):
             assert outcome.error == ""
             assert outcome.result == ["rank 0", "rank 1"]
+
+
+SLURM = {
+    "SLURM_PROCID": "{}",
+    "SLURM_STEP_NUM_TASKS": "2",
+    "SLURM_STEP_NODELIST": "localhost",
+    "SLURM_JOB_ID": str(os.getpid() + 1),
+}
+
+
+def destroyed_in_between() -> list[list[str]]:
+    found, kept = [], []
+    for _ in range(2):
+        with World(timeout_s=30) as world:
+            found.append(world.gather(f"rank {world.rank}"))
+        dist.destroy_process_group()
+        kept.append(world)  # and so is the store that it has listened with
+    return found
+
+
+@pytest.mark.parametrize("variables", [None, SLURM], ids=["torchrun", "srun"])
+def test_a_world_after_the_process_group_of_another_was_destroyed(variables: Any) -> None:
+    both = [["rank 0", "rank 1"]] * 2
+    assert results(run_ranks(destroyed_in_between, 2, variables=variables)) == [both, both]
+
+
+def test_an_interface_that_is_none_is_named_with_those_that_are() -> None:
+    variables = SLURM | {"GLOO_SOCKET_IFNAME": "nope"}
+    outcomes = run_ranks(gathered, 2, variables=variables)
+    # The store goes with rank 0, where the other one may come later.
+    assert re.match(
+        r"WorldError: .*GLOO_SOCKET_IFNAME is 'nope'.* interfaces, lo", outcomes[0].error
+    )
+    assert outcomes[1].error.startswith("WorldError: ")
+
+
+@pytest.mark.parametrize(
+    ("variables", "message"),
+    [
+        ({"RANK": "0", "WORLD_SIZE": "2"}, "lacks MASTER_ADDR"),
+        ({"RANK": "one", "WORLD_SIZE": "2"}, "RANK must be a number, got 'one'"),
+        ({"SLURM_STEP_NUM_TASKS": "2", "SLURM_PROCID": "0"}, "lacks SLURM_STEP_NODELIST"),
+        ({"RANK": "0", "WORLD_SIZE": "0"}, "WORLD_SIZE must be at least 1, got 0"),
+        ({"RANK": "2", "WORLD_SIZE": "2"}, "RANK must be from 0 to 1, got 2"),
+        (SLURM | {"SLURM_PROCID": "2"}, "SLURM_PROCID must be from 0 to 1, got 2"),
+        (SLURM | {"MASTER_PORT": "99999"}, "MASTER_PORT must be from 1 to 65535, got 99999"),
+    ],
+)
+def test_damaged_variables_are_named(variables: dict[str, str], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        place(variables)

@@ -343,19 +343,6 @@ def test_environments_that_cannot_be_shared_out_are_refused() -> None:
     torch.set_num_threads(threads)
 
 
-@pytest.mark.parametrize(
-    ("variables", "message"),
-    [
-        ({"RANK": "0", "WORLD_SIZE": "2"}, "lacks MASTER_ADDR"),
-        ({"RANK": "one", "WORLD_SIZE": "2"}, "RANK must be a number, got 'one'"),
-        ({"SLURM_STEP_NUM_TASKS": "2", "SLURM_PROCID": "0"}, "lacks SLURM_STEP_NODELIST"),
-    ],
-)
-def test_damaged_variables_are_named(variables: dict[str, str], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        place(variables)
-
-
 def wrapped() -> tuple[bytes, str]:
     """DistributedDataParallel by itself, and in a loop over gradients."""
     model = Square()

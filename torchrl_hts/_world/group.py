@@ -22,6 +22,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from torchrl_hts._world.digest import digest
+from torchrl_hts._world.joining import over_the_network
 from torchrl_hts._world.order import Order
 from torchrl_hts._world.tree import swaps
 from torchrl_hts.errors import WorldError
@@ -55,12 +56,13 @@ class Group:
         self.rank, self.size = dist.get_rank(), size or dist.get_world_size()
         self._timeout_s, self._order = timeout_s, order
         # Of its own: the user's exchanges, over whatever backend, keep their order.
-        self._group = dist.new_group(
-            [*range(self.size)],
-            backend="gloo",
-            timeout=timedelta(seconds=timeout_s),
-            use_local_synchronization=size is not None,
-        )
+        with over_the_network():
+            self._group = dist.new_group(
+                [*range(self.size)],
+                backend="gloo",
+                timeout=timedelta(seconds=timeout_s),
+                use_local_synchronization=size is not None,
+            )
         self._posts = _Posts(self._group.get_group_store(), self.rank, self.size, timeout_s)
         self._number = 0
         self._failure: str | None = None

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import os
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any
 
@@ -12,9 +15,11 @@ from torch.distributed.rendezvous import rendezvous
 
 from torchrl_hts._world.launch import Place
 from torchrl_hts._world.meeting import meet
-from torchrl_hts.errors import WorldError
+from torchrl_hts.errors import HTSError, WorldError
 
-__all__ = ["join"]
+__all__ = ["join", "over_the_network"]
+
+_own_stores: dict[tuple[str, int], Any] = {}  # a port can't be listened at twice
 
 
 def join(own: Place | None, timeout_s: float) -> tuple[int, int, int | None]:
@@ -38,13 +43,14 @@ def join(own: Place | None, timeout_s: float) -> tuple[int, int, int | None]:
     patience = timedelta(seconds=timeout_s)
     try:
         store = _store(own, patience)
-        dist.init_process_group(
-            "gloo",
-            store=PrefixStore(meet(store, own.rank, own.size, timeout_s), store),
-            rank=own.rank,
-            world_size=own.size,
-            timeout=patience,
-        )
+        with over_the_network():
+            dist.init_process_group(
+                "gloo",
+                store=PrefixStore(meet(store, own.rank, own.size, timeout_s), store),
+                rank=own.rank,
+                world_size=own.size,
+                timeout=patience,
+            )
     except dist.DistError as error:
         by = "RANK and WORLD_SIZE" if "RANK" in os.environ else "SLURM_PROCID"
         raise WorldError(
@@ -53,6 +59,8 @@ def join(own: Place | None, timeout_s: float) -> tuple[int, int, int | None]:
             f"the firewall pass that port; or take the variables away, for one learner "
             f"({str(error).splitlines()[0]})"
         ) from error
+    if own.rank == 0:
+        _own_stores[own.address, own.port] = store
     return own.rank, own.size, own.local_size
 
 
@@ -61,7 +69,33 @@ def _store(own: Place, patience: timedelta) -> Any:
     if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
         store, *_ = next(rendezvous("env://", own.rank, own.size, timeout=patience))
         return store
-    # It doesn't wait until all are there: `meet` does, and names who is missing.
-    return TCPStore(
-        own.address, own.port, own.size, own.rank == 0, patience, wait_for_workers=False
-    )
+    # Rank 0's outlives a process group: another one, of another world, may come.
+    store = _own_stores.get((own.address, own.port)) if own.rank == 0 else None
+    if store is None:
+        # It doesn't wait until all are there: `meet` does, and names who is missing.
+        store = TCPStore(
+            own.address, own.port, own.size, own.rank == 0, patience, wait_for_workers=False
+        )
+    store.set_timeout(patience)
+    return store
+
+
+@contextmanager
+def over_the_network() -> Iterator[None]:
+    """Inside, gloo connects ranks; where it finds no address for this machine, say what helps.
+
+    Raises:
+        WorldError: names the variable, and what it may be.
+    """
+    try:
+        yield
+    except (dist.DistError, HTSError):  # of ranks that can't be reached
+        raise
+    except RuntimeError as error:
+        name = os.environ.get("GLOO_SOCKET_IFNAME")
+        found = ", ".join(interface for _, interface in socket.if_nameindex())
+        fault = "is not set" if name is None else f"is {name!r}"
+        raise WorldError(
+            f"gloo can't connect this machine, and the variable GLOO_SOCKET_IFNAME {fault}: set it "
+            f"to one of the machine's network interfaces, {found} ({str(error).splitlines()[0]})"
+        ) from error

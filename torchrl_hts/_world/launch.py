@@ -35,7 +35,7 @@ def place(variables: Mapping[str, str]) -> Place | None:
     does. A batch script of SLURM's that runs without ``srun`` is alone.
 
     Raises:
-        ValueError: if a variable is missing or damaged.
+        ValueError: if a variable is missing, damaged or out of bounds.
 
     Example:
         >>> torchrun = {"RANK": "1", "WORLD_SIZE": "4", "LOCAL_WORLD_SIZE": "2"}
@@ -48,22 +48,24 @@ def place(variables: Mapping[str, str]) -> Place | None:
         Place(rank=3, size=4, address='gpu-07', port=20077, local_size=None)
     """
     if "RANK" in variables and "WORLD_SIZE" in variables:
-        local = _number(variables, "LOCAL_WORLD_SIZE") if "LOCAL_WORLD_SIZE" in variables else None
-        rank, size = _number(variables, "RANK"), _number(variables, "WORLD_SIZE")
+        local = None
+        if "LOCAL_WORLD_SIZE" in variables:
+            local = _number(variables, "LOCAL_WORLD_SIZE", 1)
+        size = _number(variables, "WORLD_SIZE", 1)
         if size == 1:
-            return Place(rank, size, "", 0, 1)
-        address, port = _variable(variables, "MASTER_ADDR"), _number(variables, "MASTER_PORT")
-        return Place(rank, size, address, port, local)
+            return Place(_number(variables, "RANK"), size, "", 0, 1)
+        rank = _number(variables, "RANK", 0, size - 1)
+        return Place(rank, size, _variable(variables, "MASTER_ADDR"), _port(variables), local)
     if "SLURM_STEP_NUM_TASKS" in variables:
-        size = _number(variables, "SLURM_STEP_NUM_TASKS")
+        size = _number(variables, "SLURM_STEP_NUM_TASKS", 1)
         if size == 1:
             return None
         address = variables.get("MASTER_ADDR") or _first_host(variables)
         step = _number(variables, "SLURM_STEP_ID") if "SLURM_STEP_ID" in variables else 0
         port = _FIRST_PORT + (_number(variables, "SLURM_JOB_ID") + step * _APART) % _PORTS
         if "MASTER_PORT" in variables:
-            port = _number(variables, "MASTER_PORT")
-        return Place(_number(variables, "SLURM_PROCID"), size, address, port, None)
+            port = _port(variables)
+        return Place(_number(variables, "SLURM_PROCID", 0, size - 1), size, address, port, None)
     return None
 
 
@@ -96,8 +98,17 @@ def _variable(variables: Mapping[str, str], name: str) -> str:
         ) from None
 
 
-def _number(variables: Mapping[str, str], name: str) -> int:
+def _port(variables: Mapping[str, str]) -> int:
+    return _number(variables, "MASTER_PORT", 1, 65_535)
+
+
+def _number(
+    variables: Mapping[str, str], name: str, least: int = 0, most: int | None = None
+) -> int:
     text = _variable(variables, name)
     if not text.isdecimal():
         raise ValueError(f"the variable {name} must be a number, got {text!r}")
+    if int(text) < least or (most is not None and int(text) > most):
+        bounds = f"at least {least}" if most is None else f"from {least} to {most}"
+        raise ValueError(f"the variable {name} must be {bounds}, got {text}")
     return int(text)

@@ -376,8 +376,8 @@ class World(Uncopied):
     def close(self, *, ended: bool = True) -> None:
         """Leave the world; may be called again.
 
-        The process group stays for another world. Torch can't begin a second one in a process that
-        torchrun has started, since it would find the addresses of the first in the store.
+        The process group stays for another world. If you destroy it, on every rank, another world
+        begins another one.
 
         Args:
             ended: whether the run has come to its end. Spare learners then end well; else they
