@@ -8,6 +8,7 @@ nothing, or another exchange, is to blame. So a healthy run never talks to the s
 
 from __future__ import annotations
 
+import os
 import pickle
 import threading
 import time
@@ -50,6 +51,7 @@ class Group:
 
     Raises:
         WorldError: from every method, if a rank doesn't come, or has ended; the message names it.
+            Also in a process that was forked from this one.
     """
 
     def __init__(self, timeout_s: float, order: Order, size: int | None = None) -> None:
@@ -66,6 +68,7 @@ class Group:
         self._posts = _Posts(self._group.get_group_store(), self.rank, self.size, timeout_s)
         self._number = 0
         self._failure: str | None = None
+        self._pid = os.getpid()
         self._closed = False
         self.gather(None)  # connects all to all, while it is known that all are there
 
@@ -155,7 +158,7 @@ class Group:
 
     def tell_end(self, ranks: Iterable[int]) -> None:
         """Tell ranks that wait in `await_end` that the run has ended. Rank 0 does."""
-        for rank in ranks:
+        for rank in ranks if os.getpid() == self._pid else ():
             with suppress(RuntimeError):  # it has ended already
                 dist.send(torch.ones(1), group=self._group, group_dst=rank, tag=_END_TAG)
 
@@ -184,8 +187,8 @@ class Group:
         self._failure = self._failure or reason
 
     def close(self) -> None:
-        """Close the connections, and end the thread that posts."""
-        if not self._closed:
+        """Close the connections, and end the thread that posts; a forked process has neither."""
+        if not self._closed and os.getpid() == self._pid:
             self._closed = True
             self._posts.close()
             self.give_up("the world has been closed")
@@ -195,6 +198,11 @@ class Group:
     @contextmanager
     def _exchange(self, what: str, length: int) -> Iterator[_Exchange]:
         """One exchange; its tag is another than those of other exchanges (W1)."""
+        if os.getpid() != self._pid:
+            raise WorldError(
+                f"this process was forked from rank {self.rank}, and has no connections to other "
+                f"ranks: use the world in the process that made it ({self._pid})"
+            )
         if self._failure is not None:
             raise WorldError(self._failure)
         self._number += 1
