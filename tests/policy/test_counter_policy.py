@@ -244,6 +244,14 @@ def test_a_buffer_that_changes_is_refused_by_name() -> None:
     CounterPolicy(_with(nn.BatchNorm1d(4)).eval(), RANDOM).prepare(make_batch(_with(nn.Identity())))
 
 
+def test_a_buffer_that_changes_is_refused_where_a_single_row_fails_too() -> None:
+    """As a collector of one environment has it: batch normalisation takes two rows and more."""
+    policy = _with(nn.BatchNorm1d(4))
+    said = r"\(BatchNorm1d\) changes its buffer .*policy\.eval\(\).*normalise in the environment"
+    with pytest.raises(PolicyError, match=said):
+        CounterPolicy(policy, RANDOM).prepare(make_batch(policy)[:1])
+
+
 def test_embeddings_that_rescale_themselves_are_refused() -> None:
     net = nn.Sequential(nn.Flatten(), nn.Linear(4, 4))
     net.append(nn.Embedding(3, 4, max_norm=1.0))

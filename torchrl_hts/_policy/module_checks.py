@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
@@ -106,7 +106,15 @@ def unchanged_buffers(policy: nn.Module) -> Iterator[None]:
         ...     pass
     """
     before = {name: row_bits([buffer[None]]) for name, buffer in policy.named_buffers()}
-    yield
+    try:
+        yield
+    except Exception:  # batch normalisation counts a single row, and then raises
+        _check_buffers(policy, before)
+        raise
+    _check_buffers(policy, before)
+
+
+def _check_buffers(policy: nn.Module, before: Mapping[str, np.ndarray[Any, Any]]) -> None:
     for name, buffer in policy.named_buffers():
         if name not in before or not np.array_equal(row_bits([buffer[None]]), before[name]):
             path, _, leaf = name.rpartition(".")
