@@ -104,6 +104,21 @@ class Far(gym.Env[Any, Any]):
         return np.float64(1e9 + self.t / 4), np.float64(np.nan)
 
 
+class Said(gym.Env[Any, Any]):
+    """Observes what it is given."""
+
+    action_space = Discrete(3)
+    observation_space = gym.spaces.Dict(
+        text=gym.spaces.Text(3), room=Box(-np.inf, np.inf, (1,), np.float32)
+    )
+
+    def __init__(self, seen: Any) -> None:
+        self.seen = seen
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        return self.seen, {}
+
+
 class TestWrappersAroundABatch:
     """They count for each environment, as if it were alone, or are refused."""
 
@@ -181,10 +196,19 @@ class TestWrappersAroundABatch:
             assert (after[..., 0] == seen[..., 0] + 0.25).all()
             assert set(np.unique(written["next", "reward"])) == {0, 1}
 
+    def test_what_they_leave_is_converted_as_single_ones_are(self) -> None:
+        """Also where another part of the space is no array."""
+        seen = {"text": "a", "room": np.array([1e39])}
+        wrapped = gym.wrappers.vector.FilterObservation(
+            SyncVectorEnv([partial(Said, seen)]), ["room"]
+        )
+        with pytest.raises(InvalidValueError, match=r"1e\+39"):
+            bound(wrapped)[0].reset([0], 0)
+
     def test_a_list_of_infos_is_refused(self) -> None:
         told = gym.wrappers.vector.DictInfoToList(SyncVectorEnv([Walk] * K))
-        with pytest.raises(InvalidValueError, match=r"leave out .*DictInfoToList"):
-            play([VectorEnvironment(told, 0)], [K])
+        with pytest.raises(EnvError, match=r"DictInfoToList.*leave that wrapper out"):
+            VectorEnvironment(told, 0)
 
     def test_envpool_may_be_wrapped(self) -> None:
         envpool = pytest.importorskip("envpool")

@@ -52,12 +52,6 @@ def checked_reset(outcome: Any) -> Any:
             f"(observation, info). {REMEDY}"
         )
     observation, info = outcome
-    if isinstance(info, list) and all(isinstance(each, Mapping) for each in info):
-        raise InvalidValueError(
-            f"the environments' reset returned {reprlib.repr(info)} as the second of its values; "
-            "expected (observation, info), where info is a dict: leave out "
-            "gymnasium.wrappers.vector.DictInfoToList, which makes lists"
-        )
     if info is not None and not isinstance(info, Mapping):
         raise InvalidValueError(
             f"the environment's reset returned {reprlib.repr(info)} as the second of its values; "

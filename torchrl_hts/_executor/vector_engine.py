@@ -26,6 +26,7 @@ from gymnasium.vector import (
 )
 from gymnasium.vector.utils import batch_space
 from gymnasium.wrappers.vector import (
+    DictInfoToList,
     NormalizeObservation,
     NormalizeReward,
     RecordEpisodeStatistics,
@@ -66,6 +67,11 @@ class VectorEngine:
     """
 
     def __init__(self, env: Batch) -> None:
+        if any(isinstance(layer, DictInfoToList) for layer in _layers(env)):
+            raise EnvError(
+                f"{_name(env)} is wrapped in gymnasium.wrappers.vector.DictInfoToList, whose infos "
+                "are a list; expected a dict of arrays: leave that wrapper out"
+            )
         self.env = env
         self.num_envs = _count(env)
         self.observation_space = env.single_observation_space

@@ -9,7 +9,7 @@ batch may still change, NaN or a large reward, is left to who reads that. Knows 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from copy import deepcopy
 from typing import Any
 
@@ -19,8 +19,9 @@ from gymnasium.vector import SyncVectorEnv, VectorEnv
 
 from torchrl_hts._executor.observations import ObservationReader
 from torchrl_hts._executor.old_gym import checked_reset
-from torchrl_hts._executor.values import reward_number
+from torchrl_hts._executor.values import has_arrays, reward_number
 from torchrl_hts._rounds.shared_memory import Array
+from torchrl_hts.errors import EnvError
 
 __all__ = ["Single", "read_singly"]
 
@@ -47,7 +48,7 @@ class Single:
 
     Args:
         env: the environment.
-        space: of what it observes. If that is no array, nor arrays in a Dict, it is left as it is.
+        space: of what it observes. Parts of it that are no arrays are left as they are.
 
     Attributes:
         env: as given.
@@ -57,14 +58,11 @@ class Single:
     def __init__(self, env: Any, space: gym.Space[Any]) -> None:
         self.env = env
         self.info: Any = {}
-        self._space = space
         self._shape: Any = None  # of a Dict, whose parts have theirs
-        self._reader: ObservationReader | None = None
-        with contextlib.suppress(TypeError):
-            self._reader = ObservationReader(space, may_be_nan=True)
-        if self._reader is not None and not isinstance(space, gym.spaces.Dict):
-            (field,) = self._reader.fields
+        if has_arrays(space):
+            (field,) = ObservationReader(space).fields
             self._shape, self._dtype = field.shape, field.storage_dtype
+        self._convert = _converter(space)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(vars(self).get("env"), name)
@@ -84,13 +82,27 @@ class Single:
 
     def _read(self, observation: Any) -> Any:
         """An observation of the data types of its space."""
-        if self._reader is None or (
+        if (
             type(observation) is np.ndarray
             and observation.shape == self._shape
             and observation.dtype == self._dtype
         ):
             return observation
-        return _together(self._space, iter(self._reader.read(observation)))
+        return self._convert(observation)
+
+
+def _converter(space: gym.Space[Any]) -> Callable[[Any], Any]:
+    """Makes an observation of the data types of its space, but for parts that are no arrays."""
+    with contextlib.suppress(TypeError, EnvError):
+        reader = ObservationReader(space, may_be_nan=True)
+        return lambda seen: _together(space, iter(reader.read(seen)))
+    if isinstance(space, gym.spaces.Dict):
+        named = {name: _converter(part) for name, part in space.spaces.items()}
+        return lambda seen: {name: convert(seen[name]) for name, convert in named.items()}
+    if isinstance(space, gym.spaces.Tuple):
+        parts = [_converter(part) for part in space.spaces]
+        return lambda seen: tuple(convert(part) for convert, part in zip(parts, seen, strict=True))
+    return lambda seen: seen
 
 
 def _together(space: gym.Space[Any], arrays: Iterator[Array]) -> Any:
