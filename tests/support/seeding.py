@@ -10,7 +10,7 @@ import gymnasium as gym
 import numpy as np
 from gymnasium.utils.seeding import np_random
 
-__all__ = ["Drawing", "Forking", "Sampling", "Seeding", "Unseeded"]
+__all__ = ["Drawing", "Forking", "Late", "Sampling", "Seeding", "Unseeded"]
 
 
 class Seeding(gym.Env[Any, Any]):
@@ -85,16 +85,27 @@ class Sampling(Drawing):
         return np.array(self.layout, np.float32)
 
 
-def _drawn() -> list[float]:
-    return [random.random(), np.random.rand()]
+def _drawn() -> float:
+    return random.random()
+
+
+class Late(Drawing):
+    """Imports torch in an episode, and draws from it."""
+
+    def _observe(self) -> Any:
+        import torch
+
+        return np.array([torch.rand(()).item(), torch.rand(()).item()], np.float32)
 
 
 class Forking(Drawing):
-    """Has a process that draws."""
+    """Has two processes that draw."""
 
     def __init__(self) -> None:
-        with multiprocessing.get_context("fork").Pool(1) as pool:
-            self.layout = pool.apply(_drawn)
+        self.layout = []
+        for _ in range(2):
+            with multiprocessing.get_context("fork").Pool(1) as pool:
+                self.layout.append(pool.apply(_drawn))
 
     def _observe(self) -> Any:
         return np.array(self.layout, np.float32)

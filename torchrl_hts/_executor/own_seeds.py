@@ -8,8 +8,9 @@ begin from what ``random`` or ``np.random`` gives next, and so from the collecto
 A space that all environments of a class share is seeded by the first that draws from it. So that
 the next one in its process draws what it would alone, such seeds are forgotten once it is made.
 
-Forked processes of an environment go on with its states. Python would have ``random`` begin anew in
-them, from what the system gives. Workers of an AsyncVectorEnv, forked or spawned, are each seeded.
+In forked processes Python has ``random`` begin anew, from what the system gives. In those of an
+environment it begins from what its parent draws. Workers of an AsyncVectorEnv, forked or spawned,
+have generators of their own.
 """
 
 from __future__ import annotations
@@ -18,7 +19,6 @@ import functools
 import inspect
 import os
 import random
-import sys
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -28,6 +28,8 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 from gymnasium.utils import seeding
+
+from torchrl_hts._executor.generators import Generators
 
 __all__ = ["own_draws", "seed_from_own_draws", "unseeded_spaces"]
 
@@ -62,31 +64,32 @@ def own_draws() -> Iterator[None]:
 def unseeded_spaces() -> Iterator[None]:
     """While an environment is made: spaces that are seeded with nothing are unseeded after it."""
     before = _space.np_random
+    seeded: list[weakref.ref[Any]] = []
 
     def np_random(space: Any) -> Any:
         if space._np_random is None:
-            _seeded.append(weakref.ref(space))
-        return before.fget(space)
+            seeded.append(weakref.ref(space))
+        return _space_np_random.fget(space)
+
+    def end() -> None:
+        _space.np_random = before
+        for each in seeded:
+            space = each()
+            if space is not None:
+                space._np_random = None
 
     _space.np_random = property(np_random, doc=before.__doc__)
+    _forks.ends.append(end)
     try:
         yield
     finally:
-        _space.np_random = before
-        _forget(_seeded)
+        if end in _forks.ends:  # which is not so in a process that was forked meanwhile
+            _forks.ends.remove(end)
+            end()
 
 
 _space: Any = gym.Space
-_seeded: list[weakref.ref[Any]] = []  # spaces, by the environment that is being made
-
-
-def _forget(seeded: list[weakref.ref[Any]]) -> None:
-    """Unseed what is there."""
-    for each in seeded:
-        space = each()
-        if space is not None:
-            space._np_random = None
-    seeded.clear()
+_space_np_random = _space.np_random
 
 
 def _drawn() -> int:
@@ -124,13 +127,8 @@ class _Worker:
 
     def __call__(self) -> Any:
         if os.getpid() != self._batch:  # which makes one too, to see what the spaces are
-            _forget(_seeded)
             seed_from_own_draws()
-            np.random.seed(self._seeds)
-            random.seed(_drawn())
-            torch = sys.modules.get("torch")
-            if torch is not None:
-                torch.manual_seed(_drawn())
+            Generators(*self._seeds).enter()
         return self._make()
 
 
@@ -149,18 +147,26 @@ def _with_own_workers(init: Callable[..., None]) -> Callable[..., None]:
 
 
 class _Forks:
-    """Forked processes go on with the state of ``random``, as they do with the others'."""
+    """What forked processes begin with.
 
-    state: Any = None
+    Attributes:
+        ends: of what must not go on in them, the last one first to be called.
+    """
 
-    def keep(self) -> None:
+    def __init__(self) -> None:
+        self.ends: list[Callable[[], None]] = []
+        self._seed: int | None = None
+
+    def before(self) -> None:
         own = getattr(random.seed, "draws_its_own", False)
-        self.state = random.getstate() if own else None
+        self._seed = random.getrandbits(64) if own else None
 
-    def put_back(self) -> None:
-        if self.state is not None:
-            random.setstate(self.state)
+    def in_child(self) -> None:
+        while self.ends:
+            self.ends.pop()()
+        if self._seed is not None:
+            random.seed(self._seed)
 
 
 _forks = _Forks()
-os.register_at_fork(before=_forks.keep, after_in_child=_forks.put_back)
+os.register_at_fork(before=_forks.before, after_in_child=_forks.in_child)

@@ -550,8 +550,8 @@ class HTSCollector(Uncopied, StockAttributes, BaseCollector):  # type: ignore[mi
 
         Returns:
             Its steps ``[T]`` in rounds that were not handed out, as batches have them. The last is
-            the one that it was at. Only what the policy read and wrote there is of this step, and
-            where it was waiting for its action not even that. The rest is of older steps.
+            the one that it was at, with what the policy read there and wrote. Its other entries are
+            of older steps; all of them where it was waiting for its action.
 
         Raises:
             ValueError: if there is no such environment.
