@@ -118,7 +118,7 @@ SLURM = {
     "SLURM_PROCID": "{}",
     "SLURM_STEP_NUM_TASKS": "2",
     "SLURM_STEP_NODELIST": "localhost",
-    "SLURM_JOB_ID": str(os.getpid() + 1),
+    "SLURM_JOB_ID": str(os.getpid() + 5000),  # another port than other tests'
 }
 
 

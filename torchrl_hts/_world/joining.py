@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import socket
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import timedelta
 from typing import Any
 
@@ -92,8 +92,9 @@ def over_the_network() -> Iterator[None]:
     except (dist.DistError, HTSError):  # of ranks that can't be reached
         raise
     except RuntimeError as error:
-        name = os.environ.get("GLOO_SOCKET_IFNAME")
-        found = ", ".join(interface for _, interface in socket.if_nameindex())
+        name, found = os.environ.get("GLOO_SOCKET_IFNAME"), "as `ip link` lists them"
+        with suppress(OSError):
+            found = ", ".join(interface for _, interface in socket.if_nameindex())
         fault = "is not set" if name is None else f"is {name!r}"
         raise WorldError(
             f"gloo can't connect this machine, and the variable GLOO_SOCKET_IFNAME {fault}: set it "
