@@ -22,6 +22,7 @@ from processes import (
     shared_memory_segments,
 )
 
+from torchrl_hts import World
 from torchrl_hts._processes.linux import allowed_cores
 from torchrl_hts._processes.server_pool import (
     ServerUser,
@@ -56,6 +57,15 @@ def seeded_thread() -> Iterator[None]:
     torch.manual_seed(0)
     yield
     torch.set_num_threads(before)
+
+
+@pytest.fixture
+def shards() -> Iterator[World]:
+    """A learner alone, of whose batch two shards are made."""
+    threads = torch.get_num_threads()
+    with World(shards=2) as world:
+        yield world
+    torch.set_num_threads(threads)
 
 
 @pytest.fixture(scope="session", autouse=True)

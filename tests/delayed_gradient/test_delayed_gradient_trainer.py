@@ -322,15 +322,6 @@ def test_trainer_that_does_not_train_batch_by_batch_is_refused():
         DelayedGradient(trainer.loss_module).register(trainer)
 
 
-@pytest.fixture
-def shards() -> Iterator[World]:
-    """Two, of a lone learner."""
-    threads = torch.get_num_threads()
-    with World(shards=2) as world:
-        yield world
-    torch.set_num_threads(threads)
-
-
 @pytest.mark.parametrize("kind", ["trainer", "stepper", "a2c", "ppo"])
 def test_shards_learn_what_a_whole_batch_does(kind: str, shards: World) -> None:
     """Up to rounding; the minibatches of a replay buffer are the whole batch here."""

@@ -1,8 +1,7 @@
-"""What `World.gradients` asks of a module when it first sees it."""
+"""What `World.gradients` asks of a module."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -14,15 +13,6 @@ from torchrl.modules import ValueOperator
 from torchrl.objectives import A2CLoss
 
 from torchrl_hts import World
-
-
-@pytest.fixture
-def shards() -> Iterator[World]:
-    """A learner alone, of whose batch two shards are made."""
-    threads = torch.get_num_threads()
-    with World(shards=2) as world:
-        yield world
-    torch.set_num_threads(threads)
 
 
 def train(world: World, module: nn.Module) -> None:
