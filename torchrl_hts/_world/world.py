@@ -16,10 +16,10 @@ from tensordict import TensorDictBase
 from torch import Tensor, nn
 
 from torchrl_hts._processes.uncopied import Uncopied
-from torchrl_hts._world import protocol
+from torchrl_hts._world import protocol, trained_modules
 from torchrl_hts._world.digest import digest
 from torchrl_hts._world.draws import PartDraws, minibatches, seeded
-from torchrl_hts._world.gradients import Seen, check_module, one_by_one, set_gradient, tell_of_odd
+from torchrl_hts._world.gradients import one_by_one, set_gradient, tell_of_odd
 from torchrl_hts._world.group import Group
 from torchrl_hts._world.joining import join
 from torchrl_hts._world.launch import place
@@ -116,7 +116,7 @@ class World(Uncopied):
         self._order = Order()
         self._group = Group(timeout_s, self._order) if self.size > 1 else None
         self.local_size, self.cores = share_machine(self.gather, local_size)
-        self._seen = Seen()
+        self._seen = trained_modules.Seen()
         self._draws: PartDraws | None = None
         if threads is None and (shards is not None or self.size > 1):
             threads = 1 if shards is not None else max(1, int(self.cores))
@@ -281,7 +281,7 @@ class World(Uncopied):
 
     def _meet(self, module: nn.Module) -> None:
         """A module is seen for the first time."""
-        check_module(module)
+        trained_modules.check_module(module)
         self.agree(parameters=digest(module.parameters()))
         self._seen.add(module)
         if self.shards is not None and self._draws is None:
