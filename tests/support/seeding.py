@@ -85,10 +85,6 @@ class Sampling(Drawing):
         return np.array(self.layout, np.float32)
 
 
-def _drawn() -> float:
-    return random.random()
-
-
 class Late(Drawing):
     """Imports torch in an episode, and draws from it."""
 
@@ -96,6 +92,10 @@ class Late(Drawing):
         import torch
 
         return np.array([torch.rand(()).item(), torch.rand(()).item()], np.float32)
+
+
+def _drawn() -> float:
+    return random.random()
 
 
 class Forking(Drawing):

@@ -41,7 +41,7 @@ def seed_from_own_draws() -> None:
     environments and spaces are seeded by; and the constructor of AsyncVectorEnv. Who has imported
     one of the first two by itself (``from random import seed``) keeps what it has.
     """
-    if getattr(random.seed, "draws_its_own", False):
+    if _is_own():
         return
     random.seed = _own_seed(random.seed, lambda: random.getrandbits(64))
     np.random.seed = _own_seed(np.random.seed, _drawn)
@@ -94,6 +94,10 @@ _space_np_random = _space.np_random
 
 def _drawn() -> int:
     return int(np.random.randint(0, 1 << 32, dtype=np.uint32))
+
+
+def _is_own() -> bool:
+    return getattr(random.seed, "draws_its_own", False)
 
 
 def _own_seed(seed: Callable[..., None], draw: Callable[[], int]) -> Callable[..., None]:
@@ -158,8 +162,7 @@ class _Forks:
         self._seed: int | None = None
 
     def before(self) -> None:
-        own = getattr(random.seed, "draws_its_own", False)
-        self._seed = random.getrandbits(64) if own else None
+        self._seed = random.getrandbits(64) if _is_own() else None
 
     def in_child(self) -> None:
         while self.ends:

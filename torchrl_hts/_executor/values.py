@@ -64,7 +64,7 @@ def checked_reward(reward: Any) -> float:
     if number != number:
         raise _no_number(reward, is_nan=True)
     if not isinf(number) and isinf(_as_float32(number)):
-        raise _too_large(reward if isinstance(reward, int) else number)
+        raise _too_large(number)
     return number
 
 
@@ -95,11 +95,11 @@ def reward_number(reward: Any) -> float:
         return reward
     if np.ma.is_masked(reward):
         raise _no_number(reward)
-    try:
-        if isinstance(reward, int):
+    if isinstance(reward, int):
+        try:
             return float(reward)
-    except OverflowError as error:
-        raise _too_large(reward) from error
+        except OverflowError as error:
+            raise _too_large(reward) from error
     try:
         array = np.asarray(reward)
         if array.dtype.kind not in "biufO" or isinstance(array.item(), str | bytes):

@@ -62,8 +62,8 @@ class VectorEngine:
 
     Raises:
         TypeError: if what an environment observes is no array of a fixed shape.
-        EnvError: if it is empty, if its spaces are not those of k equal environments, or if it
-            can't begin what has ended before the next step.
+        EnvError: if it is empty, or its infos are a list. Also if its spaces are not those of k
+            equal environments, or if it can't begin what has ended before the next step.
     """
 
     def __init__(self, env: Batch) -> None:

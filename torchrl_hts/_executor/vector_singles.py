@@ -17,7 +17,7 @@ import gymnasium as gym
 import numpy as np
 from gymnasium.vector import SyncVectorEnv, VectorEnv
 
-from torchrl_hts._executor.observations import ObservationReader
+from torchrl_hts._executor.observations import ObservationReader, observation_fields
 from torchrl_hts._executor.old_gym import checked_reset
 from torchrl_hts._executor.values import has_arrays, reward_number
 from torchrl_hts._rounds.shared_memory import Array
@@ -60,7 +60,7 @@ class Single:
         self.info: Any = {}
         self._shape: Any = None  # of a Dict, whose parts have theirs
         if has_arrays(space):
-            (field,) = ObservationReader(space).fields
+            ((field, _),) = observation_fields(space)
             self._shape, self._dtype = field.shape, field.storage_dtype
         self._convert = _converter(space)
 

@@ -551,7 +551,7 @@ class HTSCollector(Uncopied, StockAttributes, BaseCollector):  # type: ignore[mi
         Returns:
             Its steps ``[T]`` in rounds that were not handed out, as batches have them. The last is
             the one that it was at, with what the policy read there and wrote. Its other entries are
-            of older steps; all of them where it was waiting for its action.
+            of older steps, and where it was waiting for its action, what the policy writes is too.
 
         Raises:
             ValueError: if there is no such environment.
