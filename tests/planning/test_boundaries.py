@@ -138,13 +138,35 @@ class TestLimits:
         with pytest.raises(ResourceError, match=r"the free space of .* is .*iB: choose"):
             check_storage(1 << 60, str(tmp_path))
 
-    def test_a_timeline_that_is_too_long_is_named(self) -> None:
+    @pytest.mark.parametrize("told", [True, False])
+    def test_a_timeline_that_is_too_long_is_named(
+        self, monkeypatch: pytest.MonkeyPatch, told: bool
+    ) -> None:
+        """Where the system doesn't tell what is available, too."""
+        if not told:
+            monkeypatch.setattr(limits, "available_memory", lambda: None)
         with pytest.raises(ResourceError, match=r"the timeline needs .*: ask for fewer time"):
             HTSCollector([EchoEnv], categorical(), frames_per_batch=4, timeline_events=1 << 40)
 
-    def test_a_collector_says_so_before_it_allocates(self) -> None:
-        with pytest.raises(ResourceError, match=r"the rounds need .*( is .*iB|bytes of storage)"):
-            HTSCollector([EchoEnv], categorical(), frames_per_batch=1 << 40)
+    @pytest.mark.parametrize("frames", [1 << 40, 1 << 60])
+    @pytest.mark.parametrize("told", [True, False])
+    def test_a_collector_says_so_before_it_allocates(
+        self, monkeypatch: pytest.MonkeyPatch, told: bool, frames: int
+    ) -> None:
+        if not told:
+            monkeypatch.setattr(limits, "available_memory", lambda: None)
+        with pytest.raises(ResourceError, match=r"the rounds need .*iB.*: hold the rounds in a f"):
+            HTSCollector([EchoEnv], categorical(), frames_per_batch=frames)
+
+    def test_a_file_that_may_not_grow_so_far(self, tmp_path: Path) -> None:
+        """Told like too little room, with what the system said."""
+        fd = SharedMemory.create_fd(str(tmp_path))
+        try:
+            layout = Layout(1, 1 << 57, 1, 1, (Field(("x",), (), "float32"),), ())
+            with pytest.raises(ResourceError, match=r"to allocate .* failed .*: choose another st"):
+                SharedMemory(fd, layout)
+        finally:
+            os.close(fd)
 
     def test_rounds_in_a_file(self, tmp_path: Path) -> None:
         """Allocated at once, and without a name."""

@@ -20,6 +20,7 @@ __all__ = [
     "check_descriptors",
     "check_storage",
     "most_executors",
+    "no_room",
 ]
 
 # Of the main process: sockets of two servers, the block of memory, two inboxes, and some to spare.
@@ -75,24 +76,32 @@ def check_storage(num_bytes: int, storage_dir: str | None, of_timeline: int = 0)
         free = os.statvfs(storage_dir)
         available: int | None = free.f_bavail * free.f_frsize
         where = f"the free space of storage_dir={storage_dir!r}"
-        remedy = "choose another storage_dir"
     else:
         available = available_memory()
         where = "the memory that is available"
-        remedy = "hold the rounds in a file with storage_dir"
     if available is not None and num_bytes > available:
-        what, smaller = (
-            ("the timeline needs", "ask for fewer timeline_events")
-            if of_timeline > num_bytes // 2
-            else (
-                "the rounds need",
-                f"{remedy}, or make them smaller (frames_per_batch, lag, compact_obs=True, uint8 "
-                "observations)",
-            )
+        why = f"and {where} is {_size(available)}"
+        raise no_room(num_bytes, of_timeline, why, in_memory=storage_dir is None)
+
+
+def no_room(num_bytes: int, of_timeline: int, why: str, *, in_memory: bool) -> ResourceError:
+    """The error that slots of this size can't be had: who needs it, why not, and what to do.
+
+    Args:
+        num_bytes, of_timeline: see `check_storage`.
+        why: what goes on from "the rounds need 3 GiB, ".
+        in_memory: whether they are to lie in memory, not in a file of storage_dir.
+    """
+    if of_timeline > num_bytes // 2:
+        what, remedy = "the timeline needs", "ask for fewer timeline_events"
+    else:
+        what = "the rounds need"
+        place = "hold the rounds in a file with" if in_memory else "choose another"
+        remedy = (
+            f"{place} storage_dir, or make them smaller (frames_per_batch, lag, compact_obs=True, "
+            "uint8 observations)"
         )
-        raise ResourceError(
-            f"{what} {_size(num_bytes)}, and {where} is {_size(available)}: {smaller}"
-        )
+    return ResourceError(f"{what} {_size(num_bytes)}, {why}: {remedy}")
 
 
 def available_cores() -> float:

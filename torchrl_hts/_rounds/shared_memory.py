@@ -28,11 +28,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from torchrl_hts._processes.limits import no_room
 from torchrl_hts._processes.linux import anonymous_memory, is_anonymous_memory
 from torchrl_hts._processes.standard_descriptors import fill_standard_descriptors
 from torchrl_hts._rounds.keys import Key
 from torchrl_hts._rounds.schedule import Schedule
-from torchrl_hts.errors import ResourceError
 
 __all__ = ["RECORD_BYTES", "Array", "Counter", "Field", "Layout", "SharedMemory"]
 
@@ -209,9 +209,7 @@ class SharedMemory:
 
     def __init__(self, fd: int, layout: Layout) -> None:
         self.layout = layout
-        if os.fstat(fd).st_size < layout.num_bytes:
-            _grow(fd, layout.num_bytes)
-        self.buffer = mmap.mmap(fd, layout.num_bytes)
+        self.buffer = _mapped(fd, layout)
         n = layout.num_units
         learner, steps, phase, counters, histograms, self._rings, _ = layout.header_offsets
         self.learner: npt.NDArray[np.int64] = self._array(learner, (2,), np.dtype(np.int64))
@@ -283,17 +281,21 @@ class SharedMemory:
         return np.frombuffer(self.buffer, dtype, prod(shape), offset).reshape(shape)
 
 
-def _grow(fd: int, num_bytes: int) -> None:
-    """Give a block its size.
+def _mapped(fd: int, layout: Layout) -> mmap.mmap:
+    """The block, mapped; the first process that does so gives it its size.
 
     That of a file is allocated at once: a disk that is full later would kill with SIGBUS.
     """
+    num_bytes, in_memory = layout.num_bytes, is_anonymous_memory(fd)
     try:
-        os.truncate(fd, num_bytes)
-        if not is_anonymous_memory(fd) and hasattr(os, "posix_fallocate"):
-            os.posix_fallocate(fd, 0, num_bytes)
-    except OSError as error:
-        raise ResourceError(f"the rounds need {num_bytes} bytes of storage: {error}") from error
+        if os.fstat(fd).st_size < num_bytes:
+            os.truncate(fd, num_bytes)
+            if not in_memory and hasattr(os, "posix_fallocate"):
+                os.posix_fallocate(fd, 0, num_bytes)
+        return mmap.mmap(fd, num_bytes)
+    except (OSError, OverflowError) as error:  # the latter: more than an address can hold
+        why = f"and to allocate them failed ({error})"
+        raise no_room(num_bytes, layout.timeline_bytes, why, in_memory=in_memory) from error
 
 
 def _offsets(sizes: Sequence[int]) -> list[int]:
