@@ -33,7 +33,7 @@ from matplotlib.figure import Figure
 
 from torchrl_hts.bench.command_line import count, make_directory
 
-COLUMNS = ("elapsed_s", "pid", "memory_mib", "descriptors")
+COLUMNS = ("elapsed_s", "pid", "memory_mib", "descriptors", "name")
 _OWN = ("Pss_Anon", "Pss_Shmem")  # of smaps_rollup
 REPORT_STEPS = 50_000  # between two rows of the costless run's metrics
 
@@ -45,6 +45,7 @@ class Sample(NamedTuple):
     pid: int
     memory_mib: float
     descriptors: int
+    name: str
 
 
 def run_costless(steps: int, metrics: Path) -> None:
@@ -71,13 +72,14 @@ def sample(pid: int, elapsed_s: float) -> Sample | None:
     """What a process uses now; None if it has ended."""
     try:
         descriptors = len(list(Path(f"/proc/{pid}/fd").iterdir()))
+        name = Path(f"/proc/{pid}/comm").read_text().rstrip()
     except OSError:
         return None
     held = held_mib(pid)
     if not held:
         return None
     own_mib = sum(held[kind] for kind in _OWN)
-    return Sample(round(elapsed_s, 1), pid, round(own_mib, 2), descriptors)
+    return Sample(round(elapsed_s, 1), pid, round(own_mib, 2), descriptors, name)
 
 
 def watch(pid: int, seconds: float, interval_s: float, file: Path) -> list[Sample]:
@@ -153,23 +155,27 @@ def report(samples: Sequence[Sample], speed: Sequence[tuple[float, float]], main
 
     for pid, own in of_each(samples).items():
         if own[-1].elapsed_s >= 0.9 * last:
-            name = "main process" if pid == main_pid else f"process {pid}"
+            name = "main process" if pid == main_pid else f"{own[-1].name} ({pid})"
             row(f"{name}, MiB", [(each.elapsed_s, each.memory_mib) for each in own])
             row(f"{name}, descriptors", [(each.elapsed_s, each.descriptors) for each in own])
     if speed:
         row("steps per second", speed)
 
 
-def draw(samples: Sequence[Sample], speed: Sequence[tuple[float, float]], file: Path) -> None:
+def draw(
+    samples: Sequence[Sample], speed: Sequence[tuple[float, float]], main_pid: int, file: Path
+) -> None:
     """Memory and descriptors of each process, and the speed, against minutes."""
     figure = Figure(figsize=(9, 8), layout="constrained")
     memory, descriptors, steps = figure.subplots(3, 1, sharex=True)
-    for own in of_each(samples).values():
+    for pid, own in of_each(samples).items():
         minutes = [each.elapsed_s / 60 for each in own]
-        memory.plot(minutes, [each.memory_mib for each in own])
+        name = "main process" if pid == main_pid else own[-1].name
+        memory.plot(minutes, [each.memory_mib for each in own], label=name)
         descriptors.plot(minutes, [each.descriptors for each in own])
     steps.plot([at / 60 for at, _ in speed], [value for _, value in speed], color="black")
-    memory.set(ylabel="memory, MiB (a line per process)")
+    memory.set(ylabel="memory, MiB")
+    memory.legend(loc="upper left", bbox_to_anchor=(1.0, 1.0))
     descriptors.set(ylabel="file descriptors")
     steps.set(ylabel="steps per second", xlabel="minutes")
     for axes in (memory, descriptors, steps):
@@ -241,7 +247,7 @@ def main() -> int:
         late = speed[-1][0] - samples[-1].elapsed_s
         speed = [(at - late, value) for at, value in speed if at >= late]
     report(samples, speed, pid)
-    draw(samples, speed, given.output_dir / "flatness.svg")
+    draw(samples, speed, pid, given.output_dir / "flatness.svg")
     return 0 if wrong is None else 1
 
 

@@ -25,7 +25,9 @@ def test_flatness_watches_a_run_to_its_end(tmp_path: Path) -> None:
     assert "| main process, descriptors |" in printed
     assert "| steps per second |" in printed
     header, *rows = (tmp_path / "processes.csv").read_text().splitlines()
-    assert header == "elapsed_s,pid,memory_mib,descriptors"
+    assert header == "elapsed_s,pid,memory_mib,descriptors,name"
+    names = {row.split(",")[-1] for row in rows}
+    assert names >= {"worker server", "executor 0", "actor 0"}
     assert len({row.split(",")[1] for row in rows}) >= 5, "main, two servers, workers"
     assert "</svg>" in (tmp_path / "flatness.svg").read_text()
     assert subprocess.run(

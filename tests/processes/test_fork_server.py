@@ -55,6 +55,10 @@ def ask(worker: WorkerProcess, order: str, argument: Any = None) -> Any:
     return receive_object(worker.control) if order == "call" else None
 
 
+def name_of(pid: int) -> str:
+    return Path(f"/proc/{pid}/comm").read_text().rstrip()
+
+
 class TestServer:
     """One server and its workers."""
 
@@ -163,6 +167,21 @@ class TestServer:
                 assert ask(spawn(server), "call", partial(hash, "ball")) == expected
             finally:
                 server.close()
+
+    @needs_linux
+    @pytest.mark.parametrize(
+        ("worker_id", "name"),
+        [
+            (WorkerId("executor", 3), "executor 3"),
+            (WorkerId("trial of the policy"), "trial of the po"),
+        ],
+    )
+    def test_ps_shows_who_is_who(
+        self, server: WorkerServer, worker_id: WorkerId, name: str
+    ) -> None:
+        worker = server.spawn(worker_id, "worker_targets:serve", ())
+        assert name_of(ask(worker, "call", os.getpid)) == name
+        assert name_of(server.pid) == "worker server"
 
     @needs_linux
     def test_sleeps_end_on_time(self, server: WorkerServer) -> None:

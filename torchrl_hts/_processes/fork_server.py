@@ -157,7 +157,9 @@ class WorkerServer:
         ours, theirs = _socket_pair(str(worker_id))
         try:
             with theirs:
-                message = self._ask({"spawn": target}, [theirs.fileno(), *fds])
+                message = self._ask(
+                    {"spawn": target, "name": str(worker_id)}, [theirs.fileno(), *fds]
+                )
         except BaseException:
             ours.close()  # which ends the worker, should one be started all the same
             raise

@@ -25,6 +25,7 @@ from typing import Any, NoReturn
 from torchrl_hts._processes.linux import (
     die_with_parent,
     keep_blocks_of_workers,
+    name_process,
     wake_on_time,
     watch_end,
 )
@@ -49,6 +50,7 @@ def serve(fd: int, main_pid: int) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGCHLD, _do_nothing)
     keep_blocks_of_workers()
+    name_process("worker server")
     started_with = frozenset(os.environ)
     requests = socket.socket(fileno=fd)
     requests.set_inheritable(False)
@@ -109,7 +111,7 @@ def _spawn(
     try:
         fds = read_fds(requests, request["fds"])
         output = WorkerOutput()
-        return _fork(request["spawn"], fds, output, ours, started_with), output
+        return _fork(request, fds, output, ours, started_with), output
     except OSError as error:  # of descriptors or of processes there are too few
         refusal = {"refused": error.errno, "why": str(error)}
         send_message(requests, {"id": request["id"], **refusal})
@@ -163,7 +165,7 @@ def _ending_with_main(
 
 
 def _fork(
-    target: str,
+    request: dict[str, Any],
     fds: list[int],
     output: WorkerOutput,
     server_fds: list[int],
@@ -181,7 +183,8 @@ def _fork(
     if pid == 0:
         os.setpgid(0, 0)  # a group of its own, with all that its environments will start
         die_with_parent(server_pid)
-        _run_worker(target, fds, output, [*server_fds, output.fd], started_with)
+        name_process(request["name"])
+        _run_worker(request["spawn"], fds, output, [*server_fds, output.fd], started_with)
     os.close(output.write_fd)
     return pid
 

@@ -24,6 +24,7 @@ __all__ = [
     "is_anonymous_memory",
     "keep_blocks_of_workers",
     "keep_large_blocks",
+    "name_process",
     "read_system_file",
     "wake_on_time",
     "watch_end",
@@ -34,6 +35,7 @@ ON_LINUX = sys.platform == "linux" and not os.environ.get("TORCHRL_HTS_POSIX_ONL
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # of glibc's mallopt
 _OLD_LIMIT = 1 << 25  # the largest threshold that an old glibc takes
 _PR_SET_PDEATHSIG = 1
+_PR_SET_NAME = 15
 _PR_SET_TIMERSLACK = 29
 
 
@@ -72,6 +74,12 @@ def die_with_parent(parent_pid: int) -> None:
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
         if os.getppid() != parent_pid:  # it died before prctl
             os._exit(1)
+
+
+def name_process(name: str) -> None:
+    """Let `ps`, `top` and py-spy show this process under a name, of which Linux keeps 15 bytes."""
+    if ON_LINUX:
+        ctypes.CDLL(None).prctl(_PR_SET_NAME, name.encode(), 0, 0, 0)
 
 
 def keep_large_blocks(max_bytes: int = 1 << 30) -> bool:
