@@ -138,6 +138,17 @@ def test_a_world_after_the_process_group_of_another_was_destroyed(variables: Any
     assert results(run_ranks(destroyed_in_between, 2, variables=variables)) == [both, both]
 
 
+def made_by_rank_0_alone() -> None:
+    dist.init_process_group("gloo")  # the user's
+    if dist.get_rank() == 0:
+        World(timeout_s=1)
+
+
+def test_a_rank_of_the_users_process_group_that_makes_no_world() -> None:
+    first, _ = run_ranks(made_by_rank_0_alone, 2)
+    assert re.match(r"WorldError: rank 0 of 2 has waited .*: every rank must make one", first.error)
+
+
 def test_an_interface_that_is_none_is_named_with_those_that_are() -> None:
     variables = SLURM | {"GLOO_SOCKET_IFNAME": "nope"}
     outcomes = run_ranks(gathered, 2, variables=variables)

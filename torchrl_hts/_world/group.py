@@ -58,13 +58,20 @@ class Group:
         self.rank, self.size = dist.get_rank(), size or dist.get_world_size()
         self._timeout_s, self._order = timeout_s, order
         # Of its own: the user's exchanges, over whatever backend, keep their order.
-        with over_the_network():
-            self._group = dist.new_group(
-                [*range(self.size)],
-                backend="gloo",
-                timeout=timedelta(seconds=timeout_s),
-                use_local_synchronization=size is not None,
-            )
+        try:
+            with over_the_network():
+                self._group = dist.new_group(
+                    [*range(self.size)],
+                    backend="gloo",
+                    timeout=timedelta(seconds=timeout_s),
+                    use_local_synchronization=size is not None,
+                )
+        except dist.DistError as error:
+            raise WorldError(
+                f"rank {self.rank} of {self.size} has waited for timeout_s={timeout_s:g} for the "
+                f"worlds of other ranks: every rank must make one, and the last within that time "
+                f"of the first ({str(error).splitlines()[0]})"
+            ) from error
         self._posts = _Posts(self._group.get_group_store(), self.rank, self.size, timeout_s)
         self._number = 0
         self._failure: str | None = None
