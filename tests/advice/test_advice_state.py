@@ -17,7 +17,7 @@ from gymnasium import wrappers
 from policies import marked
 from resumption import Plain, check_resumption
 
-from torchrl_hts import Evaluator, WorkerError
+from torchrl_hts import Evaluator
 from torchrl_hts._reports.picture import draw
 from torchrl_hts._reports.timeline import Timeline, check_path
 from torchrl_hts.bench.__main__ import main
@@ -98,7 +98,7 @@ def test_a_video(tmp_path: Path) -> None:
     path = tmp_path / "best.mp4"
     message = said_by(lambda: Evaluator(EchoEnv, marked(), video_path=path))
     assert "a video needs both video_path and create_render_env_fn" in message
-    with pytest.raises(WorkerError, match="make it with render_mode='rgb_array'"):
+    with pytest.raises(TypeError, match="make it with render_mode='rgb_array'"):
         Evaluator(EchoEnv, marked(), video_path=path, create_render_env_fn=EchoEnv)
     options: Any = {"video_path": path, "create_render_env_fn": Drawn, "num_episodes": 1, "fps": 5}
     with Evaluator(EchoEnv, marked(), **options) as evaluator:

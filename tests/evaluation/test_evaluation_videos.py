@@ -16,7 +16,6 @@ from evaluating import PayingEnv, pays, saved, set_value
 from probe import let_it_finish
 
 from torchrl_hts._evaluation.evaluator import Evaluator
-from torchrl_hts.errors import WorkerError
 
 pytestmark = pytest.mark.usefixtures("nothing_left")
 
@@ -106,11 +105,26 @@ def test_a_film_that_fails_is_told_and_the_evaluation_counts(tmp_path: Path) -> 
     assert not list(tmp_path.iterdir())
 
 
+class Unseen(PayingEnv):
+    """Its pictures are nothing."""
+
+    def render(self) -> Any:
+        return None
+
+
 def test_a_game_that_does_not_render_is_said_at_once(tmp_path: Path) -> None:
+    """In one sentence, without a traceback."""
     pytest.importorskip("imageio_ffmpeg")
-    with pytest.raises(WorkerError, match="make it with render_mode='rgb_array'"):
+    with pytest.raises(TypeError, match=r"^the environment to film .* render_mode='rgb_array'$"):
         Evaluator(
             PayingEnv, pays(), video_path=tmp_path / "best.mp4", create_render_env_fn=PayingEnv
+        )
+    with pytest.raises(TypeError, match=r"^env.render\(\) gave NoneType; expected an array"):
+        Evaluator(
+            PayingEnv,
+            pays(),
+            video_path=tmp_path / "best.mp4",
+            create_render_env_fn=functools.partial(Unseen, render_mode="rgb_array"),
         )
 
 

@@ -40,7 +40,7 @@ from torchrl_hts._evaluation.scenes import (
     transforms_with_statistics,
 )
 from torchrl_hts._evaluation.torchrl_stage import TorchRLStage
-from torchrl_hts._evaluation.video import check_renders, film
+from torchrl_hts._evaluation.video import film, why_unfilmable
 from torchrl_hts._executor.generators import Generators
 from torchrl_hts._executor.gym_env import GymDescription
 from torchrl_hts._executor.made_once import check_made_once, gymnasium_parts
@@ -89,12 +89,13 @@ def run_player(control: Connection, fds: list[int]) -> None:
     filmed = None
     if job.render_factory is not None:
         filmed = _make(job.render_factory, job, 0, job.num_episodes, "create_render_env_fn")
-    if why := _refusal_of_any(made, filmed):
+    why = _refusal_of_any(made, filmed)
+    stage = None if why or filmed is None else _stage(filmed)
+    if stage is not None:
+        why = why_unfilmable(stage, env_seed(job.seed, 0))
+    if why:
         send_object(control, PlayerRefused(why))
         return
-    stage = None if filmed is None else _stage(filmed)
-    if stage is not None:
-        check_renders(stage, env_seed(job.seed, 0))
     description, is_back = _described(first.env)
     if not is_back:
         made[0] = first = _made_anew(first, job)

@@ -17,7 +17,7 @@ from typing import Any, Protocol, SupportsFloat
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["check_renders", "film", "find_ffmpeg", "partial_path", "video_writer"]
+__all__ = ["film", "find_ffmpeg", "partial_path", "video_writer", "why_unfilmable"]
 
 Frame = npt.NDArray[np.uint8]  # [height, width, 3], red, green and blue
 
@@ -60,19 +60,18 @@ class Stage(Protocol):
     def render(self) -> Any: ...
 
 
-def check_renders(env: Stage, seed: int) -> None:
-    """Try out whether an environment renders frames that can be filmed; resets it.
+def why_unfilmable(env: Stage, seed: int) -> str:
+    """Why the frames of an environment can't be filmed, with what to change; "" if they can.
 
-    Raises:
-        ValueError: if it doesn't; the message says what to change.
+    Tries one, for which the environment is reset.
     """
     if env.render_mode != "rgb_array":
-        raise ValueError(
+        return (
             f"the environment to film has render_mode={env.render_mode!r}; make it with "
             "render_mode='rgb_array'"
         )
     env.reset(seed=seed)
-    _frame(env)
+    return _why_no_frame(env.render())
 
 
 def film(
@@ -203,12 +202,20 @@ class _Encoder:
         self._errors.close()
 
 
+def _why_no_frame(rendered: Any) -> str:
+    """Why what an environment has rendered is no frame; "" if it is one."""
+    if isinstance(rendered, np.ndarray) and rendered.ndim == 3 and rendered.shape[2] == 3:
+        return ""
+    found = getattr(rendered, "shape", None) or type(rendered).__name__
+    return f"env.render() gave {found}; expected an array [height, width, 3]"
+
+
 def _frame(env: Stage) -> Frame:
-    frame: Any = env.render()
-    if not isinstance(frame, np.ndarray) or frame.ndim != 3 or frame.shape[2] != 3:
-        found = getattr(frame, "shape", None) or type(frame).__name__
-        raise ValueError(f"env.render() gave {found}; expected an array [height, width, 3]")
-    return frame.astype(np.uint8, copy=False)
+    rendered: Any = env.render()
+    if why := _why_no_frame(rendered):
+        raise ValueError(why)
+    frame: Frame = rendered.astype(np.uint8, copy=False)
+    return frame
 
 
 def _enlarge(frame: Frame) -> Frame:
