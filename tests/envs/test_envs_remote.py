@@ -24,6 +24,7 @@ from seeding import Seeding
 from tensordict import TensorDictBase
 
 from torchrl_hts import HTSCollector, WorkerError
+from torchrl_hts._processes.surroundings import WORKER_ENVIRONMENT
 from torchrl_hts.env_state import CannotSaveError, restore_environment, save_environment
 from torchrl_hts.envs import make_remote
 
@@ -208,9 +209,15 @@ def test_resets_without_a_seed_are_those_of_local_environments(remote: Any) -> N
     assert (found[0] == found[1]).all()
 
 
-def test_sets_have_one_order_in_all_actors(remote: Any) -> None:
-    env = remote(WhereEnv)
-    assert env.reset(seed=0)[1]["hash_seed"] == "0"
+def test_sets_and_threads_in_actors_are_those_of_executors(remote: Any) -> None:
+    """Ray itself gives an actor as many threads as CPUs."""
+    env = remote(WhereEnv, num_cpus=2)
+    found = env.reset(seed=0)[1]["variables"].items()
+    assert found >= {**WORKER_ENVIRONMENT, "PYTHONHASHSEED": "0"}.items()
+    env.close()
+    given = {"OMP_NUM_THREADS": "2"}
+    env = remote(WhereEnv, runtime_env={"env_vars": given})
+    assert env.reset(seed=0)[1]["variables"].items() >= given.items()
     env.close()
 
 

@@ -70,7 +70,7 @@ class HeldEnv(EchoEnv):
 
 
 class WhereEnv(EchoEnv):
-    """Tells in its infos which process it is in, and whether torch is."""
+    """Tells in its infos which process it is in, what is set there, and whether torch is."""
 
     def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
         observation, _ = super().reset(seed=seed)
@@ -78,5 +78,5 @@ class WhereEnv(EchoEnv):
             "pid": os.getpid(),
             "torch": "torch" in sys.modules,
             "options": options,
-            "hash_seed": os.environ.get("PYTHONHASHSEED"),
+            "variables": dict(os.environ),
         }

@@ -29,6 +29,7 @@ from torchrl_hts._executor.generators import Generators, GeneratorState, entered
 from torchrl_hts._executor.gym_env import BackgroundEnv
 from torchrl_hts._executor.own_seeds import seed_from_own_draws, unseeded_spaces
 from torchrl_hts._executor.spaces import own_spaces, seed_spaces
+from torchrl_hts._processes.surroundings import WORKER_ENVIRONMENT
 from torchrl_hts.env_state import names_of, restore_environment, save_environment
 from torchrl_hts.env_state.names import Names
 
@@ -242,12 +243,14 @@ def make_remote(
             "episode or outlive its collector. HTSCollector replaces what fails with "
             "on_executor_failure='restart'"
         )
-    environment = options.get("runtime_env") or {}  # sets are to have an order, as in executors
-    variables = {"PYTHONHASHSEED": "0", **(environment.get("env_vars") or {})}
-    options = {**options, "runtime_env": {**environment, "env_vars": variables}}
+    environment = options.get("runtime_env") or {}
+    # As in executors: one thread, where Ray gives as many as CPUs, and one order of sets.
+    fixed = {**WORKER_ENVIRONMENT, "PYTHONHASHSEED": "0"}
+    variables = {**fixed, **(environment.get("env_vars") or {})}
+    completed = {**options, "runtime_env": {**environment, "env_vars": variables}}
     generators = entered_state()  # before Ray can draw from them
     ray = _connected_ray(address)
-    actor = ray.remote(Simulator).options(**options).remote()
+    actor = ray.remote(Simulator).options(**completed).remote()
     try:
         shown = _result(actor.make.remote(factory, generators), start_timeout_s)
     except BaseException as error:
