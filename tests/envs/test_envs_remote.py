@@ -245,6 +245,8 @@ def test_what_would_change_an_episode_unseen_is_refused() -> None:
         ValueError, match=r"no lifetime='detached' and no max_restarts=-1: .*'restart'"
     ):
         make_remote(DrawingEnv, max_restarts=-1, lifetime="detached")
+    with pytest.raises(ValueError, match=r"no get_if_exists=True: .* share its actor"):
+        make_remote(DrawingEnv, name="simulator", get_if_exists=True)
 
 
 def test_a_place_that_does_not_come_is_told(remote: Any) -> None:

@@ -35,9 +35,15 @@ from torchrl_hts.env_state.names import Names
 
 __all__ = ["RemoteEnv", "Simulator", "make_remote"]
 
-# With these Ray would go on with an environment that has forgotten its episode, or take steps out
-# of their order, or leave actors behind.
-_FIXED = {"lifetime": None, "max_concurrency": 1, "max_restarts": 0, "max_task_retries": 0}
+# With others Ray would go on with an environment that has forgotten its episode, or take steps out
+# of their order, or leave actors behind, or have two environments in one.
+_FIXED = {
+    "get_if_exists": False,
+    "lifetime": None,
+    "max_concurrency": 1,
+    "max_restarts": 0,
+    "max_task_retries": 0,
+}
 
 _KNOCK_S = 10.0
 
@@ -228,7 +234,7 @@ def make_remote(
         ModuleNotFoundError: Ray is not installed.
         ConnectionError: there is no such cluster.
         TimeoutError: no machine has what the options ask for, or the factory takes too long.
-        ValueError: an option has Ray start the actor anew, or leave it behind.
+        ValueError: an option has Ray start the actor anew, share it, or leave it behind.
         RuntimeError: from methods of the environment too, when the actor has ended.
 
     Example::
@@ -240,8 +246,8 @@ def make_remote(
     if refused := [f"{name}={value!r}" for name, value in given.items() if value != _FIXED[name]]:
         raise ValueError(
             f"make_remote takes no {' and no '.join(refused)}: an environment would lose its "
-            "episode or outlive its collector. HTSCollector replaces what fails with "
-            "on_executor_failure='restart'"
+            "episode, share its actor with another, or outlive its collector. HTSCollector "
+            "replaces what fails with on_executor_failure='restart'"
         )
     environment = options.get("runtime_env") or {}
     # As in executors: one thread, where Ray gives as many as CPUs, and one order of sets.
