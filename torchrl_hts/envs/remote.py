@@ -11,14 +11,8 @@ its object store.
 from __future__ import annotations
 
 import contextlib
-import logging
-import os
 import pickle
-import re
-import signal
-import socket
-import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import cloudpickle
@@ -32,6 +26,7 @@ from torchrl_hts._executor.spaces import own_spaces, seed_spaces
 from torchrl_hts._processes.surroundings import WORKER_ENVIRONMENT
 from torchrl_hts.env_state import names_of, restore_environment, save_environment
 from torchrl_hts.env_state.names import Names
+from torchrl_hts.envs.ray_cluster import connected_ray, imported_ray
 
 __all__ = ["RemoteEnv", "Simulator", "make_remote"]
 
@@ -44,8 +39,6 @@ _FIXED = {
     "max_restarts": 0,
     "max_task_retries": 0,
 }
-
-_KNOCK_S = 10.0
 
 
 class Simulator:
@@ -199,7 +192,7 @@ class RemoteEnv(BackgroundEnv):
         actor, self._actor = self._actor, None
         if actor is None:
             return
-        ray = _imported_ray()
+        ray = imported_ray()
         try:
             with contextlib.suppress(ray.exceptions.RayActorError):  # it has ended already
                 ray.get(actor.close.remote())
@@ -226,13 +219,14 @@ def make_remote(
             need torchrl_hts and what it imports.
         address: of the cluster, as `ray.init` takes it; by default ``RAY_ADDRESS``, or the cluster
             that this machine is a part of.
-        start_timeout_s: how long it may take until the environment has been made, in seconds.
+        start_timeout_s: how long it may take until the environment has been made, in seconds, once
+            this process is connected to the cluster.
         options: of the actor, as Ray's ``options`` takes them: ``num_cpus``, ``resources``,
             ``scheduling_strategy``, ``runtime_env``, ...
 
     Raises:
         ModuleNotFoundError: Ray is not installed.
-        ConnectionError: there is no such cluster.
+        ConnectionError: there is no such cluster, or it doesn't let this process in.
         TimeoutError: no machine has what the options ask for, or the factory takes too long.
         ValueError: an option has Ray start the actor anew, share it, or leave it behind.
         RuntimeError: from methods of the environment too, when the actor has ended.
@@ -255,7 +249,7 @@ def make_remote(
     variables = {**fixed, **(environment.get("env_vars") or {})}
     completed = {**options, "runtime_env": {**environment, "env_vars": variables}}
     generators = entered_state()  # before Ray can draw from them
-    ray = _connected_ray(address)
+    ray = connected_ray(address)
     actor = ray.remote(Simulator).options(**completed).remote()
     try:
         shown = _result(actor.make.remote(factory, generators), start_timeout_s)
@@ -279,67 +273,10 @@ def _result(reference: Any, timeout_s: float | None = None) -> Any:
 
 def _get(reference: Any, timeout_s: float | None = None) -> Any:
     """What a method of the actor returned, or raise what it raised."""
-    ray = _imported_ray()
+    ray = imported_ray()
     try:
         return ray.get(reference, timeout=timeout_s)
     except ray.exceptions.RayTaskError as error:
         raise (error.cause or error) from error
     except ray.exceptions.RayActorError as error:
         raise RuntimeError(f"the Ray actor of a remote environment has ended: {error}") from error
-
-
-def _connected_ray(address: str) -> Any:
-    ray = _imported_ray()
-    if not ray.is_initialized():
-        if address == "auto":
-            address = os.environ.get("RAY_ADDRESS", address)
-        _knock(address)
-        # A worker's server may have imported Ray when its variables were others, of the token too.
-        ray._raylet.Config.initialize("")
-        try:
-            with _same_signal_handlers():
-                ray.init(address=address, logging_level=logging.WARNING)
-        except ConnectionError as error:
-            raise _no_cluster(address, error) from error
-    return ray
-
-
-def _knock(address: str) -> None:
-    """Raise if nobody listens at an address: Ray would try again and again for minutes."""
-    found = re.fullmatch(r"(?:ray://)?\[?([^/]+?)\]?:(\d+)", address)
-    if found is not None:
-        try:
-            socket.create_connection((found[1], int(found[2])), _KNOCK_S).close()
-        except OSError as error:
-            raise _no_cluster(address, error) from error
-
-
-def _no_cluster(address: str, error: OSError) -> ConnectionError:
-    return ConnectionError(
-        f"there is no Ray cluster at address={address!r} ({error}): start one with 'ray start "
-        "--head', and give its address on machines that are not a part of it"
-    )
-
-
-@contextlib.contextmanager
-def _same_signal_handlers() -> Iterator[None]:
-    """Ray sets one for SIGTERM, which a run that saves itself needs."""
-    before = signal.getsignal(signal.SIGTERM)
-    try:
-        yield
-    finally:
-        if threading.current_thread() is threading.main_thread() and before is not None:
-            signal.signal(signal.SIGTERM, before)
-
-
-def _imported_ray() -> Any:
-    try:
-        import ray
-        import ray.exceptions
-    except ModuleNotFoundError as error:
-        raise ModuleNotFoundError(
-            f"remote environments need the package that provides {error.name!r}, which is not "
-            "installed: pip install 'torchrl_hts[ray]'",
-            name=error.name,
-        ) from error
-    return ray
