@@ -39,7 +39,10 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--learners", type=int, default=2, help="processes that learn (2)")
     parser.add_argument("--cpus", type=float, default=1.0, help="of each learner (1)")
     parser.add_argument(
-        "--max-failures", type=int, default=3, help="how often learners are started anew (3)"
+        "--max-failures",
+        type=int,
+        default=3,
+        help="how often learners are started anew (3); -1: without end",
     )
     parser.add_argument("--address", help="of a Ray cluster, such as HEAD:6379 or auto")
     parser.add_argument("recipe", choices=RECIPES)
@@ -47,6 +50,10 @@ def parse() -> argparse.Namespace:
     options = parser.parse_args()
     if options.learners < 1:
         parser.error(f"--learners must be at least 1, got {options.learners}")
+    if not 0 <= options.cpus < float("inf"):
+        parser.error(f"--cpus must be at least 0, and finite, got {options.cpus:g}")
+    if options.max_failures < -1:
+        parser.error(f"--max-failures must be at least -1, got {options.max_failures}")
     return options
 
 
@@ -108,8 +115,11 @@ def main(options: argparse.Namespace) -> int:
     """Starts the learners and waits for them."""
     run = checked(options.recipe, options.arguments)
     check_task_or_exit(run)  # here once, in place of by each learner again and again
+    from torchrl_hts.envs import reaching_ray
+
     try:
         import ray
+        from ray.exceptions import AuthenticationError
         from ray.train import (
             CheckpointConfig,
             FailureConfig,
@@ -125,10 +135,15 @@ def main(options: argparse.Namespace) -> int:
     directory = (run.resume or run.output_dir).absolute()
     here = Path(__file__).resolve().parent
     paths = [str(here), str(here.parent), *filter(None, [os.environ.get("PYTHONPATH")])]
-    ray.init(
-        address=options.address or "local",
-        runtime_env={"env_vars": {"PYTHONPATH": os.pathsep.join(paths)}},
-    )
+    address = options.address or "local"
+    try:
+        with reaching_ray(address):
+            ray.init(
+                address=address,
+                runtime_env={"env_vars": {"PYTHONPATH": os.pathsep.join(paths)}},
+            )
+    except (ConnectionError, AuthenticationError) as error:
+        raise RecipeError(str(error)) from error
     name = f"{directory.name}-{uuid.uuid4().hex[:8]}"
     trainer = TorchTrainer(
         learn,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import os
 import signal
+import socket
 import sys
 from argparse import Namespace
 from pathlib import Path
@@ -55,7 +56,42 @@ def test_ray_train_gives_the_bits_of_one_learner_also_if_a_learner_is_killed(
     wait_until_gone(everything)
 
 
+def test_a_cluster_that_is_not_there_is_told_at_once() -> None:
+    pytest.importorskip("ray.train", reason=REASON)
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{free.getsockname()[1]}"
+    flags = ["--address", address, "ppo_cartpole", *DIRECTORY]
+    with pytest.raises(RecipeError, match=f"there is no Ray cluster at address='{address}'"):
+        ray_train.main(parsed(*flags))
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--learners", "0"], "--learners must be at least 1, got 0"),
+        (["--cpus", "-1"], "--cpus must be at least 0, and finite, got -1"),
+        (["--cpus", "nan"], "--cpus must be at least 0, and finite, got nan"),
+        (["--max-failures", "-2"], "--max-failures must be at least -1, got -2"),
+    ],
+)
+def test_numbers_that_make_no_sense_are_refused(
+    flags: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        parsed(*flags, "ppo_cartpole")
+    assert message in capsys.readouterr().err
+    assert parsed("--max-failures", "-1", "--cpus", "0", "ppo_cartpole").max_failures == -1
+
+
 DIRECTORY = ["--output-dir", "run"]
+
+
+def parsed(*arguments: str) -> Namespace:
+    """The command line."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "argv", ["ray_train.py", *arguments])
+        return ray_train.parse()
 
 
 def main(recipe: str, *arguments: str) -> None:
