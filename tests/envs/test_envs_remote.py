@@ -17,6 +17,7 @@ import gymnasium as gym
 import pytest
 import torch
 from environments import wrapped_in_disguise
+from gymnasium.envs import registration
 from policies import categorical
 from processes import wait_until_gone
 from remote_environments import BadEnv, DrawingEnv, HeldEnv, WhereEnv
@@ -268,6 +269,26 @@ def test_an_address_where_nobody_listens_is_told(address: str) -> None:
         rf"ConnectionError: there is no Ray cluster at address='{where}' .*refused.*ray start",
         done.stderr,
     )
+
+
+def test_environments_that_the_main_process_has_registered_are_made_in_actors(
+    remote: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Plain data, and a class of this script, which only comes by value; in executors too."""
+    monkeypatch.setattr(registration, "registry", dict(registration.registry))
+
+    class Here(DrawingEnv):
+        pass
+
+    gym.register("Plain-v0", entry_point="remote_environments:DrawingEnv")
+    gym.register("Here-v0", entry_point=Here)
+    env = remote(partial(gym.make, "Plain-v0", disable_env_checker=True))
+    env.close()
+    make = partial(gym.make, "Here-v0", disable_env_checker=True)
+    with start([make] * 2) as collector:
+        expected = gather(collector)
+    with start([partial(remote, make)] * 2) as collector:
+        assert (gather(collector) == expected).all()
 
 
 def test_an_actor_that_hangs_is_told_and_ends(remote: Any, tmp_path: Path) -> None:

@@ -123,6 +123,8 @@ _OWN_DIGEST = _digest(
 
 
 def _sent(spec: EnvSpec) -> bytes | str:
+    if isinstance(spec, _LateSpec):  # on to a process that this one has started
+        return spec._sent
     try:
         found: dict[str, Any] = {
             name: registration.load_env_creator(place)

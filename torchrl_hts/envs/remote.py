@@ -23,6 +23,7 @@ from torchrl_hts._executor.generators import Generators, GeneratorState, entered
 from torchrl_hts._executor.gym_env import BackgroundEnv
 from torchrl_hts._executor.own_seeds import seed_from_own_draws, unseeded_spaces
 from torchrl_hts._executor.spaces import own_spaces, seed_spaces
+from torchrl_hts._processes.registrations import Registrations
 from torchrl_hts._processes.surroundings import WORKER_ENVIRONMENT
 from torchrl_hts.env_state import names_of, restore_environment, save_environment
 from torchrl_hts.env_state.names import Names
@@ -48,16 +49,23 @@ class Simulator:
     """
 
     @unseeded_spaces()
-    def make(self, factory: Callable[[], Any], generators: GeneratorState | None) -> bytes:
+    def make(
+        self,
+        factory: Callable[[], Any],
+        generators: GeneratorState | None,
+        registrations: Registrations,
+    ) -> bytes:
         """Make the environment; returns what its other side shows of it.
 
         Args:
             factory: of the environment.
             generators: what may be drawn from meanwhile; by default new ones.
+            registrations: of environments that the factory may make by id.
 
         Raises:
             TypeError: if it makes anything but one gymnasium environment.
         """
+        registrations.take_over(())
         seed_from_own_draws()
         self._generators = Generators(0)
         if generators is not None:
@@ -252,7 +260,9 @@ def make_remote(
     ray = connected_ray(address)
     actor = ray.remote(Simulator).options(**completed).remote()
     try:
-        shown = _result(actor.make.remote(factory, generators), start_timeout_s)
+        shown = _result(
+            actor.make.remote(factory, generators, Registrations.here()), start_timeout_s
+        )
     except BaseException as error:
         ray.kill(actor)
         if not isinstance(error, ray.exceptions.GetTimeoutError):
