@@ -20,7 +20,7 @@ from environments import wrapped_in_disguise
 from gymnasium.envs import registration
 from policies import categorical
 from processes import wait_until_gone
-from remote_environments import BadEnv, DrawingEnv, HeldEnv, WhereEnv
+from remote_environments import BadEnv, DrawingEnv, HeldEnv, RaisingEnv, WhereEnv
 from seeding import Seeding
 from tensordict import TensorDictBase
 
@@ -163,6 +163,26 @@ def test_what_goes_wrong_in_an_actor_is_told_where(
     ):
         gather(collector)
     wait_until_gone(actors_in(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("what", "said"),
+    [
+        ("held", "remote_environments.HandleError: the door is closed"),
+        ("of two arguments", "remote_environments.HandleError: the door is closed"),
+        ("interrupt", "KeyboardInterrupt"),
+    ],
+)
+def test_what_cannot_be_raised_here_is_told_with_its_traceback(
+    remote: Any, what: str, said: str
+) -> None:
+    env = remote(partial(RaisingEnv, what))
+    env.reset(seed=0)
+    told = f"a remote environment raised what can't be raised in this process: {said}"
+    with pytest.raises(RuntimeError, match=f"^{re.escape(told)}$") as caught:
+        env.step(0)
+    assert re.search(r"in process \d+ on(?s:.*)remote_environments.py", str(caught.value.__cause__))
+    env.close()
 
 
 def test_an_actor_that_dies_is_replaced(remote: Any, tmp_path: Path) -> None:

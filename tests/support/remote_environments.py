@@ -61,6 +61,28 @@ class BadEnv(DrawingEnv):
         return observation, reward, terminated, truncated, info
 
 
+class HandleError(Exception):
+    """Can't be pickled with its handle, nor unpickled without: it takes two arguments."""
+
+    def __init__(self, name: str, handle: Any) -> None:
+        super().__init__(f"{name} is closed")
+        self.handle = handle
+
+
+class RaisingEnv(DrawingEnv):
+    """Raises at its first step what it has been given the name of."""
+
+    def __init__(self, what: str) -> None:
+        super().__init__()
+        self.what = what
+
+    def step(self, action: Any) -> Any:
+        if self.what == "interrupt":
+            raise KeyboardInterrupt
+        handle = threading.Lock() if self.what == "held" else None
+        raise HandleError("the door", handle)
+
+
 class HeldEnv(EchoEnv):
     """Holds something that can't be saved."""
 

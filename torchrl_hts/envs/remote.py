@@ -11,9 +11,14 @@ its object store.
 from __future__ import annotations
 
 import contextlib
+import functools
+import os
 import pickle
+import socket
+import traceback
 from collections.abc import Callable
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, NoReturn, ParamSpec, TypeVar
 
 import cloudpickle
 import gymnasium as gym
@@ -41,13 +46,71 @@ _FIXED = {
     "max_task_retries": 0,
 }
 
+Arguments = ParamSpec("Arguments")
+Value = TypeVar("Value")
+
+
+class ActorTracebackError(Exception):
+    """The traceback of an exception in an actor, as text: the cause of the one that is raised."""
+
+
+@dataclass(frozen=True)
+class _Raised:
+    """What a method of a `Simulator` returns where it raises. Ray itself can't send all exceptions.
+
+    Attributes:
+        said: the exception's class and message.
+        traceback: of it, as text, and where that was.
+        pickled: the exception; empty if it can't be pickled, or is not one of the environment's.
+    """
+
+    said: str
+    traceback: str
+    pickled: bytes
+
+    @classmethod
+    def of(cls, error: BaseException) -> _Raised:
+        """How an exception is told of."""
+        pickled = b""
+        if isinstance(error, Exception):  # others would end, or interrupt, the process that asked
+            with contextlib.suppress(Exception):
+                pickled = cloudpickle.dumps(error)
+        said = traceback.format_exception_only(error)[-1].strip()
+        lines = "".join(traceback.format_exception(error))
+        return cls(said, f"in process {os.getpid()} on {socket.gethostname()}\n{lines}", pickled)
+
+    def again(self) -> NoReturn:
+        """Raise it in this process."""
+        error: Any = None
+        with contextlib.suppress(Exception):
+            error = pickle.loads(self.pickled)
+        if not isinstance(error, Exception):
+            error = RuntimeError(
+                f"a remote environment raised what can't be raised in this process: {self.said}"
+            )
+        raise error from ActorTracebackError(self.traceback)
+
+
+def _told(method: Callable[Arguments, Value]) -> Callable[Arguments, Value | _Raised]:
+    @functools.wraps(method)
+    def told(*args: Arguments.args, **kwargs: Arguments.kwargs) -> Value | _Raised:
+        try:
+            return method(*args, **kwargs)
+        except SystemExit:  # as which Ray tells an actor, too, that it is to end
+            raise
+        except BaseException as error:
+            return _Raised.of(error)
+
+    return told
+
 
 class Simulator:
     """What an actor holds: one environment, and what an executor would put around it.
 
-    What its methods return is pickled.
+    What its methods return is pickled, and what they raise is returned as `_Raised`.
     """
 
+    @_told
     @unseeded_spaces()
     def make(
         self,
@@ -85,6 +148,7 @@ class Simulator:
         shown = ("observation_space", "action_space", "metadata", "render_mode")
         return _packed({name: getattr(env, name) for name in shown}, "the spaces and metadata")
 
+    @_told
     def reset(self, seed: int | None, options: dict[str, Any] | None) -> bytes:
         """What the environment's ``reset`` does."""
         if seed is not None:
@@ -94,28 +158,33 @@ class Simulator:
         given = {} if options is None else {"options": options}  # which not every reset takes
         return _packed(self._env.reset(seed=seed, **given), "what its reset returned")
 
+    @_told
     def step(self, action: bytes) -> bytes:
         """What the environment's ``step`` does."""
         self._generators.enter_step()
         return _packed(self._env.step(pickle.loads(action)), "what its step returned")
 
+    @_told
     def render(self) -> bytes:
         """What the environment's ``render`` does."""
         self._generators.enter()
         return _packed(self._env.render(), "what its render returned")
 
+    @_told
     def get_state(self) -> bytes:
         """All that its future depends on."""
         self._generators.enter()
         own = self._generators.state()
         return _packed(save_environment(self._env, own, names=self._names), "its state")
 
+    @_told
     def set_state(self, state: bytes) -> None:
         """Go on where `get_state` was called, in another actor maybe."""
         self._generators.enter()
         own = restore_environment(self._env, state, names=self._names)
         self._generators.restore(own)
 
+    @_told
     def close(self) -> None:
         """Close the environment."""
         self._env.close()
@@ -203,7 +272,7 @@ class RemoteEnv(BackgroundEnv):
         ray = imported_ray()
         try:
             with contextlib.suppress(ray.exceptions.RayActorError):  # it has ended already
-                ray.get(actor.close.remote())
+                _returned(ray.get(actor.close.remote()))
         finally:
             ray.kill(actor)
 
@@ -285,8 +354,15 @@ def _get(reference: Any, timeout_s: float | None = None) -> Any:
     """What a method of the actor returned, or raise what it raised."""
     ray = imported_ray()
     try:
-        return ray.get(reference, timeout=timeout_s)
-    except ray.exceptions.RayTaskError as error:
+        value = ray.get(reference, timeout=timeout_s)
+    except ray.exceptions.RayTaskError as error:  # of Ray, before the method begins
         raise (error.cause or error) from error
     except ray.exceptions.RayActorError as error:
         raise RuntimeError(f"the Ray actor of a remote environment has ended: {error}") from error
+    return _returned(value)
+
+
+def _returned(value: Any) -> Any:
+    if isinstance(value, _Raised):
+        value.again()
+    return value
