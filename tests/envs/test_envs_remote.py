@@ -133,6 +133,9 @@ def test_an_environment_looks_like_its_own_and_runs_elsewhere(remote: Any) -> No
     observation += 1  # it is the caller's own
     env.close()
     env.close()
+    for late in (env.reset, env.render, partial(env.step, 0)):
+        with pytest.raises(gym.error.ClosedEnvironmentError, match=r"has been closed.*too late"):
+            late()
 
     env = remote(WhereEnv)
     _, info = env.reset(seed=1, options={"level": 2})
@@ -259,15 +262,6 @@ def test_an_environment_whose_actor_is_dead_is_closed(remote: Any, tmp_path: Pat
     with pytest.raises(RuntimeError, match="the Ray actor of a remote environment has ended"):
         env.reset(seed=0)
     env.close()
-
-
-def test_what_would_change_an_episode_unseen_is_refused() -> None:
-    with pytest.raises(
-        ValueError, match=r"no lifetime='detached' and no max_restarts=-1: .*'restart'"
-    ):
-        make_remote(DrawingEnv, max_restarts=-1, lifetime="detached")
-    with pytest.raises(ValueError, match=r"no get_if_exists=True: .* share its actor"):
-        make_remote(DrawingEnv, name="simulator", get_if_exists=True)
 
 
 def test_a_place_that_does_not_come_is_told(remote: Any) -> None:

@@ -16,7 +16,7 @@ import os
 import pickle
 import socket
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, NoReturn, ParamSpec, TypeVar
 
@@ -33,6 +33,7 @@ from torchrl_hts._processes.surroundings import WORKER_ENVIRONMENT
 from torchrl_hts.env_state import names_of, restore_environment, save_environment
 from torchrl_hts.env_state.names import Names
 from torchrl_hts.envs.ray_cluster import connected_ray, imported_ray
+from torchrl_hts.errors.checks import check_seconds
 
 __all__ = ["RemoteEnv", "Simulator", "make_remote"]
 
@@ -200,6 +201,16 @@ def _packed(value: Any, what: str) -> bytes:
         ) from error
 
 
+class _Closed:
+    """In the place of the actor of an environment that has been closed."""
+
+    def __getattr__(self, name: str) -> NoReturn:
+        raise gym.error.ClosedEnvironmentError(
+            f"a remote environment has been closed, and its actor has ended: {name}() comes too "
+            "late. Make a new one"
+        )
+
+
 class RemoteEnv(BackgroundEnv):
     """The environment of a `Simulator` in a Ray actor; made by `make_remote`.
 
@@ -266,8 +277,8 @@ class RemoteEnv(BackgroundEnv):
 
     def close(self) -> None:
         """Close the environment and end its actor."""
-        actor, self._actor = self._actor, None
-        if actor is None:
+        actor, self._actor = self._actor, _Closed()
+        if isinstance(actor, _Closed):
             return
         ray = imported_ray()
         try:
@@ -305,7 +316,9 @@ def make_remote(
         ModuleNotFoundError: Ray is not installed.
         ConnectionError: there is no such cluster, or it doesn't let this process in.
         TimeoutError: no machine has what the options ask for, or the factory takes too long.
-        ValueError: an option has Ray start the actor anew, share it, or leave it behind.
+        TypeError: the factory can't be called, or the time or ``runtime_env`` is none.
+        ValueError: an option has Ray start the actor anew, share it, or leave it behind; or the
+            time is not positive.
         RuntimeError: from methods of the environment too, when the actor has ended.
 
     Example::
@@ -320,7 +333,7 @@ def make_remote(
             "episode, share its actor with another, or outlive its collector. HTSCollector "
             "replaces what fails with on_executor_failure='restart'"
         )
-    environment = options.get("runtime_env") or {}
+    environment = _checked(factory, start_timeout_s, options.get("runtime_env"))
     # As in executors: one thread, where Ray gives as many as CPUs, and one order of sets.
     fixed = {**WORKER_ENVIRONMENT, "PYTHONHASHSEED": "0"}
     variables = {**fixed, **(environment.get("env_vars") or {})}
@@ -343,6 +356,22 @@ def make_remote(
             "the environment takes so long"
         ) from error
     return RemoteEnv(actor, shown)
+
+
+def _checked(factory: Any, start_timeout_s: Any, runtime_env: Any) -> dict[str, Any]:
+    """The ``runtime_env``, if an actor can be made with all of it."""
+    if not callable(factory):
+        raise TypeError(
+            "make_remote takes a factory, which makes one gymnasium environment when it is called "
+            f"without arguments; got {factory!r}. Give a function, or functools.partial(make, ...)"
+        )
+    check_seconds("start_timeout_s", start_timeout_s)
+    if not isinstance(runtime_env, Mapping | None):
+        raise TypeError(
+            "make_remote's runtime_env must be a dict, as runtime_env={'working_dir': '.'}; got "
+            f"{runtime_env!r}"
+        )
+    return dict(runtime_env or {})
 
 
 def _result(reference: Any, timeout_s: float | None = None) -> Any:
