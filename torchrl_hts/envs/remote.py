@@ -3,39 +3,27 @@
 An actor runs its environment as an executor would, with the same generators and spaces, and so with
 the same bits. The executor's side is a `BackgroundEnv`: several simulators of one executor step at
 the same time. Ray carries all that goes between the two.
-
-Values are pickled here and not by Ray, whose arrays can't be written to and whose memory belongs to
-its object store.
 """
 
 from __future__ import annotations
 
 import contextlib
-import functools
-import os
 import pickle
-import socket
-import traceback
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import Any, NoReturn, ParamSpec, TypeVar
+from typing import Any, NoReturn
 
-import cloudpickle
 import gymnasium as gym
 import numpy as np
 
-from torchrl_hts._executor.generators import Generators, GeneratorState, entered_state
+from torchrl_hts._executor.generators import entered_state
 from torchrl_hts._executor.gym_env import BackgroundEnv
-from torchrl_hts._executor.own_seeds import seed_from_own_draws, unseeded_spaces
-from torchrl_hts._executor.spaces import own_spaces, seed_spaces
 from torchrl_hts._processes.registrations import Registrations
 from torchrl_hts._processes.surroundings import WORKER_ENVIRONMENT
-from torchrl_hts.env_state import names_of, restore_environment, save_environment
-from torchrl_hts.env_state.names import Names
 from torchrl_hts.envs.ray_cluster import connected_ray, imported_ray
+from torchrl_hts.envs.simulator import Simulator, returned
 from torchrl_hts.errors.checks import check_seconds
 
-__all__ = ["RemoteEnv", "Simulator", "make_remote"]
+__all__ = ["RemoteEnv", "make_remote"]
 
 # With others Ray would go on with an environment that has forgotten its episode, or take steps out
 # of their order, or leave actors behind, or have two environments in one.
@@ -46,159 +34,6 @@ _FIXED = {
     "max_restarts": 0,
     "max_task_retries": 0,
 }
-
-Arguments = ParamSpec("Arguments")
-Value = TypeVar("Value")
-
-
-class ActorTracebackError(Exception):
-    """The traceback of an exception in an actor, as text: the cause of the one that is raised."""
-
-
-@dataclass(frozen=True)
-class _Raised:
-    """What a method of a `Simulator` returns where it raises. Ray itself can't send all exceptions.
-
-    Attributes:
-        said: the exception's class and message.
-        traceback: of it, as text, and where that was.
-        pickled: the exception; empty if it can't be pickled, or is not one of the environment's.
-    """
-
-    said: str
-    traceback: str
-    pickled: bytes
-
-    @classmethod
-    def of(cls, error: BaseException) -> _Raised:
-        """How an exception is told of."""
-        pickled = b""
-        if isinstance(error, Exception):  # others would end, or interrupt, the process that asked
-            with contextlib.suppress(Exception):
-                pickled = cloudpickle.dumps(error)
-        said = traceback.format_exception_only(error)[-1].strip()
-        lines = "".join(traceback.format_exception(error))
-        return cls(said, f"in process {os.getpid()} on {socket.gethostname()}\n{lines}", pickled)
-
-    def again(self) -> NoReturn:
-        """Raise it in this process."""
-        error: Any = None
-        with contextlib.suppress(Exception):
-            error = pickle.loads(self.pickled)
-        if not isinstance(error, Exception):
-            error = RuntimeError(
-                f"a remote environment raised what can't be raised in this process: {self.said}"
-            )
-        raise error from ActorTracebackError(self.traceback)
-
-
-def _told(method: Callable[Arguments, Value]) -> Callable[Arguments, Value | _Raised]:
-    @functools.wraps(method)
-    def told(*args: Arguments.args, **kwargs: Arguments.kwargs) -> Value | _Raised:
-        try:
-            return method(*args, **kwargs)
-        except SystemExit:  # as which Ray tells an actor, too, that it is to end
-            raise
-        except BaseException as error:
-            return _Raised.of(error)
-
-    return told
-
-
-class Simulator:
-    """What an actor holds: one environment, and what an executor would put around it.
-
-    What its methods return is pickled, and what they raise is returned as `_Raised`.
-    """
-
-    @_told
-    @unseeded_spaces()
-    def make(
-        self,
-        factory: Callable[[], Any],
-        generators: GeneratorState | None,
-        registrations: Registrations,
-    ) -> bytes:
-        """Make the environment; returns what its other side shows of it.
-
-        Args:
-            factory: of the environment.
-            generators: what may be drawn from meanwhile; by default new ones.
-            registrations: of environments that the factory may make by id.
-
-        Raises:
-            TypeError: if it makes anything but one gymnasium environment.
-        """
-        registrations.take_over(())
-        seed_from_own_draws()
-        self._generators = Generators(0)
-        if generators is not None:
-            self._generators.restore(generators)
-        self._generators.enter()
-        env: Any = factory()
-        self._env = env
-        if isinstance(env, gym.vector.VectorEnv) or not isinstance(env, gym.Env):
-            raise TypeError(
-                f"make_remote's factory made a {type(env).__module__}.{type(env).__qualname__}; "
-                "expected one gymnasium.Env"
-            )
-        own_spaces(env)
-        self._names: Names | None = None
-        with contextlib.suppress(Exception):  # which is met again, and told, where it is saved
-            self._names = names_of(env)
-        shown = ("observation_space", "action_space", "metadata", "render_mode")
-        return _packed({name: getattr(env, name) for name in shown}, "the spaces and metadata")
-
-    @_told
-    def reset(self, seed: int | None, options: dict[str, Any] | None) -> bytes:
-        """What the environment's ``reset`` does."""
-        if seed is not None:
-            self._generators.seed(seed)
-            seed_spaces(self._env, seed)
-        self._generators.enter()
-        given = {} if options is None else {"options": options}  # which not every reset takes
-        return _packed(self._env.reset(seed=seed, **given), "what its reset returned")
-
-    @_told
-    def step(self, action: bytes) -> bytes:
-        """What the environment's ``step`` does."""
-        self._generators.enter_step()
-        return _packed(self._env.step(pickle.loads(action)), "what its step returned")
-
-    @_told
-    def render(self) -> bytes:
-        """What the environment's ``render`` does."""
-        self._generators.enter()
-        return _packed(self._env.render(), "what its render returned")
-
-    @_told
-    def get_state(self) -> bytes:
-        """All that its future depends on."""
-        self._generators.enter()
-        own = self._generators.state()
-        return _packed(save_environment(self._env, own, names=self._names), "its state")
-
-    @_told
-    def set_state(self, state: bytes) -> None:
-        """Go on where `get_state` was called, in another actor maybe."""
-        self._generators.enter()
-        own = restore_environment(self._env, state, names=self._names)
-        self._generators.restore(own)
-
-    @_told
-    def close(self) -> None:
-        """Close the environment."""
-        self._env.close()
-
-
-def _packed(value: Any, what: str) -> bytes:
-    try:
-        return bytes(cloudpickle.dumps(value))
-    except Exception as error:
-        raise TypeError(
-            f"a remote environment's {what} can't be pickled ({error}): leave out what belongs to "
-            "its process alone"
-        ) from error
 
 
 class _Closed:
@@ -283,7 +118,7 @@ class RemoteEnv(BackgroundEnv):
         ray = imported_ray()
         try:
             with contextlib.suppress(ray.exceptions.RayActorError):  # it has ended already
-                _returned(ray.get(actor.close.remote()))
+                returned(ray.get(actor.close.remote()))
         finally:
             ray.kill(actor)
 
@@ -388,10 +223,4 @@ def _get(reference: Any, timeout_s: float | None = None) -> Any:
         raise (error.cause or error) from error
     except ray.exceptions.RayActorError as error:
         raise RuntimeError(f"the Ray actor of a remote environment has ended: {error}") from error
-    return _returned(value)
-
-
-def _returned(value: Any) -> Any:
-    if isinstance(value, _Raised):
-        value.again()
-    return value
+    return returned(value)
