@@ -19,6 +19,7 @@ import torch
 from environments import wrapped_in_disguise
 from gymnasium.envs import registration
 from policies import categorical
+from probe import closes_within
 from processes import wait_until_gone
 from remote_environments import BadEnv, DrawingEnv, HeldEnv, RaisingEnv, WhereEnv
 from seeding import Seeding
@@ -283,6 +284,21 @@ def test_an_address_where_nobody_listens_is_told(address: str) -> None:
         rf"ConnectionError: there is no Ray cluster at address='{where}' .*refused.*ray start",
         done.stderr,
     )
+
+
+def test_an_environment_that_hangs_is_closed(
+    remote: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By hand, where there is no executor that would be ended."""
+    closes_within(monkeypatch, 0.5)
+    env = remote(partial(BadEnv, "hangs", str(tmp_path)))
+    env.reset(seed=0)
+    env.step(0)
+    env.step(0)
+    env.begin_step(0)
+    with pytest.raises(TimeoutError, match=r"not closed within 0\.5 s, for it hangs"):
+        env.close()
+    wait_until_gone(actors_in(tmp_path))
 
 
 def test_environments_that_the_main_process_has_registered_are_made_in_actors(

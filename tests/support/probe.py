@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 # Collectors.
 
 
+
 def workers(collector: HTSCollector) -> Workers:
     """The workers: which there are, how each has ended, and whether they were told to."""
     return collector._workers
@@ -175,6 +176,13 @@ def limit_observing(
 def wrapped(env: EnvBase) -> Any:
     """What an environment of TorchRL's wraps."""
     return env._env
+
+
+def closes_within(patch: pytest.MonkeyPatch, seconds: float) -> None:
+    """Give remote environments less time to close."""
+    from torchrl_hts.envs import remote
+
+    patch.setattr(remote, "_CLOSE_S", seconds)
 
 
 def football_engine(env: FootballEnv) -> Any:

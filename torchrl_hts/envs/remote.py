@@ -35,6 +35,8 @@ _FIXED = {
     "max_task_retries": 0,
 }
 
+_CLOSE_S = 30.0
+
 
 class _Closed:
     """In the place of the actor of an environment that has been closed."""
@@ -111,14 +113,23 @@ class RemoteEnv(BackgroundEnv):
         _result(self._actor.set_state.remote(state))
 
     def close(self) -> None:
-        """Close the environment and end its actor."""
+        """Close the environment and end its actor.
+
+        Raises:
+            TimeoutError: the environment doesn't close; the actor has ended all the same.
+        """
         actor, self._actor = self._actor, _Closed()
         if isinstance(actor, _Closed):
             return
         ray = imported_ray()
         try:
             with contextlib.suppress(ray.exceptions.RayActorError):  # it has ended already
-                returned(ray.get(actor.close.remote()))
+                returned(ray.get(actor.close.remote(), timeout=_CLOSE_S))
+        except ray.exceptions.GetTimeoutError as error:
+            raise TimeoutError(
+                f"a remote environment was not closed within {_CLOSE_S:g} s, for it hangs in its "
+                "close, or still in what it was asked for before. Its actor is ended"
+            ) from error
         finally:
             ray.kill(actor)
 
