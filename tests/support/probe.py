@@ -35,6 +35,10 @@ if TYPE_CHECKING:
 # Collectors.
 
 
+def take_for_hung_after(collector: HTSCollector, seconds: float) -> None:
+    """Shorten the time-out of its executors, once their environments are made."""
+    collector._workers.listener._watch.timeouts_s["executor"] = seconds
+
 
 def workers(collector: HTSCollector) -> Workers:
     """The workers: which there are, how each has ended, and whether they were told to."""
