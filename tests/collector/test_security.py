@@ -328,6 +328,7 @@ def test_nothing_else_unpickles_what_comes_from_a_file() -> None:
         "torchrl_hts/_planning/probe.py",  # the factory
         "torchrl_hts/_processes/registrations.py",  # what the main process has registered
         "torchrl_hts/envs/remote.py",  # between an executor and the actor that it has started
+        "torchrl_hts/envs/simulator.py",  # the same, on the actor's side
     }
 
 
