@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -62,6 +63,22 @@ def test_the_last_observation_of_an_array_that_is_used_again() -> None:
     expected = torch.tensor([[1.0, 2.0, 3.0] * 2])
     assert torch.equal(gathered(Counter), expected)
     assert torch.equal(gathered(in_torchrl), expected)
+
+
+class Watched(Counter):
+    """Shows itself by a proxy, whose copy would count no further."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.itself = weakref.proxy(self)
+
+    def step(self, action: Any) -> Any:
+        _, *others = super().step(action)
+        return self.itself.shown.copy(), *others
+
+
+def test_proxies_stand_for_what_they_stood_for() -> None:
+    assert torch.equal(gathered(Watched, Watched), torch.tensor([[1.0, 2.0, 3.0] * 2] * 2))
 
 
 class Cyclic(Counter):

@@ -8,6 +8,7 @@ import pickle
 import re
 import sys
 import threading
+import weakref
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -65,6 +66,16 @@ def closure() -> Callable[[], object]:
     return lambda: lock
 
 
+def array_over_a_locked_one() -> Any:
+    array = np.zeros(3)
+    part = array[1:]
+    array.flags.writeable = False
+    return [part]
+
+
+WITH_DICT, FUNCTION = WithDict(), partial(int)  # what proxies stand for
+
+
 def numbers() -> Any:
     """A generator."""
     yield from range(3)
@@ -87,6 +98,9 @@ def numbers() -> Any:
         (lambda: SlotsAndDict(1), "__getstate__"),
         (lambda: np.zeros(3).view(Tagged), "derived from numpy.ndarray"),
         (lambda: np.frombuffer(array.array("d", [1])), "memory belongs to a array"),
+        (array_over_a_locked_one, "over another one that can't be written to"),
+        (lambda: [weakref.proxy(WITH_DICT)], "a ProxyType, which passes for what it stands for"),
+        (lambda: {"call": weakref.proxy(FUNCTION)}, "holds a CallableProxyType"),
         (lambda: [lambda: 1], "lambda"),
         (lambda: ValueError("x"), "BaseException.__reduce__"),
         (lambda: memoryview(b"x"), "cannot pickle"),

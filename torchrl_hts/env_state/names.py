@@ -39,6 +39,7 @@ __all__ = [
     "LIBRARIES",
     "WHOLE_MODULES",
     "Names",
+    "as_it_was",
     "axes_in_memory",
     "bind",
     "definer",
@@ -115,7 +116,18 @@ def bind(function: types.FunctionType, owner: object) -> types.MethodType:
     return types.MethodType(function, owner)
 
 
-def view(buffer: Any, offset: int, dtype: Any, shape: Any, strides: Any) -> Any:
+def as_it_was(array: Any, dtype: Any, writeable: bool) -> Any:
+    """An array with another order of bytes, or one that can't be written to."""
+    if not isinstance(array, np.ndarray):
+        raise TypeError(f"a {type(array).__qualname__} is no array")
+    array = array.astype(dtype)
+    array.flags.writeable = writeable
+    return array
+
+
+def view(
+    buffer: Any, offset: int, dtype: Any, shape: Any, strides: Any, writeable: bool = True
+) -> Any:
     """An array over the memory of another one, or of a bytearray."""
     if isinstance(buffer, np.ndarray):
         buffer = buffer.transpose(axes_in_memory(buffer))
@@ -125,7 +137,9 @@ def view(buffer: Any, offset: int, dtype: Any, shape: Any, strides: Any) -> Any:
         and not any(number % dtype.itemsize for number in (offset, *strides))
     ):
         raise TypeError("what isn't a reference can't be read as one")
-    return np.ndarray(shape, dtype, buffer, offset, strides)
+    array: Any = np.ndarray(shape, dtype, buffer, offset, strides)
+    array.flags.writeable = array.flags.writeable and writeable
+    return array
 
 
 def axes_in_memory(array: np.ndarray[Any, Any]) -> list[int]:
@@ -150,7 +164,7 @@ def _reconstructors() -> Iterable[Any]:
 _FUNCTIONS: tuple[Any, ...] = (
     *_reconstructors(),
     *(copyreg.dispatch_table[re.Pattern](re.compile(""))[0], np.transpose, np.empty),
-    *(bind, view, ...),
+    *(bind, view, as_it_was, ...),
 )
 
 

@@ -11,6 +11,7 @@ import enum
 import pickle
 import sys
 import types
+import weakref
 from collections.abc import Callable, Mapping
 from typing import IO, Any, ClassVar
 
@@ -20,6 +21,7 @@ from torchrl_hts.env_state.names import (
     HOOKS,
     WHOLE_MODULES,
     Names,
+    as_it_was,
     axes_in_memory,
     bind,
     definer,
@@ -75,6 +77,11 @@ class StateSaver(pickle.Pickler):
 
     def reducer_override(self, obj: Any) -> Any:
         cls = type(obj)
+        if _passes_for_another(obj):
+            raise _RefusedError(
+                f"it is or holds a {cls.__qualname__}, which passes for what it stands for, and "
+                "would come back as a copy of that: hold the object itself, or look it up"
+            )
         if _is_named(obj):
             self._check_name(obj, str(obj.__module__), getattr(obj, "__qualname__", obj.__name__))
             return NotImplemented  # by name
@@ -153,6 +160,12 @@ class NameFinder(StateSaver):
         return super()._reduce_method(value)
 
 
+def _passes_for_another(value: Any) -> bool:
+    """Whether a value says of itself that it is of another class, as proxies do."""
+    weak = type(value) in (weakref.ProxyType, weakref.CallableProxyType)  # to nothing, maybe
+    return weak or value.__class__ is not type(value)
+
+
 def _is_named(value: Any) -> bool:
     """Whether pickle writes nothing but a name."""
     if isinstance(value, types.BuiltinFunctionType):
@@ -173,7 +186,10 @@ def _owner(array: Any) -> Any:
 
 
 def _reduce_array(array: np.ndarray[Any, Any]) -> Any:
-    """Pickle alone would make copies of views, and put the axes of others into C order."""
+    """Pickle alone would make copies of views, and put the axes of others into C order.
+
+    It would also let all be written to, in this machine's order of bytes.
+    """
     owner = _owner(array)
     if type(array) is not np.ndarray or type(owner) is not np.ndarray:
         raise _RefusedError("it is or holds an array of a class derived from numpy.ndarray")
@@ -185,7 +201,11 @@ def _reduce_array(array: np.ndarray[Any, Any]) -> Any:
         raise _RefusedError(
             f"it is or holds an array whose memory belongs to a {type(memory).__qualname__}"
         )
+    writeable = array.flags.writeable
     if array is owner:
+        if not (writeable and array.dtype.isnative):
+            native = array.astype(array.dtype.newbyteorder("="))
+            return as_it_was, (native, array.dtype, writeable)
         if array.flags.c_contiguous or array.flags.f_contiguous:
             return NotImplemented
         order = axes_in_memory(array)
@@ -194,7 +214,9 @@ def _reduce_array(array: np.ndarray[Any, Any]) -> Any:
         return np.empty, (array.shape, array.dtype)
     offset = array.__array_interface__["data"][0] - owner.__array_interface__["data"][0]
     buffer = memory if isinstance(memory, bytearray) else owner
-    return view, (buffer, offset, array.dtype, array.shape, array.strides)
+    if writeable and not owner.flags.writeable:
+        raise _RefusedError("it is or holds an array over another one that can't be written to")
+    return view, (buffer, offset, array.dtype, array.shape, array.strides, writeable)
 
 
 # In pure Python, where each kind of call is a method of its own.
