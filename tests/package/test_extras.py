@@ -23,7 +23,7 @@ LACKING = {
     "torchrl_hts/testing/checks.py": {"atari": {"ale-py"}},
     "torchrl_hts/envs/football.py": {"envpool": {"envpool"}},
     "torchrl_hts/envs/football_engines.py": {"envpool": {"envpool"}},
-    "torchrl_hts/envs/remote.py": {"ray": {"ray"}},
+    "torchrl_hts/envs/ray_cluster.py": {"ray": {"ray"}},
     "torchrl_hts/_reports/picture.py": {"recipes": {"matplotlib"}},
     "torchrl_hts/_evaluation/video.py": {"video": {"imageio-ffmpeg"}},
     "recipes/optuna_sweep.py": {"optuna": {"optuna", "pyyaml"}},
