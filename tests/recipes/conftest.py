@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import signal
 from collections.abc import Callable, Iterator
 from functools import cache
+from pathlib import Path
 
 import pytest
+from small_sweeps import Sweeps
 from warm_recipes import WarmRecipe
 
 
@@ -15,3 +18,15 @@ def warm_recipes() -> Iterator[Callable[[str], WarmRecipe]]:
     """Recipes that are cheap to start, by their names."""
     with contextlib.ExitStack() as stack:
         yield cache(lambda recipe: stack.enter_context(contextlib.closing(WarmRecipe(recipe))))
+
+
+@pytest.fixture
+def sweep(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Sweeps]:
+    """A sweep whose trials are over at once."""
+    for name in ("optuna", "rich", "matplotlib", "yaml"):
+        pytest.importorskip(name)
+    monkeypatch.setattr("optuna_sweep.LOOK_EVERY_S", 0.01)
+    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP)}
+    yield Sweeps(tmp_path)
+    for number, handler in before.items():
+        signal.signal(number, handler)

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import argparse
 import importlib
-import signal
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +12,7 @@ import pytest
 from full_disks import full_disk
 from recipe_runs import rows
 from script_paths import RECIPES, ROOT
+from small_sweeps import Sweeps
 from support.errors import RecipeError
 from support.options import RunOptions, parse_options
 
@@ -118,111 +116,12 @@ def test_an_option_that_is_drawn_is_not_given_too(tmp_path: Path) -> None:
     assert not (tmp_path / "sweep").exists()
 
 
-# A recipe that is over at once: what happens to it is said by its option x.
-RECIPE = """
-import argparse, os, signal
-from pathlib import Path
-
-signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
-parser = argparse.ArgumentParser()
-for name in ("--output-dir", "--resume"):
-    parser.add_argument(name, type=Path)
-parser.add_argument("--x", type=int)
-parser.add_argument("--more", action=argparse.BooleanOptionalAction)
-given = parser.parse_args()
-directory = given.resume or given.output_dir
-assert given.resume or (given.more is False and not directory.exists())
-
-
-def write(*values):
-    directory.mkdir(exist_ok=True)
-    lines = ["step,evaluation/return_mean", *(f"{n},{v}" for n, v in enumerate(values)), "9,"]
-    (directory / "config.json").write_text("{}")
-    (directory / "evaluations.csv").write_text("\\n".join(lines))  # the last without its end
-
-
-def wait():
-    signal.sigwait([signal.SIGTERM])
-    (directory / "saved").touch()
-    raise SystemExit(143)
-
-
-if given.resume:
-    write(7, 8)
-elif given.x == 0:  # worse than others
-    write(0)
-    wait()
-elif given.x == 1:
-    write(1)
-    raise SystemExit("error: it has diverged")
-elif given.x == 2:
-    raise SystemExit("error: it can't begin")
-elif given.x == 3:  # the sweep is interrupted
-    write(7)
-    os.kill(os.getppid(), signal.SIGTERM)
-    wait()
-else:
-    write("nan", given.x, given.x + 1)
-"""
-SWEEP = """
-program: {program}
-metric: {{name: evaluation/return_mean, goal: maximize}}
-parameters:
-  more: {{value: false}}
-  x: {{min: 0, max: 9}}
-"""
-
-
-class Sweeps:
-    """A sweep of the recipe above; what is drawn is set beforehand."""
-
-    def __init__(self, directory: Path) -> None:
-        recipe, self.file = directory / "recipe.py", directory / "sweep.yaml"
-        recipe.write_text(RECIPE)
-        self.file.write_text(SWEEP.format(program=recipe))
-        self.directory = directory / "sweep"
-        self.directory.mkdir()
-
-    def study(self, arguments: tuple[str, ...] = ()) -> Any:
-        from support.sweep_study import open_study
-        from support.sweeps import read_sweep
-
-        return open_study(self.directory, read_sweep(self.file), arguments, 0)
-
-    def run(self, trials: int, *arguments: str) -> int:
-        module = importlib.import_module("optuna_sweep")
-        options = argparse.Namespace(
-            sweep=self.file,
-            output_dir=self.directory,
-            trials=trials,
-            sweep_seed=0,
-            arguments=list(arguments),
-        )
-        code: int = module.main(options)
-        return code
-
-    def draw(self, *values: int) -> None:
-        study = self.study()
-        for value in values:
-            study.enqueue_trial({"x": value})
-
-
-@pytest.fixture
-def sweep(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Sweeps]:
-    pytest.importorskip("optuna")
-    monkeypatch.setattr("optuna_sweep.LOOK_EVERY_S", 0.01)
-    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP)}
-    yield Sweeps(tmp_path)
-    for number, handler in before.items():
-        signal.signal(number, handler)
-
-
 def test_trials_are_runs_and_the_worse_are_stopped(
     sweep: Sweeps, capsys: pytest.CaptureFixture[str]
 ) -> None:
     from optuna.trial import create_trial
 
-    study, space = sweep.study(), {"x": sweep_space(sweep)}
+    study, space = sweep.study(), {"x": sweep.space()}
     for _ in range(5):  # as many as the median begins with
         study.add_trial(
             create_trial(params={"x": 5}, distributions=space, value=6, intermediate_values={1: 5})
@@ -238,37 +137,6 @@ def test_trials_are_runs_and_the_worse_are_stopped(
     assert "trial-0006 stopped at 0.0 with x 0" in said
     assert f"the best of 8: {sweep.directory / 'trial-0005'} with 10.0" in said
     assert sweep.run(8) == 0, "there is nothing left to do"
-
-
-def sweep_space(sweep: Sweeps) -> Any:
-    from support.sweeps import read_sweep
-
-    return read_sweep(sweep.file).space["x"]
-
-
-def test_an_interrupted_sweep_goes_on_with_the_run_that_was_under_way(
-    sweep: Sweeps, capsys: pytest.CaptureFixture[str]
-) -> None:
-    sweep.draw(4, 3)
-    assert sweep.run(3) == 130
-    assert "stopped in trial-0001; the same command goes on" in capsys.readouterr().out
-    assert (sweep.directory / "trial-0001" / "saved").exists()
-    assert sweep.run(2) == 0
-    study = sweep.study()
-    assert [trial.state.name for trial in study.trials] == ["COMPLETE", "FAIL", "COMPLETE"]
-    assert study.trials[2].intermediate_values == {1: 7, 2: 8}
-    assert {path.name for path in sweep.directory.iterdir() if path.is_dir()} == {
-        "trial-0000", "trial-0001",
-    }  # fmt: skip
-
-
-def test_a_signal_that_is_ignored_stays_so(sweep: Sweeps) -> None:
-    """As SIGHUP is under nohup: a sweep outlives its terminal."""
-    signal.signal(signal.SIGHUP, signal.SIG_IGN)
-    sweep.draw(4)
-    assert sweep.run(1) == 0
-    assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
-    assert signal.getsignal(signal.SIGTERM) is signal.default_int_handler
 
 
 def test_a_run_that_fails_is_one_of_the_trials(

@@ -1,0 +1,33 @@
+"""Sweeps that are stopped, killed or moved, and go on."""
+
+from __future__ import annotations
+
+import signal
+
+import pytest
+from small_sweeps import Sweeps
+
+
+def test_an_interrupted_sweep_goes_on_with_the_run_that_was_under_way(
+    sweep: Sweeps, capsys: pytest.CaptureFixture[str]
+) -> None:
+    sweep.draw(4, 3)
+    assert sweep.run(3) == 130
+    assert "stopped in trial-0001; the same command goes on" in capsys.readouterr().out
+    assert (sweep.directory / "trial-0001" / "saved").exists()
+    assert sweep.run(2) == 0
+    study = sweep.study()
+    assert [trial.state.name for trial in study.trials] == ["COMPLETE", "FAIL", "COMPLETE"]
+    assert study.trials[2].intermediate_values == {1: 7, 2: 8}
+    assert {path.name for path in sweep.directory.iterdir() if path.is_dir()} == {
+        "trial-0000", "trial-0001",
+    }  # fmt: skip
+
+
+def test_a_signal_that_is_ignored_stays_so(sweep: Sweeps) -> None:
+    """As SIGHUP is under nohup: a sweep outlives its terminal."""
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    sweep.draw(4)
+    assert sweep.run(1) == 0
+    assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+    assert signal.getsignal(signal.SIGTERM) is signal.default_int_handler
