@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import io
 import json
+import re
 import sqlite3
 from collections.abc import Iterator, Sequence
 from functools import partial
@@ -52,7 +53,7 @@ def open_study(directory: Path, sweep: Sweep, arguments: Sequence[str], seed: in
         seed: of what is drawn.
 
     Raises:
-        RecipeError: if the study there is of something else.
+        RecipeError: if the study there is of something else, or doesn't know a run that is there.
     """
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     study = optuna.create_study(
@@ -81,11 +82,29 @@ def open_study(directory: Path, sweep: Sweep, arguments: Sequence[str], seed: in
             f"{directory} holds a sweep with {json.dumps(before)}, and this one has "
             f"{json.dumps(asked)}: give what it had, or another --output-dir"
         )
+    _refuse_strange_runs(study, directory)
     study.set_user_attr("asked", asked)
     for trial in study.get_trials(states=[TrialState.RUNNING]):
         study.enqueue_trial(trial.params, user_attrs={"run": run_of(trial)})
         study.tell(trial.number, state=TrialState.FAIL)
     return study
+
+
+def _refuse_strange_runs(study: Study, directory: Path) -> None:
+    """Refuse runs that no trial of the study has begun: a new one would go on with them."""
+    begun = {
+        run_of(trial)
+        for trial in study.trials
+        if trial.state != TrialState.WAITING or "run" in trial.user_attrs
+    }
+    names = {path.name for path in directory.iterdir() if path.is_dir()}
+    for name in sorted(names - begun):
+        if re.fullmatch(r"trial-\d{4,}", name):
+            raise RecipeError(
+                f"{directory / 'study.db'} knows no run {name}, which is in {directory}: put back "
+                "the study.db that its runs belong to, move them away, or give another "
+                "--output-dir"
+            )
 
 
 def run_of(trial: Trial | FrozenTrial) -> str:

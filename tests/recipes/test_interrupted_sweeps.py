@@ -6,6 +6,7 @@ import signal
 
 import pytest
 from small_sweeps import Sweeps
+from support.errors import RecipeError
 
 
 def test_an_interrupted_sweep_goes_on_with_the_run_that_was_under_way(
@@ -31,3 +32,38 @@ def test_a_signal_that_is_ignored_stays_so(sweep: Sweeps) -> None:
     assert sweep.run(1) == 0
     assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
     assert signal.getsignal(signal.SIGTERM) is signal.default_int_handler
+
+
+def test_a_sweep_that_was_killed_goes_on_with_its_run(sweep: Sweeps) -> None:
+    """Twice: the study is all that it has left, the trial in it as if under way."""
+    sweep.draw(4)
+    study = sweep.study()
+    (sweep.directory / "trial-0000").mkdir()
+    (sweep.directory / "trial-0000" / "config.json").write_text("{}")
+    for _ in range(2):
+        study.ask({"x": sweep.space()})
+        study = sweep.study()
+    assert sweep.run(1) == 0
+    assert [trial.state.name for trial in study.trials] == ["FAIL", "FAIL", "COMPLETE"]
+    assert study.trials[2].intermediate_values == {1: 7, 2: 8}, "it has begun anew"
+
+
+@pytest.mark.parametrize("draws", [(), (5,)], ids=["empty", "with a trial to come"])
+def test_runs_of_another_study_are_refused(sweep: Sweeps, draws: tuple[int, ...]) -> None:
+    sweep.draw(4)
+    assert sweep.run(1) == 0
+    file, kept = sweep.directory / "study.db", sweep.directory / "kept.db"
+    file.rename(kept)
+    run, away = sweep.directory / "trial-0000", sweep.directory / "away"
+    run.rename(away)
+    sweep.draw(*draws)
+    away.rename(run)
+    for _ in range(2):  # nothing has begun meanwhile
+        with pytest.raises(RecipeError, match=r"study\.db knows no run trial-0000, .*put back"):
+            sweep.run(1)
+    kept.rename(file)
+    assert sweep.run(1) == 0
+    assert [trial.params["x"] for trial in sweep.study().trials] == [4]
+    file.unlink()
+    run.rename(away)
+    assert sweep.run(1) == 0
