@@ -13,7 +13,6 @@ from its checkpoint. Needs the extra 'optuna'.
 from __future__ import annotations
 
 import argparse
-import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -23,6 +22,7 @@ from support.errors import ONCE_MORE, RecipeError, exit_with
 from support.flags import counted, integer
 from support.old_runs import refuse_busy
 from support.output_dir import claim_output_dir
+from support.signals import StopSignals
 from support.start import parse_or_exit
 from support.sweeps import Sweep, logged, read_sweep
 
@@ -49,12 +49,15 @@ def parse() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def play(trial: Trial, sweep: Sweep, directory: Path, arguments: list[str]) -> float | None:
+def play(
+    trial: Trial, sweep: Sweep, directory: Path, arguments: list[str], signals: StopSignals
+) -> float | None:
     """Run the recipe and tell Optuna what it logs; returns the last value, None if it was stopped.
 
     Raises:
         RecipeError: if it doesn't begin, or logs no value.
         FailedError: if it fails later.
+        KeyboardInterrupt: if a signal has come.
     """
     refuse_busy(directory)  # by a run that has outlived its sweep
     has_begun = (directory / "config.json").exists
@@ -74,6 +77,8 @@ def play(trial: Trial, sweep: Sweep, directory: Path, arguments: list[str]) -> f
                     code = process.wait(LOOK_EVERY_S)
                 except subprocess.TimeoutExpired:
                     code = None
+                if code != 0 and signals.number is not None:  # the run may have got it as well
+                    raise KeyboardInterrupt
                 before, values = len(values), logged(directory, sweep.metric)
                 for number, value in enumerate(values[before:], before + 1):
                     trial.report(value, number)
@@ -124,17 +129,20 @@ def main(options: argparse.Namespace) -> int:
             f"this needs the package {name}: pip install 'torchrl_hts[optuna]'"
         ) from error
     refuse_drawn(options.arguments, sweep)
-    for number in (signal.SIGTERM, signal.SIGHUP):
-        if signal.getsignal(number) is not signal.SIG_IGN:  # as SIGHUP is under nohup
-            signal.signal(number, signal.default_int_handler)
+    # The first is noted: what a handler raises is lost where Python is just in a __del__.
+    signals = StopSignals(tells=lambda: False, has_saved=lambda: True)
+    signals.take()
     folder = options.output_dir
     with claim_output_dir(folder, holds_own_run=True), explaining_study(folder):
         study = open_study(folder, sweep, options.arguments, options.sweep_seed)
         while not is_complete(study, options.trials):
+            if signals.number is not None:
+                print("stopped; the same command goes on", flush=True)
+                return 130
             trial = study.ask(dict(sweep.space))
             run = run_of(trial)
             try:
-                value = play(trial, sweep, folder / run, options.arguments)
+                value = play(trial, sweep, folder / run, options.arguments, signals)
             except FailedError as error:
                 print(f"{run} has failed: {error}", flush=True)
                 study.tell(trial, state=TrialState.FAIL)

@@ -26,7 +26,10 @@ def sweep(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Sweeps]:
     for name in ("optuna", "rich", "matplotlib", "yaml"):
         pytest.importorskip(name)
     monkeypatch.setattr("optuna_sweep.LOOK_EVERY_S", 0.01)
-    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP)}
+    before = {
+        number: signal.getsignal(number)
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    }
     yield Sweeps(tmp_path)
     for number, handler in before.items():
         signal.signal(number, handler)
