@@ -13,6 +13,7 @@ from its checkpoint. Needs the extra 'optuna'.
 from __future__ import annotations
 
 import argparse
+import math
 import subprocess
 import sys
 from pathlib import Path
@@ -66,6 +67,7 @@ def play(
         flags = [f"--resume={directory}"]
     command = [sys.executable, str(sweep.program), *flags]
     output = directory.with_suffix(".log")
+    rows: list[float] = []
     values: list[float] = []
     code, stops = None, False
     with output.open("a") as log:
@@ -79,7 +81,8 @@ def play(
                     code = None
                 if code != 0 and signals.number is not None:  # the run may have got it as well
                     raise KeyboardInterrupt
-                before, values = len(values), logged(directory, sweep.metric)
+                before, rows = len(values), logged(directory, sweep.metric)
+                values = [value for value in rows if math.isfinite(value)]
                 for number, value in enumerate(values[before:], before + 1):
                     trial.report(value, number)
                     stops = stops or (code is None and trial.should_prune())
@@ -93,6 +96,8 @@ def play(
         raise RecipeError(f"the recipe has not begun ({output}): {said.removeprefix('error: ')}")
     if code:
         raise FailedError(said)
+    if rows and not values:
+        raise FailedError(f"no {sweep.metric} of it is a finite number")
     if not values:
         raise RecipeError(f"{directory} has ended and has logged no {sweep.metric}")
     return values[-1]

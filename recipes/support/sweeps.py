@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import csv
 import io
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -99,19 +98,23 @@ def _distribution(how: Mapping[str, Any]) -> BaseDistribution:
 
 
 def logged(directory: Path, metric: str) -> list[float]:
-    """What a run has logged of a metric so far, without NaN.
+    """What a run has logged of a metric so far, NaN and infinite values too.
 
     Raises:
-        RecipeError: if it logs others alone.
+        RecipeError: if it logs others alone, or what is no number.
     """
     file = directory / ("evaluations.csv" if metric.startswith("evaluation/") else "metrics.csv")
     text = file.read_text() if file.exists() else ""
     rows = csv.DictReader(io.StringIO(text[: text.rfind("\n") + 1]))  # without half a line
     try:
-        values = [float(row[metric]) for row in rows]
+        return [float(row[metric]) for row in rows]
     except KeyError:
         raise RecipeError(
             f"{file} has no {metric}, which the sweep is after; it has "
             f"{', '.join(rows.fieldnames or ())}"
         ) from None
-    return [value for value in values if not math.isnan(value)]
+    except (ValueError, TypeError, csv.Error) as error:
+        raise RecipeError(
+            f"{file} has as {metric} what is no number ({error}): put the file back as it was, or "
+            "name another metric in the sweep file and give another --output-dir"
+        ) from error

@@ -148,6 +148,22 @@ def test_a_run_that_fails_is_one_of_the_trials(
     assert [trial.state.name for trial in sweep.study().trials] == ["FAIL", "COMPLETE"]
 
 
+def test_a_run_without_a_finite_value_is_one_of_the_trials(
+    sweep: Sweeps, capsys: pytest.CaptureFixture[str]
+) -> None:
+    sweep.draw(5, 4)
+    assert sweep.run(2) == 0
+    said = capsys.readouterr().out
+    assert "trial-0000 has failed: no evaluation/return_mean of it is a finite number" in said
+    assert [trial.value for trial in sweep.study().trials] == [None, 5]
+
+
+def test_a_value_that_is_no_number_is_told_with_its_file(sweep: Sweeps) -> None:
+    sweep.draw(6)
+    with pytest.raises(RecipeError, match=r"trial-0000/evaluations\.csv has as .*'abc'"):
+        sweep.run(1)
+
+
 def test_a_sweep_whose_trials_have_all_failed_says_where_to_look(sweep: Sweeps) -> None:
     sweep.draw(1, 1)
     said = rf"all 2 trials have failed; {sweep.directory}/trial-\*.log say why. Raise --trials"

@@ -52,8 +52,12 @@ elif given.x == 3:  # the sweep is interrupted
     write(7)
     os.kill(os.getppid(), signal.SIGTERM)
     wait()
+elif given.x == 5:
+    write("nan", "inf", "-inf")
+elif given.x == 6:
+    write("abc")
 else:
-    write("nan", given.x, given.x + 1)
+    write("nan", given.x, given.x + 1, "inf")
 """
 SWEEP = """
 program: {program}
