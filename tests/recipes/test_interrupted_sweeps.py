@@ -67,6 +67,7 @@ def test_runs_of_another_study_are_refused(sweep: Sweeps, draws: tuple[int, ...]
     assert [trial.params["x"] for trial in sweep.study().trials] == [4]
     file.unlink()
     run.rename(away)
+    sweep.draw(4)
     assert sweep.run(1) == 0
 
 
