@@ -35,6 +35,7 @@ __all__ = ["Costs", "Forecast", "Setting", "forecast", "recommend"]
 
 _DRAWS = 300_000  # of step times
 _ROUNDS = (20, 300)  # simulated, at least and at most
+_MOST_DRAWS = 1 << 23  # of step times; more of them are known by their mean and variance
 _ITERATIONS = 200
 _NEAR_BEST = 0.95
 _FULLY = 0.95  # who is so busy is what limits the others
@@ -143,15 +144,20 @@ def forecast(
 
     rounds = int(np.clip(_DRAWS // (n * alpha), *_ROUNDS))
     each = -(-n // executors)  # environments of an executor
-    draws = np.random.default_rng(seed).choice(costs.step_times, (rounds, executors, each, alpha))
-    sums = draws.sum(3) + alpha * costs.executor_cpu_s
+    drawn = min(alpha, max(1, _MOST_DRAWS // (rounds * executors * each)))
+    draws = np.random.default_rng(seed).choice(costs.step_times, (rounds, executors, each, drawn))
+    own = draws.sum(3)
+    if drawn < alpha:  # with the mean and the variance of alpha steps
+        mean_s = costs.mean_step_s
+        own = alpha * mean_s + np.sqrt(alpha / drawn) * (own - drawn * mean_s)
+    sums = own + alpha * costs.executor_cpu_s
     # An executor is through when it has stepped all, and the last of its environments has acted.
     stepped = sums.sum(2) * (n / (executors * each))
     taken = np.maximum(stepped, (sums + alpha * wait_s).max(2))
     learner_s = costs.learner_step_s * n * alpha
     follow = partial(timetable, lag=setting.lag, learner_time=learner_s, barrier=barrier)
     by_schedule = rounds * n * alpha / follow(taken).duration
-    schedule_share = follow(draws.sum((2, 3))).share_of_ideal
+    schedule_share = follow(own.sum(2)).share_of_ideal
 
     core_s = costs.mean_step_s * costs.step_cpu_share + costs.executor_cpu_s + costs.learner_step_s
     # While every core is busy an actor waits for more rows; about half of them come.
