@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import textwrap
+import tracemalloc
 from dataclasses import replace
 from typing import Any
 
@@ -67,6 +68,21 @@ def test_cores_are_a_limit() -> None:
     assert found.steps_per_second == pytest.approx(2000, rel=0.01)
     both = forecast(replace(COMPUTES, learner_step_s=0.5e-3), Setting(16, 20))
     assert (both.limit, both.steps_per_second) == ("cores", pytest.approx(2 / 1.5e-3, rel=0.01))
+
+
+def test_long_rounds_are_forecast_from_some_of_their_steps() -> None:
+    """All of them would be 10 GB; spread over 64 sums they even out."""
+    long = replace(SLEEPS, learner_step_s=0.0, cores=64)
+    tracemalloc.start()
+    try:
+        found = forecast(long, Setting(64, 1_000_000))
+        most = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert most < 1 << 28
+    assert found.schedule_share == pytest.approx(1, abs=0.01)
+    some = [forecast(long, Setting(64, alpha)).schedule_share for alpha in (20_000, 5_000)]
+    assert 1 > found.schedule_share > some[0] > some[1]
 
 
 def test_the_learner_is_a_limit() -> None:
@@ -306,6 +322,10 @@ def make_echo_policy() -> torch.nn.Module:
     return categorical()
 
 
+def make_whole() -> gym.Env:
+    return SampledEnv(gym.spaces.Box(-1, 1, (3,)), gym.spaces.Box(0, 9, (2,), np.int64))
+
+
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
@@ -318,6 +338,13 @@ def make_echo_policy() -> torch.nn.Module:
         ("--env-id CartPole-v1 --policy make_policy", "expected module:function"),
         ("--env-id CartPole-v1 --policy policies:no_such_function", "no attribute"),
         ("--env-id CartPole-v1 --policy environments:EchoEnv", "gave no policy"),
+        ("--env-id CartPole-v1 --policy sys:path", "--policy 'sys:path' is ["),
+        ("--env-id sys:exit", "--env-id 'sys:exit' can't be made: SystemExit"),
+        (
+            "--env-id CartPole-v1 --policy sys:exit",
+            "--policy 'sys:exit' gave no policy: SystemExit",
+        ),
+        ("--env-id test_bench:make_whole", "no default policy for the action space Box(0, 9, (2,)"),
     ],
 )
 def test_errors_say_what_is_wrong(

@@ -73,6 +73,20 @@ class Failing(EchoEnv):
         raise TypeError("unsupported operand")
 
 
+class Exiting(EchoEnv):
+    """Ends its process, as scripts do."""
+
+    def step(self, action: Any) -> Any:
+        raise SystemExit(4)
+
+
+class Misshapen(EchoEnv):
+    """Doesn't observe what its space says."""
+
+    def reset(self, **given: Any) -> Any:
+        return np.zeros(7, np.float32), {}
+
+
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
@@ -83,6 +97,14 @@ class Failing(EchoEnv):
         (
             "--env-id test_bench_measuring:Failing",
             "the environment failed while it was stepped at random: TypeError: unsupported operand",
+        ),
+        (
+            "--env-id test_bench_measuring:Exiting",
+            "the environment failed while it was stepped at random: SystemExit: 4",
+        ),
+        (
+            "--env-id test_bench_measuring:Misshapen",
+            "the environment returned 'observation' of shape (7,); its observation space says (",
         ),
     ],
 )

@@ -27,8 +27,7 @@ import gymnasium as gym
 import numpy as np
 
 from torchrl_hts._executor.gym_env import BackgroundEnv
-from torchrl_hts._executor.observations import observation_fields
-from torchrl_hts._executor.values import converted
+from torchrl_hts._executor.observations import ObservationReader
 from torchrl_hts._rounds.keys import Key
 from torchrl_hts._rounds.shared_memory import Array
 from torchrl_hts.env_state import names_of, restore_environment, save_environment
@@ -98,25 +97,18 @@ def at_resets(reset: Callable[[int], Seen], found: Sequence[Seen] = ()) -> list[
 def gym_reader(space: gym.Space[Any]) -> GymReader:
     """A function from an observation to its arrays, which are copies.
 
-    It raises for what doesn't fit its space, or is NaN; whoever steps the environment for good says
-    that better.
+    It raises what `ObservationReader.read` does.
 
     Raises:
         TypeError: see `observation_fields`.
     """
-    fields = observation_fields(space)
+    reader = ObservationReader(space)
 
     def read(observation: Any) -> dict[Key, Array]:
-        arrays = {}
-        for field, path in fields:
-            value = observation
-            for name in path:
-                value = value[name]
-            array = np.array(converted(value, field))
-            if array.shape != field.shape or (array != array).any():
-                raise ValueError(f"{field.key} doesn't fit its space")
-            arrays[field.key] = array
-        return arrays
+        arrays = reader.read(observation)
+        return {
+            field.key: np.array(array) for field, array in zip(reader.fields, arrays, strict=True)
+        }
 
     return read
 

@@ -91,7 +91,7 @@ def find_environment(name: str) -> MakeEnv:
         make_env = partial(gym.make, name)
     try:
         env: Any = make_env()
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise _UserError(
             f"--env-id {name!r} can't be made: {type(error).__name__}: {error}"
         ) from error
@@ -132,7 +132,7 @@ def find_policy(name: str | None, make_env: MakeEnv) -> TensorDictModuleBase:
         function = _find(name, "--policy")
         try:
             return make_policy(None, function)
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             raise _UserError(
                 f"--policy {name!r} gave no policy: {type(error).__name__}: {error}"
             ) from error
@@ -150,9 +150,14 @@ def _find(name: str, option: str) -> Any:
     if not module or not function:
         raise _UserError(f"{option} {name!r}: expected module:function, such as my_envs:make_env")
     try:
-        return getattr(importlib.import_module(module), function)
+        found = getattr(importlib.import_module(module), function)
     except (ImportError, AttributeError) as error:
         raise _UserError(f"{option} {name!r} can't be found: {error}") from error
+    if not callable(found):
+        raise _UserError(
+            f"{option} {name!r} is {found!r}, which can't be called: name a function that makes it"
+        )
+    return found
 
 
 def progress(number: int, what: str) -> None:
@@ -174,7 +179,7 @@ def measure_alone(
     progress(1, f"stepping the {what} at random for {seconds:g} s")
     try:
         times = measure_environment(make_env, seconds)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise _UserError(
             f"the environment failed while it was stepped at random: {type(error).__name__}: "
             f"{error}"

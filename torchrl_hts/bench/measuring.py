@@ -96,7 +96,7 @@ def default_policy(env: Any) -> TensorDictModuleBase:
     shape = observations.shape
     if isinstance(actions, gym.spaces.Discrete):
         width, head = int(actions.n), None
-    elif isinstance(actions, gym.spaces.Box):
+    elif isinstance(actions, gym.spaces.Box) and np.issubdtype(actions.dtype, np.floating):
         width, head = 2 * int(np.prod(actions.shape)), NormalParamExtractor()
     else:
         raise TypeError(
