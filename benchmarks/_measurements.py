@@ -85,6 +85,19 @@ def keep_others_out(directory: Path) -> None:
         raise SystemExit(f"error: another run writes to {directory}") from None
 
 
+def _kept(file: Path) -> dict[str, Any]:
+    try:
+        report = json.loads(file.read_text())
+    except ValueError:  # what is no text, too
+        report = None
+    if not isinstance(report, dict) or not {"machine", "records"} <= report.keys():
+        raise SystemExit(
+            f"error: {file} is damaged, or holds no measurements: delete it, or give another "
+            "--output-dir"
+        )
+    return report
+
+
 class Measurements:
     """All that has been measured, kept in a file.
 
@@ -93,7 +106,7 @@ class Measurements:
         conditions: under which all of it is measured.
 
     Raises:
-        SystemExit: if that was not so.
+        SystemExit: if that was not so, or the file is damaged.
     """
 
     def __init__(self, file: Path, conditions: dict[str, Any]) -> None:
@@ -101,7 +114,7 @@ class Measurements:
         # As they will be read: JSON has no tuples.
         conditions = json.loads(json.dumps(conditions))
         self._report: dict[str, Any] = (
-            json.loads(file.read_text())
+            _kept(file)
             if file.exists()
             else {"machine": machine(), "conditions": conditions, "records": []}
         )

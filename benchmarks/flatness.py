@@ -31,7 +31,7 @@ import _recipes  # noqa: F401  so that the package of this checkout is found
 from _processes import descendants, held_mib
 from matplotlib.figure import Figure
 
-from torchrl_hts.bench.command_line import count, make_directory
+from torchrl_hts.bench.command_line import count, make_directory, positive
 
 COLUMNS = ("elapsed_s", "pid", "memory_mib", "descriptors", "name")
 _OWN = ("Pss_Anon", "Pss_Shmem")  # of smaps_rollup
@@ -209,13 +209,17 @@ def parse() -> argparse.Namespace:
     )
     what.add_argument("--pid", type=int, help="of a run that is under way")
     parser.add_argument("--metrics", type=Path, help="metrics.csv of that run, for its speed")
-    parser.add_argument("--minutes", type=float, default=float("inf"), help="at most so long")
-    parser.add_argument("--interval", type=float, default=10.0, help="seconds between samples (10)")
+    parser.add_argument("--minutes", type=positive, default=float("inf"), help="at most so long")
+    parser.add_argument(
+        "--interval", type=positive, default=10.0, help="seconds between samples (10)"
+    )
     parser.add_argument("--output-dir", type=Path, default=Path("runs/flatness"))
     parser.add_argument("--alone", type=Path, help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.metrics is not None and given.pid is None:
         parser.error("--metrics are of the run of --pid, which is not given")
+    if given.metrics is not None and not given.metrics.is_file():
+        parser.error(f"--metrics {given.metrics}: there is no such file")
     return given
 
 

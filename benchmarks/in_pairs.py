@@ -100,6 +100,9 @@ def main() -> None:
     parser.add_argument("--pairs", type=count, default=40, metavar="COUNT")
     parser.add_argument("--seconds", type=positive, default=1.0, help="of a turn (1)")
     given = parser.parse_args()
+    for checkout in given.checkouts:
+        if not (checkout / "benchmarks" / "_contenders.py").is_file():
+            parser.error(f"{checkout} is no checkout: it has no benchmarks/_contenders.py")
     compare(
         given.checkouts,
         [given.workload, given.training, str(given.num_envs)],

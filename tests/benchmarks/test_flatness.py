@@ -63,3 +63,16 @@ def test_flatness_tells_of_a_run_that_ends_before_its_time(
 def test_flatness_takes_metrics_of_a_run_that_it_is_told_of() -> None:
     told = run_script("flatness.py", "--metrics", "metrics.csv", code=2)[1]
     assert told.endswith("--metrics are of the run of --pid, which is not given\n")
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        ("--metrics /nope.csv", "--metrics /nope.csv: there is no such file"),
+        ("--interval -1", "argument --interval: expected a number above 0, got '-1'"),
+        ("--minutes nan", "argument --minutes: expected a number above 0, got 'nan'"),
+    ],
+)
+def test_flatness_says_what_it_can_not_watch(flags: str, said: str) -> None:
+    _, told = run_script("flatness.py", "--pid", "999999999", *flags.split(), code=2)
+    assert told.endswith(f"{said}\n")

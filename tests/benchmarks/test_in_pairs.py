@@ -35,5 +35,12 @@ def test_a_checkout_is_compared_with_another(tmp_path: Path) -> None:
 
 
 def test_what_is_no_checkout_is_told(tmp_path: Path) -> None:
+    _, told = run_script("in_pairs.py", str(ROOT), str(tmp_path), *FLAGS, code=2)
+    assert told.endswith(f"{tmp_path} is no checkout: it has no benchmarks/_contenders.py\n")
+
+
+def test_a_collector_that_ends_is_told(tmp_path: Path) -> None:
+    (tmp_path / "benchmarks").mkdir()
+    (tmp_path / "benchmarks" / "_contenders.py").write_text("raise SystemExit(3)")
     said = f"error: the collector of {tmp_path} has ended; see above"
     run_script("in_pairs.py", str(tmp_path), str(ROOT), *FLAGS, code=said)

@@ -48,6 +48,14 @@ def test_a_file_without_conditions_is_refused(tmp_path: Path) -> None:
         Measurements(file, CONDITIONS)
 
 
+@pytest.mark.parametrize("content", ["", '{"machine": {}, "rec', "[1]", "{}"])
+def test_a_damaged_file_is_named(content: str, tmp_path: Path) -> None:
+    file = tmp_path / "all.json"
+    file.write_text(content)
+    with pytest.raises(SystemExit, match=f"error: {file} is damaged"):
+        Measurements(file, CONDITIONS)
+
+
 def test_who_is_killed_while_writing_leaves_the_old_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
