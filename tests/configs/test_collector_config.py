@@ -43,9 +43,9 @@ def collector_config(**changes: Any) -> HTSCollectorConfig:
     return HTSCollectorConfig(**arguments)
 
 
-def batched(num_workers: int) -> BatchedEnvConfig:
+def batched(num_workers: int, **changes: Any) -> BatchedEnvConfig:
     return BatchedEnvConfig(
-        create_env_fn=GymnasiumEnvConfig(id="CartPole-v1"), num_workers=num_workers
+        create_env_fn=GymnasiumEnvConfig(id="CartPole-v1"), num_workers=num_workers, **changes
     )
 
 
@@ -118,6 +118,10 @@ def test_objects_are_taken_as_they_are() -> None:
         (
             {"create_env_fn": [GymnasiumEnvConfig(id="CartPole-v1")] * 2, "num_workers": 4},
             "num_workers=4, but create_env_fn lists 2 environments",
+        ),
+        (
+            {"create_env_fn": batched(2, create_env_kwargs=[{}, {}])},
+            r"create_env_kwargs of the batched environment must be a mapping, got \[\{\}, \{\}\]",
         ),
         ({"create_env_fn": transformed(batched(2), "VecNorm")}, "a VecNorm around a batched env"),
         ({"create_env_fn": {"id": "CartPole-v1"}}, "with a _target_, such as"),

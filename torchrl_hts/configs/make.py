@@ -152,7 +152,14 @@ def _factory(source: Any) -> tuple[Callable[..., Any], int]:
     if source._target_ == _BATCHED_ENV:
         factory, copies = _factory(source.create_env_fn)
         copies *= check_integer("num_workers of the batched environment", source.num_workers)
-        return partial(factory, **_plain(source.get("create_env_kwargs")) or {}), copies
+        kwargs = _plain(source.get("create_env_kwargs")) or {}
+        if not isinstance(kwargs, Mapping):
+            raise TypeError(
+                "create_env_kwargs of the batched environment must be a mapping, got "
+                f"{kwargs!r}; list environments with keywords of their own in create_env_fn of "
+                "the collector"
+            )
+        return partial(factory, **kwargs), copies
     if source._target_ == _TRANSFORMED_ENV and _is_batched(source.get("base_env")):
         factory, copies = _factory(source.base_env)
         transform = instantiate(source.get("transform"))

@@ -22,7 +22,8 @@ class HTSCollectorConfig:
             process that steps it, whatever its ``_partial_`` says; or a callable. TorchRL's
             ``batched_env`` is taken apart: its environments become the collector's, and nothing
             else of it counts. A list has one entry per environment.
-        num_envs: how many environments; by default `num_workers`, times those of a batched one.
+        num_envs: how many environments, whatever `num_workers` says; by default `num_workers`,
+            times those of a batched one.
         num_workers: what TorchRL's multi-process collectors call the number of copies of
             `create_env_fn`, so that a configuration written for one of them does here too.
         policy_factory: the configuration of the policy, which is made with the collector.
