@@ -317,6 +317,29 @@ def test_counts_are_integers(call: Any) -> None:
         call()
 
 
+@pytest.mark.parametrize(
+    ("call", "name"),
+    [
+        (lambda: rollout_time(100, 16, 5, "1"), "mean_step_s"),  # type: ignore[arg-type]
+        (lambda: asynchronous_latency(1, None, 1.0), "env_rate"),  # type: ignore[arg-type]
+        (lambda: asynchronous_latency(1, 1.0, "2"), "learner_rate"),  # type: ignore[arg-type]
+        (lambda: exchange_time(9, 2, latency_s=None, bytes_per_second=1.0), "latency_s"),  # type: ignore[arg-type]
+        (lambda: exchange_time(9, 2, latency_s=0.0, bytes_per_second="1"), "bytes_per_second"),  # type: ignore[arg-type]
+        (lambda: timetable([["1", "2"]]), "step_times"),
+        (lambda: timetable(np.ones((2, 2)), learner_time=None), "learner_time"),  # type: ignore[arg-type]
+    ],
+)
+def test_times_and_rates_are_numbers(call: Any, name: str) -> None:
+    with pytest.raises(TypeError, match=f"{name} must be .*number.*, got"):
+        call()
+
+
+@pytest.mark.parametrize("alpha", [0, -1])
+def test_a_round_has_steps(alpha: int) -> None:
+    with pytest.raises(ValueError, match=f"sync_interval must be at least 1, got {alpha}"):
+        timetable(np.ones((2, 2))).steps_per_second(alpha)
+
+
 def test_whole_numbers_may_be_floats() -> None:
     link = {"latency_s": 1e-4, "bytes_per_second": 1e8}
     assert exchange_time(1e6, 4.0, **link) == exchange_time(10**6, 4, **link)  # type: ignore[arg-type]

@@ -15,12 +15,12 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
 
-from torchrl_hts.errors.checks import check_integer
+from torchrl_hts.errors.checks import check_integer, check_number
 
 __all__ = ["Timetable", "asynchronous_latency", "exchange_time", "rollout_time", "timetable"]
 
@@ -53,7 +53,7 @@ def rollout_time(
         mean_step_s: mean time of a step.
 
     Raises:
-        TypeError: for a count that is no integer.
+        TypeError: for a count that is no integer, or a time that is no number.
         ValueError: for a count below 1, or a time that is negative or not finite.
 
     Example:
@@ -66,8 +66,7 @@ def rollout_time(
     num_steps = check_integer("num_steps", num_steps)
     num_envs = check_integer("num_envs", num_envs)
     sync_interval = check_integer("sync_interval", sync_interval)
-    if not 0 <= mean_step_s < math.inf:
-        raise ValueError(f"mean_step_s must be finite and not negative, got {mean_step_s}")
+    mean_step_s = _finite("mean_step_s", mean_step_s)
     g = np.euler_gamma
     # The largest of one is the one; the limit is of no use there.
     slowest = float(sync_interval)
@@ -93,7 +92,7 @@ def asynchronous_latency(num_envs: int, env_rate: float, learner_rate: float) ->
         learner_rate: m, batches that the learner can take per second.
 
     Raises:
-        TypeError: for a count that is no integer.
+        TypeError: for a count that is no integer, or a rate that is no number.
         ValueError: for a count below 1, or a rate that is not positive or not finite.
 
     Example:
@@ -101,8 +100,8 @@ def asynchronous_latency(num_envs: int, env_rate: float, learner_rate: float) ->
         [0.2, 4.0, 19.0, inf]
     """
     num_envs = check_integer("num_envs", num_envs)
-    if not (0 < env_rate < math.inf and 0 < learner_rate < math.inf):
-        raise ValueError(f"rates must be positive and finite, got {env_rate} and {learner_rate}")
+    env_rate = _finite("env_rate", env_rate, above_0=True)
+    learner_rate = _finite("learner_rate", learner_rate, above_0=True)
     load = num_envs * env_rate / learner_rate
     return load / (1 - load) if load < 1 else math.inf
 
@@ -127,7 +126,7 @@ def exchange_time(
         bytes_per_second: B, of each learner's connection, each way.
 
     Raises:
-        TypeError: for a count that is no integer.
+        TypeError: for a count that is no integer, or a time or speed that is no number.
         ValueError: for a count below 1, learners that are no power of two, or times and speeds
             that are negative, zero or not finite.
 
@@ -142,11 +141,8 @@ def exchange_time(
     learners = check_integer("learners", learners)
     if learners & (learners - 1):
         raise ValueError(f"learners must be a power of two, got {learners}")
-    if not (0 <= latency_s < math.inf and 0 < bytes_per_second < math.inf):
-        raise ValueError(
-            f"latency_s must not be negative, bytes_per_second must be positive, and both finite; "
-            f"got {latency_s} and {bytes_per_second}"
-        )
+    latency_s = _finite("latency_s", latency_s)
+    bytes_per_second = _finite("bytes_per_second", bytes_per_second, above_0=True)
     levels = learners.bit_length() - 1
     sending = 4 * num_values / bytes_per_second
     if num_values < _HALVING_FROM:
@@ -193,7 +189,12 @@ class Timetable:
 
         Args:
             sync_interval: alpha, the steps of each environment in a round.
+
+        Raises:
+            TypeError: if it is no integer.
+            ValueError: if it is below 1.
         """
+        sync_interval = check_integer("sync_interval", sync_interval)
         return self.work.size * sync_interval / self.duration if self.duration else math.inf
 
 
@@ -236,7 +237,7 @@ def timetable(
         exchange_time: X, of each update ``[R]`` or of all, such as `exchange_time` gives.
 
     Raises:
-        TypeError: for a lag that is no integer.
+        TypeError: for a lag that is no integer, or times that are no numbers.
         ValueError: for arrays of another shape, or times that are negative or not finite.
 
     Example:
@@ -251,8 +252,9 @@ def timetable(
         0.52
         0.75
     """
-    steps = np.asarray(step_times, np.float64)
-    learner, exchange = (np.asarray(each, np.float64) for each in (learner_time, exchange_time))
+    steps = _numbers("step_times", step_times)
+    learner = _numbers("learner_time", learner_time)
+    exchange = _numbers("exchange_time", exchange_time)
     lag = check_integer("lag", lag, least=0)
     learners = check_integer("learners", learners)
     _check_steps(steps, barrier, learners)
@@ -290,6 +292,21 @@ def timetable(
         opened[j + lag + 1] = updated
     by_env = [each.reshape(rounds, n) for each in (started, finished, work)]
     return Timetable(opened[:rounds], by_env[0], by_env[1], learned, by_env[2])
+
+
+def _finite(name: str, value: Any, *, above_0: bool = False) -> float:
+    number = check_number(name, value, least=0)
+    if number == math.inf or (above_0 and number == 0):
+        least = "positive" if above_0 else "not negative"
+        raise ValueError(f"{name} must be {least} and finite, got {value!r}")
+    return number
+
+
+def _numbers(name: str, values: npt.ArrayLike) -> Times:
+    found = np.asarray(values)
+    if found.dtype.kind not in "biuf":
+        raise TypeError(f"{name} must be numbers, got {values!r}")
+    return found.astype(np.float64, copy=False)
 
 
 def _check_steps(steps: Times, barrier: str | None, learners: int) -> None:
