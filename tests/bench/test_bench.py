@@ -72,7 +72,7 @@ def test_cores_are_a_limit() -> None:
 
 def test_long_rounds_are_forecast_from_some_of_their_steps() -> None:
     """All of them would be 10 GB; spread over 64 sums they even out."""
-    long = replace(SLEEPS, learner_step_s=0.0, cores=64)
+    long = replace(SLEEPS, learner_step_s=1e-9, cores=64)
     tracemalloc.start()
     try:
         found = forecast(long, Setting(64, 1_000_000))

@@ -84,6 +84,7 @@ class Misshapen(EchoEnv):
     """Doesn't observe what its space says."""
 
     def reset(self, **given: Any) -> Any:
+        super().reset(**given)
         return np.zeros(7, np.float32), {}
 
 
