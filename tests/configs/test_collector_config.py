@@ -43,9 +43,9 @@ def collector_config(**changes: Any) -> HTSCollectorConfig:
     return HTSCollectorConfig(**arguments)
 
 
-def batched(num_workers: int, **changes: Any) -> BatchedEnvConfig:
+def batched(num_workers: int) -> BatchedEnvConfig:
     return BatchedEnvConfig(
-        create_env_fn=GymnasiumEnvConfig(id="CartPole-v1"), num_workers=num_workers, **changes
+        create_env_fn=GymnasiumEnvConfig(id="CartPole-v1"), num_workers=num_workers
     )
 
 
@@ -120,7 +120,7 @@ def test_objects_are_taken_as_they_are() -> None:
             "num_workers=4, but create_env_fn lists 2 environments",
         ),
         (
-            {"create_env_fn": batched(2, create_env_kwargs=[{}, {}])},
+            {"create_env_fn": {**vars(batched(2)), "create_env_kwargs": [{}, {}]}},
             r"create_env_kwargs of the batched environment must be a mapping, got \[\{\}, \{\}\]",
         ),
         ({"create_env_fn": transformed(batched(2), "VecNorm")}, "a VecNorm around a batched env"),
