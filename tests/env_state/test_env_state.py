@@ -23,7 +23,7 @@ import gymnasium as gym
 import numpy as np
 import pytest
 from gymnasium import wrappers
-from resumption import Make, Plain, check_resumption, play, record
+from resumption import Make, check_resumption, play, record
 
 from torchrl_hts.env_state import CannotSaveError, restore_environment, save_environment
 from torchrl_hts.env_state.pickles import NameFinder
@@ -219,47 +219,6 @@ def test_attributes_that_came_and_went() -> None:
     restored.surplus = 1  # type: ignore[attr-defined]
     restore_environment(restored, save_environment(env))
     assert vars(restored).keys() == vars(env).keys()
-
-
-@pytest.mark.parametrize("order", [(0, 1, 2), (2, 1, 0), (1, 2, 0), (2, 0, 1)])
-def test_arrays_keep_the_order_of_their_axes_in_memory(order: tuple[int, ...]) -> None:
-    """Sums depend on it, in their last bits."""
-    owner = np.arange(24.0).reshape(2, 3, 4).transpose(order) * 1.0
-    env, restored = (
-        Plain([owner, owner[1:, ::-1], np.broadcast_to(owner, (2, *owner.shape))]),
-        Plain(),
-    )
-    restore_environment(restored, save_environment(env))
-    for before, after in zip(env.value, restored.value, strict=True):
-        assert before.strides == after.strides
-        assert np.array_equal(before, after)
-    assert np.shares_memory(*restored.value[:2])
-
-
-def locked(array: Any) -> Any:
-    array.flags.writeable = False
-    return array
-
-
-@pytest.mark.parametrize("order", [(0, 1), (1, 0)])
-@pytest.mark.parametrize("dtype", ["<f8", ">f8", [("a", ">i4"), ("b", "<f4")]])
-def test_arrays_keep_their_order_of_bytes_and_whether_they_may_be_written_to(
-    dtype: Any, order: tuple[int, ...]
-) -> None:
-    """An environment may go another way where it can't write, or look at the bytes."""
-    owner = np.arange(6).reshape(2, 3).astype(dtype).transpose(order).copy("A")
-    lent = np.frombuffer(owner.tobytes(), dtype)
-    arrays = [owner, owner[1:], locked(owner[:1]), locked(owner.copy("A")), lent]
-    env, restored, again = Plain(arrays), Plain(), Plain()
-    restore_environment(restored, save_environment(env))
-    restore_environment(again, save_environment(restored))
-    for after in (restored.value, again.value):
-        for one, other in zip(arrays, after, strict=True):
-            assert one.dtype.descr == other.dtype.descr
-            assert one.tobytes("A") == other.tobytes("A")
-            assert (one.strides, one.flags.writeable) == (other.strides, other.flags.writeable)
-        assert np.shares_memory(after[0], after[1])
-        assert np.shares_memory(after[0], after[2])
 
 
 def test_what_is_saved_along_stays_shared() -> None:

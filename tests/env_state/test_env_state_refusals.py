@@ -98,7 +98,7 @@ def numbers() -> Any:
         (lambda: SlotsAndDict(1), "__getstate__"),
         (lambda: np.zeros(3).view(Tagged), "derived from numpy.ndarray"),
         (lambda: np.frombuffer(array.array("d", [1])), "memory belongs to a array"),
-        (array_over_a_locked_one, "over another one that can't be written to"),
+        (array_over_a_locked_one, "over another one that can't: keep a copy"),
         (lambda: [weakref.proxy(WITH_DICT)], "a ProxyType, which passes for what it stands for"),
         (lambda: {"call": weakref.proxy(FUNCTION)}, "holds a CallableProxyType"),
         (lambda: [lambda: 1], "lambda"),

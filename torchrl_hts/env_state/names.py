@@ -39,7 +39,6 @@ __all__ = [
     "LIBRARIES",
     "WHOLE_MODULES",
     "Names",
-    "as_it_was",
     "axes_in_memory",
     "bind",
     "definer",
@@ -116,15 +115,6 @@ def bind(function: types.FunctionType, owner: object) -> types.MethodType:
     return types.MethodType(function, owner)
 
 
-def as_it_was(array: Any, dtype: Any, writeable: bool) -> Any:
-    """An array with another order of bytes, or one that can't be written to."""
-    if not isinstance(array, np.ndarray):
-        raise TypeError(f"a {type(array).__qualname__} is no array")
-    array = array.astype(dtype)
-    array.flags.writeable = writeable
-    return array
-
-
 def view(
     buffer: Any, offset: int, dtype: Any, shape: Any, strides: Any, writeable: bool = True
 ) -> Any:
@@ -164,7 +154,7 @@ def _reconstructors() -> Iterable[Any]:
 _FUNCTIONS: tuple[Any, ...] = (
     *_reconstructors(),
     *(copyreg.dispatch_table[re.Pattern](re.compile(""))[0], np.transpose, np.empty),
-    *(bind, view, as_it_was, ...),
+    *(bind, view, ...),
 )
 
 

@@ -11,6 +11,7 @@ import enum
 import pickle
 import sys
 import types
+import warnings
 import weakref
 from collections.abc import Callable, Mapping
 from typing import IO, Any, ClassVar
@@ -21,7 +22,6 @@ from torchrl_hts.env_state.names import (
     HOOKS,
     WHOLE_MODULES,
     Names,
-    as_it_was,
     axes_in_memory,
     bind,
     definer,
@@ -37,6 +37,7 @@ _PROTOCOL = 4  # 5 restores arrays over memory that belongs to another object
 # Own the memory of arrays: of constants, and of what functions of C++ (nanobind, pybind11) return.
 _ARRAY_KEEPERS = ("bytes", "nb_ndarray", "PyCapsule")
 _MOST_LOOKED_AT = 50_000
+_WEAK_PROXIES = (weakref.ProxyType, weakref.CallableProxyType)
 _CYTHON_FUNCTION = "cython_function_or_method"
 
 
@@ -60,6 +61,8 @@ class StateSaver(pickle.Pickler):
         self._simulations = [value for value in fixtures.values() if is_simulation(value)]
 
     def persistent_id(self, obj: object) -> tuple[Any, ...] | None:
+        if type(obj) in _WEAK_PROXIES:
+            raise _passes_for_another(type(obj))
         if id(obj) in self.private:
             raise _RefusedError(
                 f"it shares {self.private[id(obj)]!r} with the base environment, which is saved "
@@ -77,14 +80,11 @@ class StateSaver(pickle.Pickler):
 
     def reducer_override(self, obj: Any) -> Any:
         cls = type(obj)
-        if _passes_for_another(obj):
-            raise _RefusedError(
-                f"it is or holds a {cls.__qualname__}, which passes for what it stands for, and "
-                "would come back as a copy of that: hold the object itself, or look it up"
-            )
         if _is_named(obj):
             self._check_name(obj, str(obj.__module__), getattr(obj, "__qualname__", obj.__name__))
             return NotImplemented  # by name
+        if obj.__class__ is not cls:
+            raise _passes_for_another(cls)
         if isinstance(obj, types.MethodType | types.BuiltinMethodType):
             return self._reduce_method(obj)
         if isinstance(obj, np.ndarray):
@@ -160,12 +160,6 @@ class NameFinder(StateSaver):
         return super()._reduce_method(value)
 
 
-def _passes_for_another(value: Any) -> bool:
-    """Whether a value says of itself that it is of another class, as proxies do."""
-    weak = type(value) in (weakref.ProxyType, weakref.CallableProxyType)  # to nothing, maybe
-    return weak or value.__class__ is not type(value)
-
-
 def _is_named(value: Any) -> bool:
     """Whether pickle writes nothing but a name."""
     if isinstance(value, types.BuiltinFunctionType):
@@ -178,6 +172,13 @@ class _RefusedError(Exception):
     """An object would not be whole; says why."""
 
 
+def _passes_for_another(cls: type) -> _RefusedError:
+    return _RefusedError(
+        f"it is or holds a {cls.__qualname__}, which passes for what it stands for, and would come "
+        "back as a copy of that: hold the object itself, or look it up"
+    )
+
+
 def _owner(array: Any) -> Any:
     """The array that an array is a view of, or itself."""
     while isinstance(array.base, np.ndarray):
@@ -185,10 +186,16 @@ def _owner(array: Any) -> Any:
     return array
 
 
+def _is_writeable(array: np.ndarray[Any, Any]) -> bool:
+    with warnings.catch_warnings():  # numpy's, of what broadcast_arrays has returned
+        warnings.simplefilter("ignore")
+        return array.flags.writeable
+
+
 def _reduce_array(array: np.ndarray[Any, Any]) -> Any:
     """Pickle alone would make copies of views, and put the axes of others into C order.
 
-    It would also let all be written to, in this machine's order of bytes.
+    It would also let numbers be written to, in this machine's order of bytes. Raw bytes keep all.
     """
     owner = _owner(array)
     if type(array) is not np.ndarray or type(owner) is not np.ndarray:
@@ -201,11 +208,11 @@ def _reduce_array(array: np.ndarray[Any, Any]) -> Any:
         raise _RefusedError(
             f"it is or holds an array whose memory belongs to a {type(memory).__qualname__}"
         )
-    writeable = array.flags.writeable
+    writeable = _is_writeable(array)
     if array is owner:
-        if not (writeable and array.dtype.isnative):
-            native = array.astype(array.dtype.newbyteorder("="))
-            return as_it_was, (native, array.dtype, writeable)
+        if array.size and not array.dtype.hasobject and not (writeable and array.dtype.isnative):
+            raw = bytearray(array.transpose(axes_in_memory(array)).tobytes())  # gaps included
+            return view, (raw, 0, array.dtype, array.shape, array.strides, writeable)
         if array.flags.c_contiguous or array.flags.f_contiguous:
             return NotImplemented
         order = axes_in_memory(array)
@@ -214,8 +221,11 @@ def _reduce_array(array: np.ndarray[Any, Any]) -> Any:
         return np.empty, (array.shape, array.dtype)
     offset = array.__array_interface__["data"][0] - owner.__array_interface__["data"][0]
     buffer = memory if isinstance(memory, bytearray) else owner
-    if writeable and not owner.flags.writeable:
-        raise _RefusedError("it is or holds an array over another one that can't be written to")
+    if writeable and not _is_writeable(owner):
+        raise _RefusedError(
+            "it is or holds an array that can be written to, over another one that can't: keep a "
+            "copy of it"
+        )
     return view, (buffer, offset, array.dtype, array.shape, array.strides, writeable)
 
 
