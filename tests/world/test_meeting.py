@@ -146,7 +146,9 @@ def made_by_rank_0_alone() -> None:
 
 def test_a_rank_of_the_users_process_group_that_makes_no_world() -> None:
     first, _ = run_ranks(made_by_rank_0_alone, 2)
-    assert re.match(r"WorldError: rank 0 of 2 has waited .*: every rank must make one", first.error)
+    assert re.match(
+        r"WorldError: rank 0 of 2 can't reach .*: every rank must make one", first.error
+    )
 
 
 def test_an_interface_that_is_none_is_named_with_those_that_are() -> None:

@@ -68,9 +68,9 @@ class Group:
                 )
         except dist.DistError as error:
             raise WorldError(
-                f"rank {self.rank} of {self.size} has waited for timeout_s={timeout_s:g} for the "
-                f"worlds of other ranks: every rank must make one, and the last within that time "
-                f"of the first ({str(error).splitlines()[0]})"
+                f"rank {self.rank} of {self.size} can't reach the worlds of other ranks: every "
+                f"rank must make one, the last within timeout_s={timeout_s:g} of the first, and "
+                f"none may have ended ({str(error).partition(chr(10))[0]})"
             ) from error
         self._posts = _Posts(self._group.get_group_store(), self.rank, self.size, timeout_s)
         self._number = 0
