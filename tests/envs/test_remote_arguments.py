@@ -18,6 +18,7 @@ from torchrl_hts.envs import make_remote
         ({"start_timeout_s": 0}, ValueError, "start_timeout_s must be more than 0 seconds"),
         ({"start_timeout_s": -1}, ValueError, "start_timeout_s must be more than 0 seconds"),
         ({"start_timeout_s": None}, TypeError, "start_timeout_s must be a number of seconds"),
+        ({"runtime_env": {"env_vars": "A=1"}}, TypeError, "the env_vars of .* must be a dict"),
         ({"runtime_env": "."}, TypeError, r"a dict, as .*'working_dir': '\.'.*got '\.'"),
     ],
 )

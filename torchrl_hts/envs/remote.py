@@ -217,7 +217,13 @@ def _checked(factory: Any, start_timeout_s: Any, runtime_env: Any) -> dict[str, 
             "make_remote's runtime_env must be a dict, as runtime_env={'working_dir': '.'}; got "
             f"{runtime_env!r}"
         )
-    return dict(runtime_env or {})
+    found = dict(runtime_env or {})
+    if not isinstance(found.get("env_vars"), Mapping | None):
+        raise TypeError(
+            "the env_vars of make_remote's runtime_env must be a dict of names and values; got "
+            f"{found['env_vars']!r}"
+        )
+    return found
 
 
 def _result(reference: Any, timeout_s: float | None = None) -> Any:
