@@ -96,7 +96,7 @@ def no_room(num_bytes: int, of_timeline: int, why: str, *, in_memory: bool) -> R
         what, remedy = "the timeline needs", "ask for fewer timeline_events"
     else:
         what = "the rounds need"
-        place = "hold the rounds in a file with" if in_memory else "choose another"
+        place = "hold the rounds in a file with" if in_memory else "find more room with another"
         remedy = (
             f"{place} storage_dir, or make them smaller (frames_per_batch, lag, compact_obs=True, "
             "uint8 observations)"
