@@ -77,7 +77,7 @@ def die_with_parent(parent_pid: int) -> None:
 
 
 def name_process(name: str) -> None:
-    """Let `ps`, `top` and py-spy show this process under a name, of which Linux keeps 15 bytes."""
+    """Let `top` and `ps` (its comm) show this process under a name; Linux keeps 15 bytes."""
     if ON_LINUX:
         ctypes.CDLL(None).prctl(_PR_SET_NAME, name.encode(), 0, 0, 0)
 
