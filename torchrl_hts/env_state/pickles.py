@@ -11,7 +11,6 @@ import enum
 import pickle
 import sys
 import types
-import warnings
 import weakref
 from collections.abc import Callable, Mapping
 from typing import IO, Any, ClassVar
@@ -37,6 +36,7 @@ _PROTOCOL = 4  # 5 restores arrays over memory that belongs to another object
 # Own the memory of arrays: of constants, and of what functions of C++ (nanobind, pybind11) return.
 _ARRAY_KEEPERS = ("bytes", "nb_ndarray", "PyCapsule")
 _MOST_LOOKED_AT = 50_000
+_WRITEABLE = 0x400  # NPY_ARRAY_WRITEABLE; flags.writeable warns of what broadcast_arrays returns
 _WEAK_PROXIES = (weakref.ProxyType, weakref.CallableProxyType)
 _CYTHON_FUNCTION = "cython_function_or_method"
 
@@ -187,9 +187,7 @@ def _owner(array: Any) -> Any:
 
 
 def _is_writeable(array: np.ndarray[Any, Any]) -> bool:
-    with warnings.catch_warnings():  # numpy's, of what broadcast_arrays has returned
-        warnings.simplefilter("ignore")
-        return array.flags.writeable
+    return bool(array.flags.num & _WRITEABLE)
 
 
 def _reduce_array(array: np.ndarray[Any, Any]) -> Any:
