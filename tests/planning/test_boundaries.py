@@ -135,9 +135,7 @@ class TestLimits:
             check_storage(available * 2, None)
 
     def test_too_little_room_in_a_directory(self, tmp_path: Path) -> None:
-        with pytest.raises(
-            ResourceError, match=r"the free space of .* is .*iB: find more room with"
-        ):
+        with pytest.raises(ResourceError, match=r"the free space of .* is .*iB: hold them where"):
             check_storage(1 << 60, str(tmp_path))
 
     @pytest.mark.parametrize("told", [True, False])
@@ -165,7 +163,9 @@ class TestLimits:
         fd = SharedMemory.create_fd(str(tmp_path))
         try:
             layout = Layout(1, 1 << 57, 1, 1, (Field(("x",), (), "float32"),), ())
-            with pytest.raises(ResourceError, match=r"to allocate .* failed .*: find more room"):
+            with pytest.raises(
+                ResourceError, match=r"to allocate .* failed .*: hold them where there is more room"
+            ):
                 SharedMemory(fd, layout)
         finally:
             os.close(fd)

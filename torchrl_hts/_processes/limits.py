@@ -90,16 +90,16 @@ def no_room(num_bytes: int, of_timeline: int, why: str, *, in_memory: bool) -> R
     Args:
         num_bytes, of_timeline: see `check_storage`.
         why: what goes on from "the rounds need 3 GiB, ".
-        in_memory: whether they are to lie in memory, not in a file of storage_dir.
+        in_memory: whether they are to lie in memory, not in a file.
     """
     if of_timeline > num_bytes // 2:
         what, remedy = "the timeline needs", "ask for fewer timeline_events"
     else:
         what = "the rounds need"
-        place = "hold the rounds in a file with" if in_memory else "find more room with another"
+        place = "hold the rounds in a file" if in_memory else "hold them where there is more room"
         remedy = (
-            f"{place} storage_dir, or make them smaller (frames_per_batch, lag, compact_obs=True, "
-            "uint8 observations)"
+            f"{place} with storage_dir, or make them smaller (frames_per_batch, lag, "
+            "compact_obs=True, uint8 observations)"
         )
     return ResourceError(f"{what} {_size(num_bytes)}, {why}: {remedy}")
 
