@@ -6,6 +6,7 @@ import gc
 import importlib.util
 import os
 import signal
+import socket
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -119,6 +120,14 @@ def memory_fd() -> Iterator[int]:
     fd = SharedMemory.create_fd()
     yield fd
     os.close(fd)
+
+
+@pytest.fixture
+def nobodys_address() -> Iterator[str]:
+    """A place on this machine that is taken, and where nobody listens."""
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        yield f"127.0.0.1:{taken.getsockname()[1]}"
 
 
 @pytest.fixture

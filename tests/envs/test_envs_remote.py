@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import re
 import signal
-import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -270,20 +269,15 @@ def test_a_place_that_does_not_come_is_told(remote: Any) -> None:
         remote(DrawingEnv, resources={"simulator": 1}, start_timeout_s=1)
 
 
-@pytest.mark.parametrize("address", ["{}", "ray://{}"])
-def test_an_address_where_nobody_listens_is_told(address: str) -> None:
+def test_an_address_where_nobody_listens_is_told(nobodys_address: str) -> None:
     """At once, in a process that has no cluster yet."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        where = address.format(f"127.0.0.1:{free.getsockname()[1]}")
-    script = f"from torchrl_hts.envs import make_remote; make_remote(object, address={where!r})"
+    asked = f"make_remote(object, address={nobodys_address!r})"
+    script = f"from torchrl_hts.envs import make_remote; {asked}"
     done = subprocess.run(
         [sys.executable, "-c", script], capture_output=True, text=True, timeout=200, check=False
     )
-    assert re.search(
-        rf"ConnectionError: there is no Ray cluster at address='{where}' .*refused.*ray start",
-        done.stderr,
-    )
+    said = rf"ConnectionError: there is no Ray cluster at address='{nobodys_address}' .*refused"
+    assert re.search(said, done.stderr)
 
 
 def test_an_environment_that_hangs_is_closed(

@@ -10,10 +10,8 @@ from torchrl_hts.envs.ray_cluster import reaching_ray
 
 
 @pytest.mark.parametrize("form", ["{}", "ray://{}"])
-def test_where_nobody_listens_nothing_is_tried(form: str) -> None:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        address = form.format(f"127.0.0.1:{free.getsockname()[1]}")
+def test_where_nobody_listens_nothing_is_tried(form: str, nobodys_address: str) -> None:
+    address = form.format(nobodys_address)
     said = f"there is no Ray cluster at address='{address}' .*refused.*ray start"
     with pytest.raises(ConnectionError, match=said), reaching_ray(address):
         pytest.fail("tried")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib.util
 import os
 import signal
-import socket
 import sys
 from argparse import Namespace
 from pathlib import Path
@@ -56,13 +55,11 @@ def test_ray_train_gives_the_bits_of_one_learner_also_if_a_learner_is_killed(
     wait_until_gone(everything)
 
 
-def test_a_cluster_that_is_not_there_is_told_at_once() -> None:
+def test_a_cluster_that_is_not_there_is_told_at_once(nobodys_address: str) -> None:
     pytest.importorskip("ray.train", reason=REASON)
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        address = f"127.0.0.1:{free.getsockname()[1]}"
-    flags = ["--address", address, "ppo_cartpole", *DIRECTORY]
-    with pytest.raises(RecipeError, match=f"there is no Ray cluster at address='{address}'"):
+    flags = ["--address", nobodys_address, "ppo_cartpole", *DIRECTORY]
+    said = f"there is no Ray cluster at address='{nobodys_address}'"
+    with pytest.raises(RecipeError, match=said):
         ray_train.main(parsed(*flags))
 
 
