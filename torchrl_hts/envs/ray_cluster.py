@@ -50,10 +50,11 @@ def reaching_ray(address: str) -> Iterator[None]:
         ConnectionError: nobody listens there, which is found out at once, where Ray would try
             again for minutes. Or what listens doesn't let this process in.
 
-    >>> with reaching_ray("127.0.0.1:1"):  # doctest: +ELLIPSIS
-    ...     print("never gets here")
-    Traceback (most recent call last):
-    ConnectionError: there is no Ray cluster at address='127.0.0.1:1' ...: start one with ...
+    Example:
+        >>> with reaching_ray("127.0.0.1:1"):  # doctest: +ELLIPSIS
+        ...     print("never gets here")
+        Traceback (most recent call last):
+        ConnectionError: there is no Ray cluster at address='127.0.0.1:1' ...: start one with ...
     """
     listens = _knock(address)
     try:

@@ -162,7 +162,7 @@ def make_remote(
         ModuleNotFoundError: Ray is not installed.
         ConnectionError: there is no such cluster, or it doesn't let this process in.
         TimeoutError: no machine has what the options ask for, or the factory takes too long.
-        TypeError: the factory can't be called, or the time or ``runtime_env`` is none.
+        TypeError: the factory can't be called, the time is no number, or ``runtime_env`` no dict.
         ValueError: an option has Ray start the actor anew, share it, or leave it behind; or the
             time is not positive.
         RuntimeError: from methods of the environment too, when the actor has ended.
