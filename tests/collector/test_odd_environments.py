@@ -71,6 +71,7 @@ class Watched(Counter):
     def __init__(self) -> None:
         super().__init__()
         self.itself = weakref.proxy(self)
+        self.gone = weakref.proxy(Counter())
 
     def step(self, action: Any) -> Any:
         _, *others = super().step(action)

@@ -8,6 +8,7 @@ import pickle
 import re
 import sys
 import threading
+import types
 import weakref
 from collections import deque
 from collections.abc import Callable
@@ -73,6 +74,15 @@ def array_over_a_locked_one() -> Any:
     return [part]
 
 
+class Stands:
+    """Passes for a function of this module, as proxies of packages do."""
+
+    __class__ = property(lambda self: types.FunctionType)  # type: ignore[assignment]
+
+    def __init__(self) -> None:
+        self.__qualname__ = "closure"
+
+
 WITH_DICT, FUNCTION = WithDict(), partial(int)  # what proxies stand for
 
 
@@ -101,6 +111,8 @@ def numbers() -> Any:
         (array_over_a_locked_one, "over another one that can't: keep a copy"),
         (lambda: [weakref.proxy(WITH_DICT)], "a ProxyType, which passes for what it stands for"),
         (lambda: {"call": weakref.proxy(FUNCTION)}, "holds a CallableProxyType"),
+        (lambda: weakref.proxy(WithDict()), "a ProxyType"),  # whose object is gone
+        (lambda: [Stands()], "a Stands, which passes for what it stands for"),
         (lambda: [lambda: 1], "lambda"),
         (lambda: ValueError("x"), "BaseException.__reduce__"),
         (lambda: memoryview(b"x"), "cannot pickle"),

@@ -22,7 +22,7 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 
-from torchrl_hts.env_state.attributes import attributes_of, set_attribute
+from torchrl_hts.env_state.attributes import attributes_of, is_a, set_attribute
 from torchrl_hts.errors import EnvError
 
 __all__ = ["own_spaces", "seed_spaces"]
@@ -90,11 +90,11 @@ def seed_spaces(env: gym.Env[Any, Any], seed: int) -> None:
 
 def _spaces_in(value: Any) -> Iterator[gym.Space[Any]]:
     """A space itself, or those in a plain container, which may hold itself."""
-    if isinstance(value, gym.Space):
+    if is_a(value, gym.Space):
         yield value
     elif type(value) in (list, tuple, dict):
         parts = islice(_parts(value), _MOST_PARTS)
-        yield from (part for part in parts if isinstance(part, gym.Space))
+        yield from (part for part in parts if is_a(part, gym.Space))
 
 
 def _parts(container: Any) -> Iterator[Any]:
@@ -128,7 +128,7 @@ def _of_classes(classes: Iterable[type]) -> Iterator[gym.Space[Any]]:
     for cls in classes:
         for value in list(vars(cls).values()):
             yield from _spaces_in(value)
-            if isinstance(value, types.FunctionType):
+            if is_a(value, types.FunctionType):
                 modules[id(value.__globals__)] = value.__globals__
     for names in modules.values():
         for value in list(names.values()):
@@ -159,7 +159,7 @@ def _with_copies(
         is_shared: of a space.
         copies: by id, of what has been met; layers still share what they did.
     """
-    if isinstance(value, gym.Space):
+    if is_a(value, gym.Space):
         return deepcopy(value, copies) if is_shared(value) else value
     if not any(map(is_shared, _spaces_in(value))):
         return value

@@ -21,6 +21,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from torchrl_hts.env_state.attributes import is_a
 from torchrl_hts.errors import CannotSaveError
 
 __all__ = ["describe", "is_emulator", "restore_emulator", "save_emulator"]
@@ -32,7 +33,7 @@ _COUNTS = ("max_num_frames_per_episode", "frame_skip")
 def is_emulator(value: object) -> bool:
     """Whether something is an emulator, whose state isn't in its attributes."""
     ale_py = sys.modules.get("ale_py")
-    return ale_py is not None and isinstance(value, ale_py.ALEInterface)
+    return ale_py is not None and is_a(value, ale_py.ALEInterface)
 
 
 def describe(ale: Any) -> list[str]:

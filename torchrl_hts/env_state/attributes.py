@@ -1,12 +1,14 @@
-"""The attributes of an object, those in ``__slots__`` included."""
+"""The attributes of an object, those in ``__slots__`` included, and its class."""
 
 from __future__ import annotations
 
 import contextlib
 import types
-from typing import Any
+from typing import Any, TypeGuard, TypeVar
 
-__all__ = ["attributes_of", "num_slots", "set_attribute"]
+__all__ = ["attributes_of", "is_a", "num_slots", "set_attribute"]
+
+T = TypeVar("T")
 
 
 def attributes_of(value: object) -> dict[str, Any]:
@@ -25,6 +27,15 @@ def set_attribute(value: object, name: str, content: object) -> None:
         vars(value)[name] = content
     else:
         member.__set__(value, content)
+
+
+def is_a(value: object, cls: type[T]) -> TypeGuard[T]:
+    """Whether an object is of a class by itself.
+
+    A proxy is not, which passes for what it stands for. To ask one whose object is gone for its
+    ``__class__``, as `isinstance` does, raises an error.
+    """
+    return issubclass(type(value), cls)
 
 
 def num_slots(cls: type) -> int:

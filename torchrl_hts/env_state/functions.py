@@ -7,6 +7,8 @@ import sys
 import types
 from typing import Any
 
+from torchrl_hts.env_state.attributes import is_a
+
 __all__ = ["code_digest", "contents", "function_state", "globals_of", "importable", "restore"]
 
 
@@ -22,7 +24,7 @@ def globals_of(cls: type) -> dict[str, Any]:
     """What the functions of a class see as globals, also where it was sent here by value."""
     found: dict[str, Any] = {}
     for value in vars(cls).values():
-        if isinstance(value, types.FunctionType):
+        if is_a(value, types.FunctionType):
             found |= value.__globals__
     return found
 

@@ -15,6 +15,7 @@ import gymnasium as gym
 import numpy as np
 from gymnasium.envs.registration import EnvSpec
 
+from torchrl_hts.env_state.attributes import is_a
 from torchrl_hts.env_state.engines import (
     describe_engine,
     is_engine,
@@ -261,7 +262,7 @@ def _fixtures(layers: list[gym.Env[Any, Any]]) -> dict[Where, Any]:
     for index, layer in enumerate(layers):
         fixtures[index,] = layer
         for name, value in vars(layer).items():
-            found = {(): value} if isinstance(value, EnvSpec) else kept(value)
+            found = {(): value} if is_a(value, EnvSpec) else kept(value)
             fixtures |= {(index, name, *where): one for where, one in found.items()}
             if not found:
                 _add_functions(fixtures, (index, name), value)
@@ -269,14 +270,14 @@ def _fixtures(layers: list[gym.Env[Any, Any]]) -> dict[Where, Any]:
             if not importable(cls):  # of a script, sent to this process by value
                 fixtures[index, "class", depth] = cls
                 for name, value in globals_of(cls).items():
-                    if isinstance(value, type) and value.__module__ == cls.__module__:
+                    if is_a(value, type) and value.__module__ == cls.__module__:
                         fixtures[index, "class", depth, name] = value
     return fixtures
 
 
 def _add_functions(fixtures: dict[Where, Any], where: Where, value: object) -> None:
-    function = value.__func__ if isinstance(value, types.MethodType) else value
-    if not isinstance(function, types.FunctionType) or importable(function):
+    function = value.__func__ if is_a(value, types.MethodType) else value
+    if not is_a(function, types.FunctionType) or importable(function):
         return
     if not any(function is known for known in fixtures.values()):
         fixtures[where] = function
@@ -286,7 +287,7 @@ def _add_functions(fixtures: dict[Where, Any], where: Where, value: object) -> N
 
 
 def _functions(fixtures: dict[Where, Any]) -> Iterator[tuple[Where, types.FunctionType]]:
-    return ((k, f) for k, f in fixtures.items() if isinstance(f, types.FunctionType))
+    return ((k, f) for k, f in fixtures.items() if is_a(f, types.FunctionType))
 
 
 def _engines(fixtures: dict[Where, Any]) -> Iterator[tuple[Where, Any]]:

@@ -17,6 +17,7 @@ from typing import IO, Any, ClassVar
 
 import numpy as np
 
+from torchrl_hts.env_state.attributes import is_a
 from torchrl_hts.env_state.names import (
     HOOKS,
     WHOLE_MODULES,
@@ -68,7 +69,7 @@ class StateSaver(pickle.Pickler):
                 f"it shares {self.private[id(obj)]!r} with the base environment, which is saved "
                 "by its get_state()"
             )
-        if isinstance(obj, types.ModuleType):
+        if is_a(obj, types.ModuleType):
             self._check_name(obj, "the module", obj.__name__)
             return ("module", obj.__name__)
         if isinstance(obj, set) or (isinstance(obj, frozenset) and len(obj) > 1):
@@ -162,9 +163,9 @@ class NameFinder(StateSaver):
 
 def _is_named(value: Any) -> bool:
     """Whether pickle writes nothing but a name."""
-    if isinstance(value, types.BuiltinFunctionType):
+    if is_a(value, types.BuiltinFunctionType):
         return value.__self__ is None or isinstance(value.__self__, types.ModuleType)
-    named = isinstance(value, type | types.FunctionType | np.ufunc | type(np.mean))
+    named = issubclass(type(value), type | types.FunctionType | np.ufunc | type(np.mean))
     return named or type(value).__name__ == _CYTHON_FUNCTION
 
 

@@ -19,6 +19,7 @@ from typing import Any
 
 import numpy as np
 
+from torchrl_hts.env_state.attributes import is_a
 from torchrl_hts.errors import CannotSaveError
 
 __all__ = [
@@ -37,13 +38,13 @@ _RENDERERS = "gymnasium.envs.mujoco.mujoco_rendering"
 def is_simulation(value: object) -> bool:
     """Whether something is an ``MjData``."""
     mujoco = sys.modules.get("mujoco")
-    return mujoco is not None and isinstance(value, mujoco.MjData)
+    return mujoco is not None and is_a(value, mujoco.MjData)
 
 
 def is_renderer(value: object) -> bool:
     """Whether something is gymnasium's renderer, which only shows what a simulation holds."""
     module = sys.modules.get(_RENDERERS)
-    return module is not None and isinstance(value, module.MujocoRenderer)
+    return module is not None and is_a(value, module.MujocoRenderer)
 
 
 def describe_simulation(data: Any) -> list[str]:
