@@ -190,3 +190,11 @@ def test_a_policy_that_does_not_fit_is_refused_at_once() -> None:
 def test_arguments_are_checked(arguments: dict[str, Any], error: type[Exception]) -> None:
     with pytest.raises(error, match=next(iter(arguments)).replace("create_render_env_fn", "video")):
         Evaluator(PayingEnv, pays(), **arguments)
+
+
+def test_what_is_refused_leaves_no_folder(tmp_path: Path) -> None:
+    pytest.importorskip("imageio_ffmpeg")
+    folder = tmp_path / "films"
+    with pytest.raises(TypeError, match="create_env_fn"):
+        Evaluator(3, pays(), video_path=folder / "best.mp4", create_render_env_fn=PayingEnv)
+    assert not folder.exists()

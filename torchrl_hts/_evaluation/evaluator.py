@@ -160,6 +160,8 @@ class Evaluator(Uncopied):
         self._submitted: deque[_Submission] = deque()
         self._playing: _Submission | None = None
         self._best = -math.inf  # of what `poll` and `wait` have returned
+        if path is not None:
+            path.parent.mkdir(parents=True, exist_ok=True)
         fd = SharedMemory.create_fd()
         try:
             self._process = PlayerProcess(fd, None if path is None else partial_path(path))
@@ -372,5 +374,4 @@ def _check_video(path: Path | str | None, create_env_fn: object) -> Path | None:
     path = Path(path).absolute()
     if path.suffix != ".mp4":
         raise ValueError(f"video_path must end in .mp4, got {str(path)!r}")
-    path.parent.mkdir(parents=True, exist_ok=True)
     return path
