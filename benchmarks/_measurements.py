@@ -52,7 +52,7 @@ def check_settings(file: Path, settings: Mapping[str, Any]) -> None:
     """Tell of a file that is there and is of other settings; one without a note is taken as it is.
 
     Raises:
-        SystemExit: if they are others.
+        SystemExit: if they are others, or the note is damaged.
     """
     note = file.with_suffix(".json")
     if not file.exists():
@@ -60,7 +60,7 @@ def check_settings(file: Path, settings: Mapping[str, Any]) -> None:
     if not note.exists():
         print(f"{file} is taken as it is: nobody noted its settings", file=sys.stderr)
         return
-    found, expected = differing(json.loads(note.read_text())["settings"], settings)
+    found, expected = differing(_read(note, "settings")["settings"], settings)
     if found:
         raise SystemExit(
             f"error: {file} is of a run with {found}, and this would be with {expected}: "
@@ -85,17 +85,18 @@ def keep_others_out(directory: Path) -> None:
         raise SystemExit(f"error: another run writes to {directory}") from None
 
 
-def _kept(file: Path) -> dict[str, Any]:
+def _read(file: Path, *names: str) -> dict[str, Any]:
+    """What a file holds, if there is an object of JSON in it with these names."""
     try:
-        report = json.loads(file.read_text())
+        found = json.loads(file.read_text())
     except ValueError:  # what is no text, too
-        report = None
-    if not isinstance(report, dict) or not {"machine", "records"} <= report.keys():
+        found = None
+    if not isinstance(found, dict) or not {*names} <= found.keys():
         raise SystemExit(
-            f"error: {file} is damaged, or holds no measurements: delete it, or give another "
-            "--output-dir"
+            f"error: {file} is damaged, or has no {' and '.join(names)}: delete it, or give "
+            "another --output-dir"
         )
-    return report
+    return found
 
 
 class Measurements:
@@ -114,7 +115,7 @@ class Measurements:
         # As they will be read: JSON has no tuples.
         conditions = json.loads(json.dumps(conditions))
         self._report: dict[str, Any] = (
-            _kept(file)
+            _read(file, "machine", "records")
             if file.exists()
             else {"machine": machine(), "conditions": conditions, "records": []}
         )

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import script_paths  # noqa: F401  so that the scripts are found
 from _machine import essentials, machine
-from _measurements import Measurements, differing, write_json
+from _measurements import Measurements, check_settings, differing, write_json
 
 CONDITIONS = {"commit": "abc", "seconds": 1.0, "threads": (1, 2)}
 
@@ -54,6 +54,8 @@ def test_a_damaged_file_is_named(content: str, tmp_path: Path) -> None:
     file.write_text(content)
     with pytest.raises(SystemExit, match=f"error: {file} is damaged"):
         Measurements(file, CONDITIONS)
+    with pytest.raises(SystemExit, match=f"error: {file} is damaged"):
+        check_settings(file, CONDITIONS)
 
 
 def test_who_is_killed_while_writing_leaves_the_old_file(
