@@ -74,6 +74,12 @@ def array_over_a_locked_one() -> Any:
     return [part]
 
 
+def texts() -> Any:
+    if not hasattr(np.dtypes, "StringDType"):
+        pytest.skip("numpy 1 has no StringDType")
+    return np.array(["a"], np.dtypes.StringDType())
+
+
 class Stands:
     """Passes for a function of this module, as proxies of packages do."""
 
@@ -108,6 +114,7 @@ def numbers() -> Any:
         (lambda: SlotsAndDict(1), "__getstate__"),
         (lambda: np.zeros(3).view(Tagged), "derived from numpy.ndarray"),
         (lambda: np.frombuffer(array.array("d", [1])), "memory belongs to a array"),
+        (texts, "StringDType: keep a list of str"),
         (array_over_a_locked_one, "over another one that can't: keep a copy"),
         (lambda: [weakref.proxy(WITH_DICT)], "a ProxyType, which passes for what it stands for"),
         (lambda: {"call": weakref.proxy(FUNCTION)}, "holds a CallableProxyType"),

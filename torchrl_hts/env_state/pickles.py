@@ -199,6 +199,8 @@ def _reduce_array(array: np.ndarray[Any, Any]) -> Any:
     owner = _owner(array)
     if type(array) is not np.ndarray or type(owner) is not np.ndarray:
         raise _RefusedError("it is or holds an array of a class derived from numpy.ndarray")
+    if array.dtype.char == "T":
+        raise _RefusedError("it is or holds an array of StringDType: keep a list of str instead")
     base: Any = owner.base
     memory: Any = base.obj if isinstance(base, memoryview) else base
     if isinstance(memory, bytearray):  # arrays that were themselves unpickled
