@@ -25,7 +25,7 @@ def sweep(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Sweeps]:
     """A sweep whose trials are over at once."""
     for name in ("optuna", "rich", "matplotlib", "yaml"):
         pytest.importorskip(name)
-    monkeypatch.setattr("optuna_sweep.LOOK_EVERY_S", 0.01)
+    monkeypatch.setattr("support.sweep_trials.LOOK_EVERY_S", 0.01)
     before = {
         number: signal.getsignal(number)
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
