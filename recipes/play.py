@@ -14,22 +14,15 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-from collections.abc import Iterator, Sequence
-from functools import partial
+from collections.abc import Sequence
 from pathlib import Path
 from statistics import fmean, pstdev
-from typing import TYPE_CHECKING, Any
 
 from support.errors import ONCE_MORE, RecipeError, exit_with
 from support.flags import integer, positive
 from support.old_runs import refuse_no_run
 from support.output_dir import check_files
 from support.start import announce, parse_or_exit
-
-if TYPE_CHECKING:
-    from support.trained import TrainedRun, Values
-
-    from torchrl_hts import Evaluation
 
 
 def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
@@ -105,6 +98,7 @@ def is_given(options: argparse.Namespace, name: str) -> bool:
 def main(options: argparse.Namespace) -> int:
     """Plays, or exports; returns the exit code."""
     from support.exporting import export
+    from support.playing import play
     from support.states import why_other_bits
     from support.trained import fit, open_run, read_values
 
@@ -143,42 +137,6 @@ def main(options: argparse.Namespace) -> int:
             why = why_other_bits(run.config, (values.step or 0) - 1)
             print(f"the run's own evaluation gave {values.mean_return:.1f}: {why}")
     return 0
-
-
-def play(
-    options: argparse.Namespace, run: TrainedRun, values: Values, make_env: Any, policy: Any
-) -> Iterator[Evaluation]:
-    """Yields what was played: all episodes at once, or in a window one by one."""
-    from support.films import filming, try_out
-    from torchrl.envs.utils import ExplorationType
-
-    from torchrl_hts import Evaluator
-
-    given = run.options
-    sampled = options.sample or (given.eval_sampled and not options.deterministic)
-    count = options.episodes or given.eval_episodes
-    seed = given.seed if options.seed is None else options.seed
-    evaluator = partial(
-        Evaluator,
-        policy=policy,
-        exploration_type=ExplorationType.RANDOM if sampled else ExplorationType.DETERMINISTIC,
-        max_frames_per_episode=(
-            given.eval_max_steps if options.max_steps is None else options.max_steps
-        ),
-    )
-    players = [(make_env, count, seed)]
-    if options.render:
-        try_out(make_env, options.render)
-        window = partial(make_env, render_mode=options.render)
-        players = [(window, 1, seed + number) for number in range(count)]
-    with filming(options.video, make_env, options.fps or run.video_fps) as film:
-        for make, episodes, own_seed in players:
-            with evaluator(make, num_episodes=episodes, seed=own_seed, **film) as player:
-                player.submit(values.step or 0)
-                for evaluation in player.wait():
-                    yield evaluation
-                    if options.video and evaluation.video is None:
-                        raise RecipeError(f"there is no film: {evaluation.video_error}")
 
 
 if __name__ == "__main__":
