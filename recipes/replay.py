@@ -28,22 +28,15 @@ once more, unless it has ended its process.
 from __future__ import annotations
 
 import argparse
-import contextlib
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from support.errors import ONCE_MORE, RecipeError, exit_with
 from support.flags import integer, positive
 from support.old_runs import refuse_no_run
 from support.output_dir import check_files
 from support.start import announce, parse_or_exit
-
-if TYPE_CHECKING:
-    from support.digests import Digests
-    from support.replays import Start
-    from support.trained import TrainedRun
 
 
 def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
@@ -90,6 +83,7 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
 def main(options: argparse.Namespace) -> int:
     """Has it once more; returns the exit code, 1 if it is not the run."""
     from support.digests import Digests
+    from support.episodes import one_episode
     from support.failures import until_error
     from support.replays import find_start
     from support.states import why_other_bits
@@ -117,45 +111,6 @@ def main(options: argparse.Namespace) -> int:
         return 1
     print(digests.verdict())
     return code
-
-
-def one_episode(
-    options: argparse.Namespace, run: TrainedRun, start: Start, digests: Digests, directory: Path
-) -> int:
-    """Trains until an episode has ended, and plays it again; returns the exit code."""
-    from support.episodes import EpisodeWatch, play_again
-    from support.films import try_out
-    from support.replays import train_again
-    from support.shown_choices import Film
-    from support.stages import stage_of
-
-    with contextlib.ExitStack() as closing:
-        film = None
-        if options.video:  # refused now, not after the training
-            film = closing.enter_context(Film(options.video, options.fps or run.video_fps))
-            try_out(run.training_env(), "rgb_array")
-        make_env = run.training_env(render=film is not None)
-        stage = stage_of(make_env, options.env, run.options.seed)
-        closing.callback(stage.close)
-        policy = run.to_play()[1]
-        watch = EpisodeWatch(start, options.round, options.env, stage, policy, digests)
-        code = train_again(run, start, directory, watch)
-        if code:
-            return code
-        if watch.trajectory is None:
-            raise RecipeError(f"--round {options.round}: the run's training ends before it")
-        start.put(stage)
-        titles = [run.title, f"round {options.round:,}, environment {options.env}"]
-        played = play_again(stage, watch, film, titles)
-    print(
-        f"environment {options.env}, round {options.round:,}: an episode of "
-        f"{played.length:,} steps, return {played.gained:g}"
-        + ("" if played.ended else ", that the end of the run has cut off")
-        + (", seen from the checkpoint on" if played.began_before else "")
-    )
-    if options.video:
-        print(f"it is in {options.video}")
-    return 0
 
 
 if __name__ == "__main__":

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import argparse
+import contextlib
 from dataclasses import dataclass
+from pathlib import Path
 
 from tensordict import TensorDictBase
 from torch import nn
@@ -10,12 +13,14 @@ from torch import nn
 from support.choices import Choices, choices
 from support.digests import Digests
 from support.errors import RecipeError
-from support.replays import Behaviour, Enough, Start, round_of
+from support.films import try_out
+from support.replays import Behaviour, Enough, Start, round_of, train_again
 from support.shown_choices import Film
-from support.stages import Stage
+from support.stages import Stage, stage_of
+from support.trained import TrainedRun
 from torchrl_hts import HTSCollector
 
-__all__ = ["EpisodeWatch", "Played", "play_again"]
+__all__ = ["one_episode"]
 
 _TRAJECTORY = ("collector", "traj_ids")
 
@@ -154,3 +159,36 @@ def play_again(stage: Stage, watch: EpisodeWatch, film: Film | None, titles: lis
                     return Played(length, gained, True, begun_before)
             stage.next_episode()
     return Played(length, gained, False, begun_before)
+
+
+def one_episode(
+    options: argparse.Namespace, run: TrainedRun, start: Start, digests: Digests, directory: Path
+) -> int:
+    """Train until an episode has ended, and play it again; returns the exit code."""
+    with contextlib.ExitStack() as closing:
+        film = None
+        if options.video:  # refused now, not after the training
+            film = closing.enter_context(Film(options.video, options.fps or run.video_fps))
+            try_out(run.training_env(), "rgb_array")
+        make_env = run.training_env(render=film is not None)
+        stage = stage_of(make_env, options.env, run.options.seed)
+        closing.callback(stage.close)
+        policy = run.to_play()[1]
+        watch = EpisodeWatch(start, options.round, options.env, stage, policy, digests)
+        code = train_again(run, start, directory, watch)
+        if code:
+            return code
+        if watch.trajectory is None:
+            raise RecipeError(f"--round {options.round}: the run's training ends before it")
+        start.put(stage)
+        titles = [run.title, f"round {options.round:,}, environment {options.env}"]
+        played = play_again(stage, watch, film, titles)
+    print(
+        f"environment {options.env}, round {options.round:,}: an episode of "
+        f"{played.length:,} steps, return {played.gained:g}"
+        + ("" if played.ended else ", that the end of the run has cut off")
+        + (", seen from the checkpoint on" if played.began_before else "")
+    )
+    if options.video:
+        print(f"it is in {options.video}")
+    return 0
