@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from support.errors import RecipeError, exit_with
+from support.flags import counted
 from support.start import announce, check_task_or_exit, parse_or_exit
 
 RECIPES = (
@@ -36,7 +37,7 @@ def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--learners", type=int, default=2, help="processes that learn (2)")
+    parser.add_argument("--learners", type=counted, default=2, help="processes that learn (2)")
     parser.add_argument("--cpus", type=float, default=1.0, help="of each learner (1)")
     parser.add_argument(
         "--max-failures",
@@ -48,8 +49,6 @@ def parse() -> argparse.Namespace:
     parser.add_argument("recipe", choices=RECIPES)
     parser.add_argument("arguments", nargs=argparse.REMAINDER, help="options of the recipe")
     options = parser.parse_args()
-    if options.learners < 1:
-        parser.error(f"--learners must be at least 1, got {options.learners}")
     if not 0 <= options.cpus < float("inf"):
         parser.error(f"--cpus must be at least 0, and finite, got {options.cpus:g}")
     if options.max_failures < -1:
@@ -95,55 +94,17 @@ def learn(settings: dict[str, Any]) -> None:
         raise RuntimeError(f"the recipe ended with exit code {code}")
 
 
-def scaling(options: argparse.Namespace, run: Any) -> dict[str, Any]:
-    """The arguments of Ray Train's ScalingConfig.
-
-    Args:
-        options: of this script.
-        run: those of the recipe.
-    """
-    devices = (vars(run).get(name) or "" for name in ("device", "policy_device"))
-    return {
-        "num_workers": options.learners,
-        "resources_per_worker": {"CPU": options.cpus},
-        # One each. A learner sees those of all on its machine, and takes one by its local rank.
-        "use_gpu": any(device.startswith("cuda") for device in devices),
-    }
-
-
 def main(options: argparse.Namespace) -> int:
     """Starts the learners and waits for them."""
     run = checked(options.recipe, options.arguments)
     check_task_or_exit(run)  # here once, in place of by each learner again and again
-    from torchrl_hts.envs import reaching_ray
+    from support.ray_start import scaling, start_ray
 
-    try:
-        import ray
-        from ray.exceptions import AuthenticationError
-        from ray.train import (
-            CheckpointConfig,
-            FailureConfig,
-            RunConfig,
-            ScalingConfig,
-            TrainingFailedError,
-        )
-        from ray.train.torch import TorchConfig, TorchTrainer
-    except ModuleNotFoundError as error:
-        raise RecipeError(
-            f"this needs the package that provides {error.name!r}: pip install 'torchrl_hts[ray]'"
-        ) from error
+    start_ray(options.address)
+    from ray import train
+    from ray.train.torch import TorchConfig, TorchTrainer
+
     directory = (run.resume or run.output_dir).absolute()
-    here = Path(__file__).resolve().parent
-    paths = [str(here), str(here.parent), *filter(None, [os.environ.get("PYTHONPATH")])]
-    address = options.address or "local"
-    try:
-        with reaching_ray(address):
-            ray.init(
-                address=address,
-                runtime_env={"env_vars": {"PYTHONPATH": os.pathsep.join(paths)}},
-            )
-    except (ConnectionError, AuthenticationError) as error:
-        raise RecipeError(str(error)) from error
     name = f"{directory.name}-{uuid.uuid4().hex[:8]}"
     trainer = TorchTrainer(
         learn,
@@ -154,17 +115,17 @@ def main(options: argparse.Namespace) -> int:
             "directory": os.getcwd(),
         },
         torch_config=TorchConfig(backend="gloo"),
-        scaling_config=ScalingConfig(**scaling(options, run)),
-        run_config=RunConfig(
+        scaling_config=train.ScalingConfig(**scaling(options, run)),
+        run_config=train.RunConfig(
             name=name,
             storage_path=str(directory / "ray"),
-            failure_config=FailureConfig(max_failures=options.max_failures),
-            checkpoint_config=CheckpointConfig(num_to_keep=1),
+            failure_config=train.FailureConfig(max_failures=options.max_failures),
+            checkpoint_config=train.CheckpointConfig(num_to_keep=1),
         ),
     )
     try:
         result = trainer.fit()
-    except TrainingFailedError as error:
+    except train.TrainingFailedError as error:
         raise RecipeError(
             f"the learners have failed more often than --max-failures {options.max_failures}; "
             f"the last time: {error}"

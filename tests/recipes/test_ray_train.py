@@ -14,6 +14,7 @@ import script_paths  # noqa: F401  so that the scripts are found
 from processes import processes_below, wait_until, wait_until_gone
 from recipe_runs import assert_equal_runs, run, start
 from support.errors import RecipeError
+from support.ray_start import scaling
 
 ray_train = importlib.import_module("ray_train")
 
@@ -66,7 +67,7 @@ def test_a_cluster_that_is_not_there_is_told_at_once(nobodys_address: str) -> No
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        (["--learners", "0"], "--learners must be at least 1, got 0"),
+        (["--learners", "0"], "--learners: must be at least 1, and is 0"),
         (["--cpus", "-1"], "--cpus must be at least 0, and finite, got -1"),
         (["--cpus", "nan"], "--cpus must be at least 0, and finite, got nan"),
         (["--max-failures", "-2"], "--max-failures must be at least -1, got -2"),
@@ -138,7 +139,7 @@ def test_each_learner_gets_a_gpu_where_a_device_is_one(
     recipe: str, flags: list[str], gpus: bool
 ) -> None:
     run = ray_train.checked(recipe, [*flags, *DIRECTORY])
-    assert ray_train.scaling(Namespace(learners=3, cpus=2.0), run) == {
+    assert scaling(Namespace(learners=3, cpus=2.0), run) == {
         "num_workers": 3,
         "resources_per_worker": {"CPU": 2.0},
         "use_gpu": gpus,
