@@ -365,6 +365,12 @@ def test_a_wrapped_module_averages_by_itself_and_is_refused_where_the_world_does
     assert "its .module" in message
 
 
+@pytest.mark.parametrize("shards", [None, 2])
+def test_parts_of_what_is_no_batch(shards: int | None) -> None:
+    with World(shards=shards) as world, pytest.raises(TypeError, match="None when all frames"):
+        world.parts(None)  # type: ignore[arg-type]
+
+
 def test_minibatches_of_whole_rows_keep_steps_in_their_order() -> None:
     steps = torch.arange(8 * 3).reshape(8, 3)
     rows = TensorDict({"step": steps, "policy_version": torch.full((8, 3), 2)}, [8, 3])

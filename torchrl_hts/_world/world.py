@@ -29,7 +29,7 @@ from torchrl_hts._world.spares import leave_out_spares
 from torchrl_hts._world.standardizing import standardized, standardized_alone
 from torchrl_hts._world.tree import check_shards, tree_sum
 from torchrl_hts._world.versions import versions
-from torchrl_hts.errors.batches import check_parts
+from torchrl_hts.errors.batches import check_batch, check_parts
 from torchrl_hts.errors.checks import check_integer, check_seconds
 
 if TYPE_CHECKING:
@@ -224,11 +224,12 @@ class World(Uncopied):
             batch: as the collector hands it out.
 
         Raises:
+            TypeError: for what is no batch.
             ValueError: if the rows can't be shared out equally.
         """
         if self.shards is None:
-            return [batch]
-        rows, count = batch.shape[0], self.parts_per_rank
+            return [check_batch(batch)]
+        rows, count = check_batch(batch).shape[0], self.parts_per_rank
         if rows % count:
             raise ValueError(f"{rows} rows can't be cut into {count} shards of the same size")
         return [part.clone() for part in batch.split(rows // count, 0)]  # copies: aligned alike
@@ -376,8 +377,7 @@ class World(Uncopied):
     def close(self, *, ended: bool = True) -> None:
         """Leave the world; may be called again.
 
-        The process group stays for another world. If you destroy it, on every rank, another world
-        begins another one.
+        The process group stays for another world, unless you destroy it on every rank.
 
         Args:
             ended: whether the run has come to its end. Spare learners then end well; else they

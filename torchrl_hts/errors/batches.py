@@ -10,19 +10,17 @@ from tensordict import TensorDictBase
 __all__ = ["check_batch", "check_parts"]
 
 
-def check_batch(batch: Any) -> None:
-    """Raise TypeError for what is no batch."""
+def check_batch(batch: Any) -> TensorDictBase:
+    """The batch itself; TypeError for what is none."""
     if not isinstance(batch, TensorDictBase):
         end = ": next() and rollout() give None when all frames have been collected"
         raise TypeError(
             f"expected a batch, which is a TensorDict, and got {type(batch).__name__}"
             f"{end if batch is None else ''}"
         )
+    return batch
 
 
 def check_parts(data: Any) -> list[TensorDictBase]:
     """The parts of a batch, as `World.parts` has cut them."""
-    parts = list(data) if isinstance(data, Iterable) else [data]
-    for part in parts:
-        check_batch(part)
-    return parts
+    return [*map(check_batch, data if isinstance(data, Iterable) else [data])]
