@@ -202,6 +202,14 @@ class TestLimits:
         finally:
             server.close()
 
+    def test_an_interpreter_that_ends_at_its_start(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        (tmp_path / "sitecustomize.py").write_text("raise SystemExit(3)")
+        monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
+        with pytest.raises(ResourceError, match=r"server \(pid \d+\) ended .* printed the reason"):
+            HTSCollector([EchoEnv], None, frames_per_batch=4, num_executors=1)
+
 
 class TestPickling:
     """The innermost part that can't be pickled is named."""

@@ -72,7 +72,7 @@ def _socket_pair(name: str) -> tuple[socket.socket, socket.socket]:
         raise _refused(name, error, error.errno) from error
 
 
-class ServerEndedError(RuntimeError):
+class ServerEndedError(ResourceError):
     """A worker server can't be asked any more; its workers end with it."""
 
 
@@ -300,4 +300,7 @@ class WorkerServer:
         status = None
         with contextlib.suppress(subprocess.TimeoutExpired):
             status = self._process.wait(1.0)
-        return f"the worker server (pid {self._process.pid}) ended (exit status {status})"
+        why = ": it has printed the reason" if (status or 0) > 0 else ""
+        if status == -signal.SIGKILL:
+            why = ": the system kills processes where memory is short"
+        return f"the worker server (pid {self._process.pid}) ended (exit status {status}){why}"

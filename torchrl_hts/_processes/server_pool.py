@@ -218,10 +218,9 @@ class Servers:
         fds: Sequence[int],
         inheritance: bytes,
     ) -> WorkerProcess:
-        try:
+        with contextlib.suppress(ServerEndedError):  # just now, or because all has been shut down
             return self._server(preload).spawn(worker_id, target, fds, inheritance)
-        except ServerEndedError:  # just now, or because all has been shut down
-            return self._server(preload).spawn(worker_id, target, fds, inheritance)
+        return self._server(preload).spawn(worker_id, target, fds, inheritance)
 
     def _server(self, preload: tuple[str, ...]) -> WorkerServer:
         """The one there is, or, if it has ended, a new one that imports what it had imported."""
