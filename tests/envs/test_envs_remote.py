@@ -150,6 +150,7 @@ def test_an_environment_looks_like_its_own_and_runs_elsewhere(remote: Any) -> No
     ("fault", "said"),
     [
         ("raises", "ValueError: the ball left the universe"),
+        ("raises at its second reset", "ValueError: the ball won't come back"),
         ("is nan", r"observation.*NaN"),
         ("has another shape", "shape"),
         ("can't be sent", "what its step returned can't be pickled"),

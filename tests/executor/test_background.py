@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
-from environments import BackgroundEcho, EchoEnv
+from background_environments import BackgroundEcho, TellingEcho
+from environments import EchoEnv
 from policies import categorical
 from tensordict import TensorDictBase
 
@@ -42,8 +44,10 @@ def gather(factories: list[Any], num_executors: int, **options: Any) -> TensorDi
     [
         [BackgroundEcho] * 6,
         [BackgroundEcho, partial(EchoEnv, (3, 5)), partial(BackgroundEcho, direct=3)] * 2,
+        [TellingEcho] * 6,
+        [BackgroundEcho, partial(EchoEnv, (3, 5)), partial(TellingEcho, direct=3)] * 2,
     ],
-    ids=["all", "beside others"],
+    ids=["all", "beside others", "all tell", "tell beside others"],
 )
 def test_i7_steps_in_the_background_change_no_bit(factories: list[Any], lag: int) -> None:
     expected = gather([partial(EchoEnv, (3, 5))] * len(factories), 1, lag=lag)
@@ -51,6 +55,43 @@ def test_i7_steps_in_the_background_change_no_bit(factories: list[Any], lag: int
         assert (gather(factories, num_executors, lag=lag) == expected).all()
 
 
+class Uneven(BackgroundEcho):
+    """One is slow: its first step is over when the other has made all steps of a round."""
+
+    slow: ClassVar[list[Callable[[], None]]] = []
+    num_fast = 0
+
+    def __init__(self, is_slow: bool, steps: int) -> None:
+        super().__init__()
+        self.is_slow, self.round = is_slow, steps
+
+    def tell_when_over(self, tell: Callable[[], None]) -> bool:
+        Uneven.num_fast += not self.is_slow
+        if self.is_slow:
+            self.slow.append(tell)
+        else:
+            tell()
+        while self.slow and Uneven.num_fast >= self.round:
+            self.slow.pop()()
+        return True
+
+    def step(self, action: Any) -> Any:
+        assert not self.is_slow or Uneven.num_fast >= self.round, "others were held up"
+        return super().step(action)
+
+
+def test_a_slow_environment_holds_up_no_other_of_its_executor() -> None:
+    factories = [partial(Uneven, is_slow, 12) for is_slow in (True, False)]
+    with HTSCollector(
+        factories, categorical(), frames_per_batch=24, total_frames=48, num_executors=1
+    ) as collector:
+        assert sum(batch.numel() for batch in collector) == 48
+
+
+ENDS = pytest.mark.parametrize("ends", [BackgroundEcho, TellingEcho], ids=["waited for", "told"])
+
+
+@ENDS
 @pytest.mark.parametrize(
     ("dies", "said", "envs"),
     [
@@ -59,9 +100,9 @@ def test_i7_steps_in_the_background_change_no_bit(factories: list[Any], lag: int
     ],
 )
 def test_a_failure_at_the_beginning_of_a_step_is_told(
-    dies: bool, said: str, envs: tuple[int, ...]
+    dies: bool, said: str, envs: tuple[int, ...], ends: type[BackgroundEcho]
 ) -> None:
-    factories = [BackgroundEcho, partial(BackgroundEcho, fails_at=4, dies=dies), BackgroundEcho]
+    factories = [ends, partial(ends, fails_at=4, dies=dies), ends]
     with (
         HTSCollector(factories, categorical(), frames_per_batch=30, num_executors=1) as collector,
         pytest.raises(WorkerError, match=f"(?s){said}") as error,
@@ -70,10 +111,13 @@ def test_a_failure_at_the_beginning_of_a_step_is_told(
     assert (error.value.env_indices, error.value.round, error.value.step) == (envs, 0, 3)
 
 
+@ENDS
 @pytest.mark.parametrize("fails_at", [13, 20])
-def test_a_failure_is_not_mixed_up_with_steps_that_have_begun_beside_it(fails_at: int) -> None:
+def test_a_failure_is_not_mixed_up_with_steps_that_have_begun_beside_it(
+    fails_at: int, ends: type[BackgroundEcho]
+) -> None:
     """What they were about to yield is never seen: their executor, and they, begin anew."""
-    factories = [BackgroundEcho, partial(BackgroundEcho, fails_at=fails_at), BackgroundEcho]
+    factories = [ends, partial(ends, fails_at=fails_at), ends]
     with HTSCollector(
         factories,
         categorical(),
@@ -100,7 +144,7 @@ def test_a_failure_is_not_mixed_up_with_steps_that_have_begun_beside_it(fails_at
 
 def test_steps_do_not_overlap_in_the_timeline(tmp_path: Path) -> None:
     """A step counts from the end of the one before it in the same executor."""
-    factories = [BackgroundEcho, partial(EchoEnv, (3, 5)), partial(BackgroundEcho, direct=3)]
+    factories = [BackgroundEcho, partial(EchoEnv, (3, 5)), partial(TellingEcho, direct=3)]
     options = {"total_frames": 180, "num_executors": 1, "timeline_events": 1000}
     with HTSCollector(factories, categorical(), frames_per_batch=36, **options) as collector:
         for _ in collector:

@@ -13,7 +13,7 @@ import pytest
 
 MODULES = ("", ".env_state", ".envs", ".testing", ".theory")
 # What these take is gymnasium's, or Python's, to explain.
-OVERRIDES = {"reset", "step", "begin_reset", "begin_step"}
+OVERRIDES = {"reset", "step", "begin_reset", "begin_step", "tell_when_over"}
 
 
 def functions() -> Iterator[Any]:

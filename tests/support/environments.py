@@ -15,11 +15,7 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 
-from torchrl_hts._executor.gym_env import (
-    BackgroundEnv,
-    GymEnvironment,
-    RowOptions,
-)
+from torchrl_hts._executor.gym_env import GymEnvironment, RowOptions
 from torchrl_hts._executor.observations import observation_fields
 from torchrl_hts._rounds.shared_memory import Field, Layout, SharedMemory
 
@@ -76,48 +72,6 @@ class EchoEnv(gym.Env[Any, Any]):
 def echo(*lengths: int, **kwargs: bool) -> partial[EchoEnv]:
     """Makes one whose episodes have these lengths, by turns; 5 by default."""
     return partial(EchoEnv, lengths or (5,), **kwargs)
-
-
-class BackgroundEcho(EchoEnv, BackgroundEnv):
-    """Insists on it that what happens was begun, and refuses every `direct`-th beginning."""
-
-    def __init__(self, direct: int = 1000, fails_at: int = 1000, dies: bool = False) -> None:
-        super().__init__(lengths=(3, 5))
-        self.direct = direct
-        self.fails_at = fails_at
-        self.dies = dies
-        self.steps = 0
-        self.expected: Any = None
-
-    def begin_reset(self, seed: int) -> None:
-        self.expected = ("reset", seed)
-
-    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
-        assert seed is None or self.expected == ("reset", seed)
-        self.expected = None
-        return super().reset(seed=seed)
-
-    def begin_step(self, action: Any) -> bool:
-        assert self.expected is None
-        self.steps += 1
-        if self.steps == self.fails_at:
-            if self.dies:
-                os._exit(7)
-            raise OSError("the ball is lost")
-        if self.steps % self.direct == 0:
-            self.expected = None
-            return False
-        self.expected = ("step", super().step(action))
-        return True
-
-    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
-        if self.expected is None:
-            assert self.steps % self.direct == 0, "it was not begun"
-            return super().step(action)
-        (kind, outcome), self.expected = self.expected, None
-        assert kind == "step"
-        assert outcome[0][3] == action
-        return outcome  # type: ignore[no-any-return]
 
 
 class DictEnv(gym.Env[Any, Any]):

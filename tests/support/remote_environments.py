@@ -42,6 +42,11 @@ class BadEnv(DrawingEnv):
         self.fault = fault
         self.died = Path(folder, "died")
 
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        if self.fault == "raises at its second reset" and seed is None:
+            raise ValueError("the ball won't come back")
+        return super().reset(seed=seed)
+
     def step(self, action: Any) -> Any:
         observation, reward, terminated, truncated, info = super().step(action)
         if self.t == 3:

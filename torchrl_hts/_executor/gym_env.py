@@ -9,6 +9,7 @@ its true last observation.
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -50,6 +51,14 @@ class BackgroundEnv(gym.Env[Any, Any]):
         """Begin a `step` with this action, which comes next and waits for it.
 
         Returns False if `step` is to do it all.
+        """
+        return False
+
+    def tell_when_over(self, tell: Callable[[], None]) -> bool:
+        """Have ``tell`` called, by any thread, once the step that has begun is over.
+
+        Returns False if that isn't done. Such steps are waited for in the order in which they
+        began.
         """
         return False
 
@@ -241,6 +250,11 @@ class GymEnvironment:
         assert isinstance(self.env, BackgroundEnv)
         self._generators.enter_step()
         return self.env.begin_step(self._action(slot, t))
+
+    def tell_when_over(self, tell: Callable[[], None]) -> bool:
+        """See `BackgroundEnv.tell_when_over`."""
+        assert isinstance(self.env, BackgroundEnv)
+        return self.env.tell_when_over(tell)
 
     def step(self, slot: int, t: int) -> bool:
         """Step with the action at ``t`` and write the transition; returns if the episode ended."""

@@ -1,20 +1,22 @@
 """An executor: steps whichever of its environments has an action. Never runs the policy.
 
 Runs in a process of its own. With gymnasium environments it never imports torch. Those that can
-play in the background begin their steps when their actions come; the results are then waited for
-one by one, in the same order.
+play in the background begin their steps when their actions come. The results are taken as they
+come where an environment tells when its step is over, and else one by one, in the same order.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
+from array import array
 from collections import deque
 from collections.abc import Mapping
 from math import ceil
 from multiprocessing.connection import Connection
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from torchrl_hts._executor.background import BackgroundSteps
 from torchrl_hts._executor.gym_env import GymEnvironment
 from torchrl_hts._executor.making import (
     FAILURES,
@@ -149,7 +151,8 @@ class StepLoop:
             for env, environment in environments.items()
             if isinstance(environment, GymEnvironment) and environment.plays_in_background
         }
-        # Environments with a step in the background, and since when; the oldest first.
+        self.told = BackgroundSteps(reader.inbox) if self.background else None
+        # Steps that nobody tells the end of: environments, and since when; the oldest first.
         self.begun: deque[tuple[int, int]] = deque()
         self.last_finished = 0
 
@@ -206,11 +209,12 @@ class StepLoop:
         while not stop:
             all_parked = len(self.port.parked) == len(self.environments)
             asleep = clock()
-            words = self.reader.inbox.read_ready() if self.begun else self.reader.read()
+            plays = bool(self.begun or self.told)
+            words = self._read()
             awake = flushed = before = clock()
             waiting = Counter.ROUND_WAITING_NS if all_parked else Counter.WAITING_NS
-            counters[waiting] += awake - asleep
-            if record is not None and not self.begun:
+            counters[Counter.BUSY_NS if plays else waiting] += awake - asleep
+            if record is not None and not plays:
                 if all_parked:
                     round_, _ = self.schedule.position(next(iter(self.environments)))
                     record(Activity.ROUND_WAIT, asleep, awake, round_)
@@ -240,6 +244,9 @@ class StepLoop:
                 self._finish_oldest()
                 if not stop:
                     break
+            if self.told is not None:
+                for env, began in self.told.over(wait=stop):
+                    self._step(env, max(began, self.last_finished))
             # What half of them has yet to play gives the actors the time for the other half.
             if len(self.begun) <= len(self.environments) // 2:
                 self.port.flush()
@@ -248,6 +255,19 @@ class StepLoop:
             counters[Counter.BUSY_NS] += turn_ns
             used = used_ns() - self.reader.looking_ns
             counters[Counter.CPU_NS] = used - used_before
+        if self.told is not None:
+            self.told.close()
+
+    def _read(self) -> array[int]:
+        """Wait for actions, unless steps in the background are to be finished."""
+        if self.begun:
+            return self.reader.inbox.read_ready()
+        if not self.told:
+            return self.reader.read()
+        self.counters[_AT] = self.told.oldest + 1
+        words = self.told.read()
+        self.counters[_AT] = 0
+        return words
 
     def _enough(self, *, waited_ns: int, all_ns: float) -> int:
         """How many observations are announced although there are more environments to step.
@@ -297,9 +317,12 @@ class StepLoop:
         except FAILURES as error:
             raise EnvironmentFailedError(self._rows(env), round_, t, error) from error
         self.counters[_AT] = 0
-        if has_begun:
+        if not has_begun:
+            return False
+        assert self.told is not None
+        if not self.told.watch(env, self.background[env], now):
             self.begun.append((env, now))
-        return has_begun
+        return True
 
     def _finish_oldest(self) -> None:
         """Wait for the step that began first, and write what came of it down."""

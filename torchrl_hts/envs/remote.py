@@ -2,7 +2,7 @@
 
 An actor runs its environment as an executor would, with the same generators and spaces, and so with
 the same bits. The executor's side is a `BackgroundEnv`: several simulators of one executor step at
-the same time. Ray carries all that goes between the two.
+the same time, and whichever is ready goes on. Ray carries all that goes between the two.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import pickle
 from collections.abc import Callable, Mapping
+from concurrent.futures import Future
 from typing import Any, NoReturn
 
 import gymnasium as gym
@@ -62,7 +63,8 @@ class RemoteEnv(BackgroundEnv):
         self.metadata = shown["metadata"]
         self.render_mode = shown["render_mode"]
         self._actor = actor
-        self._begun: Any = None  # Ray's reference to what has begun, and comes next
+        self._begun: Any = None  # what has begun, and comes next: Ray's reference, or its future
+        self._next: Any = None  # the episode that follows, if its beginning has come with a step
 
     @property  # type: ignore[misc]  # nothing may be set
     def np_random(self) -> np.random.Generator:
@@ -83,17 +85,29 @@ class RemoteEnv(BackgroundEnv):
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
         """What the environment's ``reset`` does, or the rest of one that has begun."""
         begun, self._begun = self._begun, None
+        following, self._next = self._next, None
+        if following is not None and seed is None and options is None:
+            return pickle.loads(returned(following))
         return _result(begun or self._actor.reset.remote(seed, options))
 
     def begin_step(self, action: Any) -> bool:
         """See `BackgroundEnv`."""
-        self._begun = self._actor.step.remote(pickle.dumps(action))
+        self._begun = self._actor.step.remote(pickle.dumps(action), goes_on=True)
+        return True
+
+    def tell_when_over(self, tell: Callable[[], None]) -> bool:
+        """See `BackgroundEnv`."""
+        self._begun = self._begun.future()
+        self._begun.add_done_callback(lambda _: tell())
         return True
 
     def step(self, action: Any) -> Any:
         """What the environment's ``step`` does, or the rest of one that has begun."""
         begun, self._begun = self._begun, None
-        return _result(begun or self._actor.step.remote(pickle.dumps(action)))
+        found = _get(begun or self._actor.step.remote(pickle.dumps(action)))
+        if isinstance(found, tuple):
+            found, self._next = found
+        return pickle.loads(found)
 
     def render(self) -> Any:
         """What the environment's ``render`` does."""
@@ -235,7 +249,8 @@ def _get(reference: Any, timeout_s: float | None = None) -> Any:
     """What a method of the actor returned, or raise what it raised."""
     ray = imported_ray()
     try:
-        value = ray.get(reference, timeout=timeout_s)
+        is_future = isinstance(reference, Future)
+        value = reference.result() if is_future else ray.get(reference, timeout=timeout_s)
     except ray.exceptions.RayTaskError as error:  # of Ray, before the method begins
         raise (error.cause or error) from error
     except ray.exceptions.RayActorError as error:

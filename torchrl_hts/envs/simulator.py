@@ -141,10 +141,18 @@ class Simulator:
         return _packed(self._env.reset(seed=seed, **given), "what its reset returned")
 
     @_told
-    def step(self, action: bytes) -> bytes:
-        """What the environment's ``step`` does."""
+    def step(self, action: bytes, goes_on: bool = False) -> bytes | tuple[bytes, bytes | _Raised]:
+        """What the environment's ``step`` does.
+
+        Args:
+            action: pickled.
+            goes_on: whether an episode that ends is followed by the next one at once. What
+                ``reset`` does then comes second.
+        """
         self._generators.enter_step()
-        return _packed(self._env.step(pickle.loads(action)), "what its step returned")
+        outcome = self._env.step(pickle.loads(action))
+        packed = _packed(outcome, "what its step returned")
+        return (packed, self.reset(None, None)) if goes_on and _has_ended(outcome) else packed
 
     @_told
     def render(self) -> bytes:
@@ -170,6 +178,14 @@ class Simulator:
     def close(self) -> None:
         """Close the environment."""
         self._env.close()
+
+
+def _has_ended(outcome: Any) -> bool:
+    try:
+        _, _, terminated, truncated, _ = outcome
+        return bool(terminated or truncated)
+    except Exception:  # the executor looks at it once more, and says what it is
+        return False
 
 
 def _packed(value: Any, what: str) -> bytes:
