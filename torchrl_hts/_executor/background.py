@@ -49,9 +49,13 @@ class BackgroundSteps:
         return tells
 
     def read(self) -> array[int]:
-        """Sleep until a step is over or there is something in the inbox; returns what is there."""
+        """Sleep until a step is over or there is something in the inbox; returns what is there.
+
+        Raises:
+            EOFError: if every writer of the inbox is gone.
+        """
         self._poll.poll()
-        return self._inbox.read_ready()
+        return self._inbox.read() if self._inbox.is_ready() else array("H")
 
     def over(self, *, wait: bool) -> Iterator[tuple[int, int]]:
         """Yield the environments whose steps are over, and when these began.
