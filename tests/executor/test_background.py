@@ -58,6 +58,7 @@ def test_i7_steps_in_the_background_change_no_bit(factories: list[Any], lag: int
 class Uneven(BackgroundEcho):
     """One is slow: its first step is over when the other has made all steps of a round."""
 
+    tells = True
     slow: ClassVar[list[Callable[[], None]]] = []
     num_fast = 0
 
@@ -65,7 +66,7 @@ class Uneven(BackgroundEcho):
         super().__init__()
         self.is_slow, self.round = is_slow, steps
 
-    def tell_when_over(self, tell: Callable[[], None]) -> bool:
+    def tell_when_over(self, tell: Callable[[], None]) -> None:
         Uneven.num_fast += not self.is_slow
         if self.is_slow:
             self.slow.append(tell)
@@ -73,7 +74,6 @@ class Uneven(BackgroundEcho):
             tell()
         while self.slow and Uneven.num_fast >= self.round:
             self.slow.pop()()
-        return True
 
     def step(self, action: Any) -> Any:
         assert not self.is_slow or Uneven.num_fast >= self.round, "others were held up"

@@ -50,6 +50,22 @@ def test_as_many_as_pay(
 
 
 @pytest.mark.parametrize(
+    ("cpu_share", "num_envs", "expected"), [(0.01, 32, 1), (0.0, 32, 1), (0.1, 32, 7), (0.4, 64, 8)]
+)
+def test_no_more_than_keep_up_where_steps_overlap(
+    cpu_share: float, num_envs: int, expected: int
+) -> None:
+    costs = StepCosts(10e-3, cpu_share, overlaps=True)
+    assert executors_for(costs, num_envs, 3) == expected
+    # An actor sees them all within the time of a step.
+    passes = PassCosts((1, 64), (0.2e-3, 12.8e-3))
+    alone = StepCosts(10e-3, 0.01)
+    overlapping = StepCosts(10e-3, 0.01, overlaps=True)
+    sizes = [team_for(costs, 64, 16, lambda: passes) for costs in (alone, overlapping)]
+    assert sizes[0].actors == sizes[1].actors == 3
+
+
+@pytest.mark.parametrize(
     ("step_s", "inference_s", "cores", "expected"),
     [
         (0.28e-3, 0.17e-3, 2, 1),  # Pong and the Nature CNN: the other core is the actor's

@@ -23,7 +23,7 @@ from policies import categorical, marked, needs_rows
 from torchrl.envs.utils import ExplorationType
 
 from torchrl_hts import HTSCollector, WorkerError
-from torchrl_hts._executor.gym_env import GymDescription
+from torchrl_hts._executor.gym_env import BackgroundEnv, GymDescription
 from torchrl_hts._planning import worker_counts
 from torchrl_hts._planning.costs import PassCosts, StepCosts, TeamSize, team_for
 from torchrl_hts._planning.pass_times import median_cpu_time
@@ -150,6 +150,12 @@ class SlowEnv(EchoEnv):
         return super().step(action)
 
 
+class SlowElsewhere(SlowEnv, BackgroundEnv):
+    """Says that its steps may wait side by side."""
+
+    tells = True
+
+
 class NotedEnv(EchoEnv):
     """Leaves a file when it is made, and another when it is closed; the first one made differs."""
 
@@ -218,6 +224,9 @@ class TestCollector:
 
     def test_one_each_for_environments_that_wait(self) -> None:
         assert collect([SlowEnv] * 5)[0] == 5
+
+    def test_one_for_environments_that_wait_elsewhere(self) -> None:
+        assert collect([SlowElsewhere] * 5)[0] == 1
 
     def test_one_for_environments_that_cost_nothing(self, monkeypatch: pytest.MonkeyPatch) -> None:
         nothing = StepCosts(step_s=1e-6, cpu_share=1.0)  # whatever the machine makes of it

@@ -62,6 +62,7 @@ class TellingEcho(BackgroundEcho):
     A thread tells. Of all that wait to be told it takes any, those that began last among them.
     """
 
+    tells = True
     waiting: ClassVar[Any] = queue.SimpleQueue()
     teller: ClassVar[threading.Thread | None] = None
 
@@ -73,12 +74,11 @@ class TellingEcho(BackgroundEcho):
         self.is_over = False
         return super().begin_step(action)
 
-    def tell_when_over(self, tell: Callable[[], None]) -> bool:
+    def tell_when_over(self, tell: Callable[[], None]) -> None:
         if TellingEcho.teller is None:  # in this process
             TellingEcho.teller = threading.Thread(target=self.tell_all, daemon=True)
             TellingEcho.teller.start()
         self.waiting.put((self, tell))
-        return True
 
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
         assert self.is_over or self.expected is None

@@ -41,12 +41,10 @@ class BackgroundSteps:
         """The environment whose step has begun first of those that aren't over."""
         return next(iter(self._began))
 
-    def watch(self, env: int, environment: GymEnvironment, began: int) -> bool:
-        """Note a step that has begun; False if its environment doesn't tell when it is over."""
-        tells = environment.tell_when_over(partial(self._over.post, (env,)))
-        if tells:
-            self._began[env] = began
-        return tells
+    def watch(self, env: int, environment: GymEnvironment, began: int) -> None:
+        """Note a step that has begun; the environment is to tell when it is over."""
+        self._began[env] = began
+        environment.tell_when_over(partial(self._over.post, (env,)))
 
     def read(self) -> array[int]:
         """Sleep until a step is over or there is something in the inbox; returns what is there.

@@ -42,7 +42,13 @@ class BackgroundEnv(gym.Env[Any, Any]):
 
     `reset` and `step` give the same whether or not they have been begun. What has been begun comes
     next.
+
+    Attributes:
+        tells: whether it calls what `tell_when_over` gets. Else steps are waited for in the order
+            in which they began.
     """
+
+    tells = False
 
     def begin_reset(self, seed: int) -> None:
         """Get ready for a `reset` with this seed, which comes next."""
@@ -54,13 +60,8 @@ class BackgroundEnv(gym.Env[Any, Any]):
         """
         return False
 
-    def tell_when_over(self, tell: Callable[[], None]) -> bool:
-        """Have ``tell`` called, by any thread, once the step that has begun is over.
-
-        Returns False if that isn't done. Such steps are waited for in the order in which they
-        began.
-        """
-        return False
+    def tell_when_over(self, tell: Callable[[], None]) -> None:
+        """Have ``tell`` called, by any thread, once the step that has begun is over."""
 
 
 @dataclass(frozen=True)
@@ -136,6 +137,7 @@ class GymEnvironment:
         with contextlib.suppress(Exception):  # which is met again, and told, where it is saved
             self._names = names_of(env)
         self.plays_in_background = isinstance(env, BackgroundEnv)
+        self.tells = isinstance(env, BackgroundEnv) and env.tells
         self.description = GymDescription(env.observation_space, env.action_space)
 
     def bind(self, memory: SharedMemory, options: RowOptions) -> None:
@@ -251,10 +253,10 @@ class GymEnvironment:
         self._generators.enter_step()
         return self.env.begin_step(self._action(slot, t))
 
-    def tell_when_over(self, tell: Callable[[], None]) -> bool:
-        """See `BackgroundEnv.tell_when_over`."""
+    def tell_when_over(self, tell: Callable[[], None]) -> None:
+        """See `BackgroundEnv`."""
         assert isinstance(self.env, BackgroundEnv)
-        return self.env.tell_when_over(tell)
+        self.env.tell_when_over(tell)
 
     def step(self, slot: int, t: int) -> bool:
         """Step with the action at ``t`` and write the transition; returns if the episode ended."""

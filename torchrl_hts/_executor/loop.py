@@ -151,7 +151,8 @@ class StepLoop:
             for env, environment in environments.items()
             if isinstance(environment, GymEnvironment) and environment.plays_in_background
         }
-        self.told = BackgroundSteps(reader.inbox) if self.background else None
+        tells = any(environment.tells for environment in self.background.values())
+        self.told = BackgroundSteps(reader.inbox) if tells else None
         # Steps that nobody tells the end of: environments, and since when; the oldest first.
         self.begun: deque[tuple[int, int]] = deque()
         self.last_finished = 0
@@ -317,12 +318,11 @@ class StepLoop:
         except FAILURES as error:
             raise EnvironmentFailedError(self._rows(env), round_, t, error) from error
         self.counters[_AT] = 0
-        if not has_begun:
-            return False
-        assert self.told is not None
-        if not self.told.watch(env, self.background[env], now):
+        if has_begun and self.told is not None and self.background[env].tells:
+            self.told.watch(env, self.background[env], now)
+        elif has_begun:
             self.begun.append((env, now))
-        return True
+        return has_begun
 
     def _finish_oldest(self) -> None:
         """Wait for the step that began first, and write what came of it down."""

@@ -38,10 +38,12 @@ class StepCosts:
     Attributes:
         step_s: seconds, resets included.
         cpu_share: the part of them during which a core is used.
+        overlaps: whether one executor has several such steps under way at the same time.
     """
 
     step_s: float
     cpu_share: float
+    overlaps: bool = False
 
     @property
     def waits(self) -> bool:
@@ -112,8 +114,9 @@ def team_for(
         return TeamSize(executors, num_actors or 1)
     executors = executors_for(costs, num_envs, cores, passes.time(num_envs) / num_envs)
     if num_actors is None:
+        at_once = num_envs if costs.overlaps else executors
         for_actors = (cores - 1 if costs.waits else cores - executors) // actor_threads
-        num_actors = actors_for(costs, num_envs, executors, for_actors, passes)
+        num_actors = actors_for(costs, num_envs, at_once, for_actors, passes)
     return TeamSize(executors, num_actors)
 
 
@@ -121,11 +124,11 @@ def executors_for(costs: StepCosts, num_envs: int, cores: int, inference_s: floa
     """How many executors should share environments with such steps.
 
     As many as keep all cores busy. If steps wait, more than there are cores, up to one per
-    environment. If they compute, one per core, but for the share of the cores that inference takes
-    when it keeps up. An executor too many takes turns with actors and learner on their cores. Fewer
-    if steps take microseconds: one that keeps up with an actor's batches is enough. Where everybody
-    has a core nobody needs to sleep (see ``_rounds/inbox_reader.py``), so a core is left to the
-    actor.
+    environment; but no more than can keep up where the steps of one executor overlap. If they
+    compute, one per core, but for the share of the cores that inference takes when it keeps up. An
+    executor too many takes turns with actors and learner on their cores. Fewer if steps take
+    microseconds: one that keeps up with an actor's batches is enough. Where everybody has a core
+    nobody needs to sleep (see ``_rounds/inbox_reader.py``), so a core is left to the actor.
 
     Args:
         costs: of a step.
@@ -140,11 +143,15 @@ def executors_for(costs: StepCosts, num_envs: int, cores: int, inference_s: floa
         2
         >>> executors_for(StepCosts(step_s=10e-3, cpu_share=0.01), num_envs=16, cores=4)
         16
+        >>> executors_for(StepCosts(10e-3, 0.01, overlaps=True), num_envs=16, cores=4)
+        1
         >>> executors_for(StepCosts(step_s=1e-6, cpu_share=1.0), num_envs=16, cores=4)
         1
     """
     if costs.waits:
         wanted = min(_MOST_PER_CORE * cores, ceil(cores / max(costs.cpu_share, 1e-3)))
+        if costs.overlaps:
+            wanted = min(wanted, max(1, ceil(num_envs * costs.cpu_share / _COMPUTES)))
     else:
         own_s = costs.step_s + _OWN_S
         share = cores * own_s / (own_s + inference_s)
@@ -153,20 +160,18 @@ def executors_for(costs: StepCosts, num_envs: int, cores: int, inference_s: floa
     return min(num_envs, wanted)
 
 
-def actors_for(
-    costs: StepCosts, num_envs: int, num_executors: int, cores: int, passes: PassCosts
-) -> int:
-    """How many actors should serve so many executors.
+def actors_for(costs: StepCosts, num_envs: int, at_once: int, cores: int, passes: PassCosts) -> int:
+    """How many actors should serve executors of such environments.
 
     The fewest that keep up. A pass of the rows that come to each is to take half of the time at
-    most in which the executors step every environment once. If that can't be reached, the fewest
+    most in which every environment steps once. If that can't be reached, the fewest
     whose passes are nearly as short as they get: more actors than that share rows that one pass
     answers as fast.
 
     Args:
         costs: of a step.
         num_envs: environments.
-        num_executors: that step them.
+        at_once: how many of them step at the same time.
         cores: that executors leave to actors; there is one actor at least.
         passes: what the policy costs.
 
@@ -180,6 +185,6 @@ def actors_for(
         3
     """
     most = max(1, min(num_envs, cores))
-    turn_s = num_envs / num_executors * (costs.step_s + _OWN_S)
+    turn_s = num_envs / at_once * (costs.step_s + _OWN_S)
     within_s = max(_PASS_SHARE * turn_s, _NEAR_SHORTEST * passes.time(num_envs / most))
     return next(n for n in range(1, most + 1) if passes.time(num_envs / n) <= within_s)

@@ -23,7 +23,7 @@ import numpy as np
 import numpy.typing as npt
 
 from torchrl_hts._executor.generators import Generators
-from torchrl_hts._executor.gym_env import GymDescription
+from torchrl_hts._executor.gym_env import BackgroundEnv, GymDescription
 from torchrl_hts._executor.messages import NeedsTorch
 from torchrl_hts._executor.own_seeds import seed_from_own_draws
 from torchrl_hts._executor.spaces import own_spaces, seed_spaces
@@ -296,7 +296,7 @@ def run_probe(control: Connection, fds: Sequence[int]) -> None:
             play = TorchRLPlay(environment.env)
         if play is not None:
             times = time_steps(play, _PROBE_S, least=_PROBE_STEPS, at_most_s=_PROBE_AT_MOST_S)
-            costs = times.costs()
+            costs = replace(times.costs(), overlaps=isinstance(env, BackgroundEnv) and env.tells)
             with contextlib.suppress(Exception):  # which is met again, and told, by an executor
                 description = replace(description, observations=play.observations())
     except _TooLongError:

@@ -57,6 +57,8 @@ class RemoteEnv(BackgroundEnv):
         shown: what `Simulator.make` returned.
     """
 
+    tells = True
+
     def __init__(self, actor: Any, shown: dict[str, Any]) -> None:
         self.observation_space = shown["observation_space"]
         self.action_space = shown["action_space"]
@@ -95,11 +97,10 @@ class RemoteEnv(BackgroundEnv):
         self._begun = self._actor.step.remote(pickle.dumps(action), goes_on=True)
         return True
 
-    def tell_when_over(self, tell: Callable[[], None]) -> bool:
+    def tell_when_over(self, tell: Callable[[], None]) -> None:
         """See `BackgroundEnv`."""
         self._begun = self._begun.future()
         self._begun.add_done_callback(lambda _: tell())
-        return True
 
     def step(self, action: Any) -> Any:
         """What the environment's ``step`` does, or the rest of one that has begun."""
