@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import re
 import time
 from functools import partial
 from pathlib import Path
@@ -30,6 +31,8 @@ GRID = [
     )
 ]
 CORNERS = [(1, 1, False), (2, 2, True), (4, 8, True)]
+# Of the command: without delays and with them.
+FEW = ["--actors", "1", "--executors", "2", "--rounds", "2", "--num-envs", "4"]
 
 
 @pytest.mark.parametrize(
@@ -110,22 +113,36 @@ def test_i6_an_environments_data_does_not_depend_on_how_many_others_there_are() 
 
 
 def test_the_command_compares_and_says_so(capsys: pytest.CaptureFixture[str]) -> None:
-    arguments = [
-        "--tasks",
-        "cartpole",
-        "--actors",
-        "1",
-        "--executors",
-        "2",
-        "--rounds",
-        "2",
-        "--num-envs",
-        "4",
-    ]
-    assert main(["determinism", *arguments]) == 0
+    assert main(["determinism", "--tasks", "cartpole", *FEW]) == 0
     output = capsys.readouterr().out
     assert "another seed: all differ" in output
     assert "all 2 runs equal by their bits" in output
+
+
+def test_the_command_compares_batches_with_single_ones(capsys: pytest.CaptureFixture[str]) -> None:
+    """Where environments draw from global generators, each size of batches with itself."""
+    assert main(["determinism", "--tasks", "cartpole", "draws", "--batch", "1", "2", *FEW]) == 0
+    output = capsys.readouterr().out
+    bits = re.findall(r"parameters (\w+)", output)
+    assert bits[0] == bits[1] == bits[2] == bits[3]
+    assert bits[4] == bits[5] != bits[6] == bits[7]
+    assert output.count("draws from what a batch shares: each size has bits of its own") == 1
+    assert "all 8 runs equal by their bits" in output
+
+
+@pytest.mark.parametrize(("task", "different"), [("cartpole", 3), ("draws", 2)])
+def test_the_command_tells_of_bits_that_differ(
+    task: str,
+    different: int,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    number = itertools.count()
+    monkeypatch.setattr(checks, "train", lambda *_, **__: [f"{next(number)}"] * 2)
+    assert main(["determinism", "--tasks", task, "--batch", "1", "2", *FEW]) == 1
+    output = capsys.readouterr().out
+    assert output.count("DIFFERENT") == different
+    assert "FAILED" in output
 
 
 def test_what_cannot_be_run_is_no_difference_of_bits(
