@@ -326,6 +326,7 @@ def _parser(options_class: type[Any], description: str | None) -> argparse.Argum
     anew = [_flag(entry.name) for entry in fields(options_class) if _given_anew(entry)]
     parser = argparse.ArgumentParser(
         description=description,
+        allow_abbrev=False,  # by its whole name a sweep knows what it draws itself
         formatter_class=HelpFormatter,
         epilog=textwrap.fill(
             f"With --resume the options of the run hold. Given anew may be {', '.join(anew)}.",

@@ -68,6 +68,14 @@ def test_minibatches_that_do_not_fit_are_refused_before_anything_is_made(
         parse_options(importlib.import_module(recipe).Options, "", flags)
 
 
+def test_options_are_named_in_full(capsys: pytest.CaptureFixture[str]) -> None:
+    """A sweep couldn't tell else that an option is one that it draws."""
+    for flags in (["--rat", "2"], ["--rat=2"], ["--no-fas"]):
+        with pytest.raises(SystemExit, match="2"):
+            parse_options(Options, "", flags)
+        assert f"unrecognized arguments: {' '.join(flags)}" in capsys.readouterr().err
+
+
 def test_an_integer_may_be_written_as_a_float_without_a_fraction() -> None:
     given = ["--total-frames", "1e4", "--steps", "2.0", "--shards", "4e0"]
     assert parse_options(Options, "", given) == Options(total_frames=10_000, steps=2, shards=4)
