@@ -31,17 +31,25 @@ def parse() -> argparse.Namespace:
     )
     parser.add_argument("--trials", type=counted, default=30, help="runs in all (30)")
     parser.add_argument("--sweep-seed", type=integer, default=0, help="of what is tried (0)")
-    parser.add_argument("--output-dir", type=Path, required=True, help="of the sweep")
+    parser.add_argument(
+        "--output-dir", type=Path, required=True, help="of the sweep; before its file"
+    )
     parser.add_argument("sweep", type=Path, help="the sweep file, such as those in recipes/sweeps")
     parser.add_argument("arguments", nargs=argparse.REMAINDER, help="options of the recipe")
     return parser.parse_args()
 
 
 def refuse_drawn(arguments: list[str], sweep: Sweep) -> None:
-    """Refuse options of the recipe that would take the place of what is drawn."""
-    for argument in arguments:
-        name = argument.partition("=")[0].removeprefix("--").removeprefix("no-")
-        if argument.startswith("--") and name in sweep.space:
+    """Refuse options of the recipe that would take the place of what each trial has of its own."""
+    names = [word.partition("=")[0].removeprefix("--") for word in arguments if word[:2] == "--"]
+    for name in ("output-dir", "resume"):
+        if name in {*names, *sweep.fixed, *sweep.space}:
+            raise RecipeError(
+                "each trial has a directory of its own, in that of the sweep: leave "
+                f"--{name} out of the recipe's options"
+            )
+    for name in (name.removeprefix("no-") for name in names):
+        if name in sweep.space:
             raise RecipeError(
                 f"--{name} is drawn anew for each trial: leave it out, or give it one value in the "
                 "sweep file"

@@ -116,6 +116,24 @@ def test_an_option_that_is_drawn_is_not_given_too(tmp_path: Path) -> None:
     assert not (tmp_path / "sweep").exists()
 
 
+@pytest.mark.parametrize(
+    "flags", [["--output-dir=other"], ["--output-dir", "other"], ["--resume", "other"]]
+)
+def test_a_trial_has_the_directory_that_the_sweep_gives_it(sweep: Sweeps, flags: list[str]) -> None:
+    sweep.draw(4)
+    name = flags[0].partition("=")[0]
+    with pytest.raises(RecipeError, match=f"own, in that of the sweep: leave {name} out of the"):
+        sweep.run(1, *flags)
+    content = yaml.safe_load(sweep.file.read_text())
+    content["parameters"][name[2:]] = {"value": "other"}
+    sweep.file.write_text(yaml.safe_dump(content))
+    with pytest.raises(RecipeError, match=f"leave {name} out"):
+        sweep.run(1)
+    del content["parameters"][name[2:]]  # as it is told
+    sweep.file.write_text(yaml.safe_dump(content))
+    assert sweep.run(1) == 0
+
+
 def test_trials_are_runs_and_the_worse_are_stopped(
     sweep: Sweeps, capsys: pytest.CaptureFixture[str]
 ) -> None:
