@@ -131,6 +131,31 @@ def test_a_window(shown: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert output.count("3 steps") == 2
 
 
+@pytest.mark.parametrize(
+    ("env_id", "message"),
+    [
+        (
+            "NoWindow-v0",
+            "no window can be opened here (RuntimeError: there is no display :0): film",
+        ),
+        ("NoGlass-v0", "no window can be opened here (evaluator (pid "),
+        ("NoPackage-v0", "glass is not installed, run `pip install glass`\n"),
+    ],
+)
+def test_a_window_that_can_not_be_opened(
+    shown: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, env_id: str, message: str
+) -> None:
+    changed = shutil.copytree(shown, tmp_path / "changed")
+    config = json.loads((changed / "config.json").read_text())
+    config["options"]["env_id"] = f"walks:{env_id}"
+    (changed / "config.json").write_text(json.dumps(config))
+    monkeypatch.setenv("DISPLAY", ":0")
+    output = play(changed, "--render", "human", code=1)
+    assert f"error: {message}" in output
+    assert "Traceback" not in output
+    assert output.endswith("film an episode with --video FILE\n") == (env_id != "NoPackage-v0")
+
+
 def test_what_has_no_window_can_be_filmed() -> None:
     make_env = partial(make_football, "academy_empty_goal_close", engine="envpool")
     said = r"no window \(render_mode is 'human'; .*\): film an episode with --video FILE"

@@ -20,6 +20,7 @@ FAULTS = {
     "exits": (LAST_SEED, STEP),
     "is lost": (LAST_SEED, STEP),
 }
+NO_PACKAGE = gym.error.DependencyNotInstalled("glass is not installed, run `pip install glass`")
 
 
 class Walk(gym.Env[Any, Any]):
@@ -99,6 +100,21 @@ class Fades(Walk):
         return super().render()
 
 
+class Windowless(Walk):
+    """It can be shown in no window, and tells of it by an error or ends its process."""
+
+    def __init__(self, render_mode: str | None = None, error: Exception | None = None) -> None:
+        super().__init__(render_mode)
+        self.error = error
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
+        if self.render_mode == "human":
+            if self.error is None:
+                os._exit(3)
+            raise self.error
+        return super().reset(seed=seed, options=options)
+
+
 def falls(**_: Any) -> gym.Env[Any, Any]:
     """None is ever made."""
     raise OverflowError("there is no ground")
@@ -109,6 +125,9 @@ gym.register("Bursts-v0", Bursts)
 gym.register("Fades-v0", Fades)
 gym.register("Falls-v0", falls)
 gym.register("Raises-v0", Raises)
+gym.register("NoWindow-v0", Windowless, kwargs={"error": RuntimeError("there is no display :0")})
+gym.register("NoPackage-v0", Windowless, kwargs={"error": NO_PACKAGE})
+gym.register("NoGlass-v0", Windowless)
 gym.register("RaisesAtOnce-v0", Walk, kwargs={"fault": "raises at once"})
 gym.register("Exits-v0", Walk, kwargs={"fault": "exits"})
 gym.register("IsLost-v0", Walk, kwargs={"fault": "is lost"})
