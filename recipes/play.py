@@ -24,6 +24,8 @@ from support.old_runs import refuse_no_run
 from support.output_dir import check_files
 from support.start import announce, parse_or_exit
 
+OF_EPISODES = ("render", "episodes", "seed", "max_steps", "deterministic", "sample")
+
 
 def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     """The command line."""
@@ -78,7 +80,7 @@ def check(options: argparse.Namespace) -> None:
     if options.render and sys.platform == "linux" and not any(map(os.environ.get, screens)):
         raise RecipeError("there is no screen here (no DISPLAY): film an episode with --video FILE")
     if options.export:
-        others = ("video", "render", "episodes", "seed", "max_steps", "deterministic", "sample")
+        others = ("video", "fps", *OF_EPISODES)
         if idle := [name for name in others if is_given(options, name)]:
             raise RecipeError(
                 f"--export plays nothing: leave --{idle[0].replace('_', '-')} out, or --export"
@@ -87,6 +89,8 @@ def check(options: argparse.Namespace) -> None:
         raise RecipeError(
             "--render human plays on the screen alone: leave --video out, or --render"
         )
+    if options.fps and not options.video:
+        raise RecipeError("--fps is the speed of a film: leave it out, or give --video FILE")
 
 
 def is_given(options: argparse.Namespace, name: str) -> bool:
@@ -128,8 +132,7 @@ def main(options: argparse.Namespace) -> int:
     )
     if options.video:
         print(f"the best episode is in {options.video}")
-    others = ("episodes", "seed", "max_steps", "deterministic", "sample", "render")
-    if values.mean_return is not None and not any(is_given(options, name) for name in others):
+    if values.mean_return is not None and not any(is_given(options, name) for name in OF_EPISODES):
         if fmean(returns) == values.mean_return:
             print("bit for bit what the run's own evaluation gave")
         else:

@@ -66,8 +66,11 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
             raise RecipeError(f"{flag} must be at least 0, and is {value}")
     if options.video and options.video.suffix not in (".mp4", ".gif"):
         raise RecipeError(f"--video must end in .mp4 or .gif, and is {options.video}")
-    if options.video and options.until_error:
-        raise RecipeError("--until-error makes no film: leave --video out, or give a --round")
+    for flag, film in (("--video", options.video), ("--fps", options.fps)):
+        if film and options.until_error:
+            raise RecipeError(f"--until-error makes no film: leave {flag} out, or give a --round")
+    if options.fps and not options.video:
+        raise RecipeError("--fps is the speed of a film: leave it out, or give --video FILE")
     if options.env is not None and options.until_error:
         raise RecipeError("--until-error finds the environment itself: leave --env out")
     for flag, given in (("--save", options.save), ("--pdb", options.pdb)):

@@ -253,6 +253,8 @@ def test_what_can_not_be_exported_is_one_sentence(tmp_path: Path) -> None:
             "--export plays nothing: leave --max-",
         ),
         (["--export", "a.pt2", "--seed", "0"], "--export plays nothing: leave --seed out"),
+        (["--export", "a.pt2", "--fps", "9"], "--export plays nothing: leave --fps out, or --exp"),
+        (["--fps", "9"], "--fps is the speed of a film: leave it out, or give --video FILE"),
         (["--recipe", "mine"], "--recipe mine is no script"),
         (["--video", "setup.cfg/a.gif"], "setup.cfg can't be written to: Not a directory; give"),
         (["--export", "nowhere.pt2"], "--export nowhere.pt2 is a directory: name a file in it"),

@@ -303,6 +303,8 @@ def test_a_replay_that_is_interrupted_says_nothing_else(
         (["--round", "-1"], "--round must be at least 0, and is -1"),
         (["--round", "1", "--video", "x.avi"], "--video must end in .mp4 or .gif, and is x.avi"),
         (["--until-error", "--video", "x.gif"], "--until-error makes no film"),
+        (["--until-error", "--fps", "9"], "--until-error makes no film: leave --fps out"),
+        (["--round", "1", "--fps", "9"], "--fps is the speed of a film: leave it out, or give"),
         (["--until-error", "--env", "0"], "--until-error finds the environment itself"),
         (["--round", "1", "--pdb"], "--pdb is for --until-error"),
         (["--round", "1", "--save", "x.pt"], "--save is for --until-error"),
