@@ -173,6 +173,28 @@ def test_batches_share_the_environments_out(capsys: pytest.CaptureFixture[str]) 
     assert "--batch 3 does not divide --num-envs 8: give a divisor" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("num_envs", "together", "message"),
+    [
+        (9, 4, "together must divide num_envs, got 4 and 9: give a divisor"),
+        (2, 3, "together must divide num_envs, got 3 and 2: give a divisor"),
+        (8, 0, "together must be at least 1, got 0"),
+        (0, 1, "num_envs must be at least 1, got 0"),
+    ],
+)
+def test_a_training_has_whole_batches(num_envs: int, together: int, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        train(
+            TASKS["cartpole"],
+            num_actors=1,
+            num_executors=1,
+            delays=False,
+            rounds=1,
+            num_envs=num_envs,
+            together=together,
+        )
+
+
 def test_digest_tells_bits_keys_and_shapes_apart() -> None:
     zero = torch.zeros(2)
     assert digest([zero]) == digest([zero.clone()])

@@ -45,6 +45,7 @@ from torchrl_hts.delayed_gradient import DelayedGradient
 from torchrl_hts.delayed_gradient.running_norm import RunningNorm
 from torchrl_hts.envs.drawing import DrawingEnv
 from torchrl_hts.errors import HTSError
+from torchrl_hts.errors.checks import check_integer
 
 __all__ = ["TASKS", "RandomDelay", "Task", "digest", "train"]
 
@@ -228,7 +229,17 @@ def train(
         together: how many of them step as one batch, a divisor of their number.
         device: where it learns.
         policy_device: where the actors run the policy.
+
+    Raises:
+        TypeError, ValueError: if ``together`` doesn't divide ``num_envs``, or `HTSCollector`
+            refuses an argument.
     """
+    num_envs = check_integer("num_envs", num_envs)
+    together = check_integer("together", together)
+    if num_envs % together:
+        raise ValueError(
+            f"together must divide num_envs, got {together} and {num_envs}: give a divisor"
+        )
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         policy, critic = task.build(_SlowIdentity() if delays else nn.Identity())
