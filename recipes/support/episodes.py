@@ -178,8 +178,8 @@ def one_episode(
         code = train_again(run, start, directory, watch)
         if code:
             return code
-        if watch.trajectory is None:
-            raise RecipeError(f"--round {options.round}: the run's training ends before it")
+        if watch.trajectory is None:  # no batch has come: the checkpoint is of the run's end
+            raise RecipeError(f"--round {options.round}: the run has rounds 0 to {start.round - 1}")
         start.put(stage)
         titles = [run.title, f"round {options.round:,}, environment {options.env}"]
         played = play_again(stage, watch, film, titles)

@@ -297,7 +297,7 @@ def test_a_replay_that_is_interrupted_says_nothing_else(
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        (["--round", "24"], "--round 24: the run's training ends before it"),
+        (["--round", "24"], "--round 24: the run has rounds 0 to 23"),
         (["--round", "24", "--from-start"], "--round 24: the run has rounds 0 to 23"),
         (["--round", "22", "--env", "4"], "--env 4: the run has environments 0 to 3"),
         (["--round", "-1"], "--round must be at least 0, and is -1"),
