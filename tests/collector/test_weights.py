@@ -10,7 +10,7 @@ import torch
 from environments import echo
 from policies import marked
 from tensordict import TensorDict
-from tensordict.nn import TensorDictModule
+from tensordict.nn import TensorDictModule, TensorDictSequential
 
 from torchrl_hts import HTSCollector
 
@@ -70,6 +70,23 @@ class TestWeights:
                 other.module.mark.data.fill_(7 + k)
                 collector.update_policy_weights_(weights)
                 assert next(batches)["mark"].unique().item() == 7 + k
+
+    def test_weights_of_a_part_of_the_policy(self) -> None:
+        """Its names are others. Where the tensors are the policy's own, none need be given."""
+        part = marked()
+        policy = TensorDictSequential(part, TensorDictModule(torch.neg, ["mark"], ["less"]))
+        with HTSCollector([echo()], policy, frames_per_batch=4, lag=0) as collector:
+            batches = iter(collector)
+            next(batches)
+            part.module.mark.data.fill_(7)
+            said = r"given are its own .*: call update_policy_weights_\(\) without arguments"
+            with pytest.raises(KeyError, match=said):
+                collector.update_policy_weights_(TensorDict.from_module(part))
+            with pytest.raises(KeyError) as refusal:
+                collector.update_policy_weights_(TensorDict.from_module(marked()))
+            assert "its own" not in str(refusal.value)
+            collector.update_policy_weights_()
+            assert next(batches)["mark"].unique().item() == 7
 
     def test_weights_of_what_wraps_the_policy(self) -> None:
         """Averaged, or data parallel: its names have a level more."""

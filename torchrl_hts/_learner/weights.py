@@ -138,9 +138,16 @@ class WeightSource:
         given = {} if weights is None else self._named(_by_name(weights))
         unknown = sorted(given.keys() - set(self._names))
         if unknown:
+            memory = {tensor.data_ptr() for tensor in self.live()}
+            advice = ""
+            if all(tensor.data_ptr() in memory for tensor in given.values()):  # of a part of it
+                advice = (
+                    "; the tensors given are its own under other names: call "
+                    "update_policy_weights_() without arguments"
+                )
             raise KeyError(
                 f"the policy has no parameter or buffer {unknown[0]!r}; it has "
-                f"{', '.join(self._names[:5])}{', ...' if len(self._names) > 5 else ''}"
+                f"{', '.join(self._names[:5])}{', ...' if len(self._names) > 5 else ''}{advice}"
             )
         own = dict(zip(self._names, self.live(), strict=True))
         for name, tensor in own.items():
