@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import enum
 import threading
+import weakref
 from typing import Any
 
 import gymnasium as gym
@@ -81,6 +82,25 @@ def test_a_state_that_is_not_all_is_not_what_is_saved() -> None:
     env.count = 7
     restore_environment(restored, save_environment(env))
     assert (restored.value, restored.count) == ([1], 7)
+
+
+def test_what_it_does_not_say_may_be_gone() -> None:
+    class Left(Plain):
+        """Holds a proxy whose object is gone."""
+
+        def __init__(self, value: Any = None) -> None:
+            super().__init__(value)
+            self.gone = weakref.proxy(Plain())
+
+        def get_state(self) -> Any:
+            return self.value
+
+        def set_state(self, state: Any) -> None:
+            self.value = state
+
+    restored = Left()
+    restore_environment(restored, save_environment(Left([1])))
+    assert restored.value == [1]
 
 
 def test_what_it_says_is_looked_at_as_well() -> None:

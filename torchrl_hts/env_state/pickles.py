@@ -88,6 +88,8 @@ class StateSaver(pickle.Pickler):
             raise _passes_for_another(cls)
         if isinstance(obj, types.MethodType | types.BuiltinMethodType):
             return self._reduce_method(obj)
+        if isinstance(obj, np.dtype) and obj.char == "T":  # of an array too, which comes first
+            raise _RefusedError("it is or holds a StringDType: keep a list of str in its place")
         if isinstance(obj, np.ndarray):
             foreign = _owner(obj).base is not None
             if foreign and any(holds_memory_of(data, obj) for data in self._simulations):
@@ -199,8 +201,6 @@ def _reduce_array(array: np.ndarray[Any, Any]) -> Any:
     owner = _owner(array)
     if type(array) is not np.ndarray or type(owner) is not np.ndarray:
         raise _RefusedError("it is or holds an array of a class derived from numpy.ndarray")
-    if array.dtype.char == "T":
-        raise _RefusedError("it is or holds an array of StringDType: keep a list of str instead")
     base: Any = owner.base
     memory: Any = base.obj if isinstance(base, memoryview) else base
     if isinstance(memory, bytearray):  # arrays that were themselves unpickled
