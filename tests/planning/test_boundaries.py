@@ -207,8 +207,10 @@ class TestLimits:
     ) -> None:
         (tmp_path / "sitecustomize.py").write_text("raise SystemExit(3)")
         monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
-        with pytest.raises(ResourceError, match=r"server \(pid \d+\) ended .* printed the reason"):
-            HTSCollector([EchoEnv], None, frames_per_batch=4, num_executors=1)
+        server = WorkerServer(("worker_targets",))
+        with pytest.raises(ResourceError, match=r"server \(pid \d+\) ended .* have printed why"):
+            server.spawn(WorkerId("executor", 0), "worker_targets:serve", ())
+        server.close()
 
 
 class TestPickling:

@@ -300,7 +300,5 @@ class WorkerServer:
         status = None
         with contextlib.suppress(subprocess.TimeoutExpired):
             status = self._process.wait(1.0)
-        why = ": it has printed the reason" if (status or 0) > 0 else ""
-        if status == -signal.SIGKILL:
-            why = ": the system kills processes where memory is short"
+        why = ": it may have printed why" if (status or 0) > 0 else ""
         return f"the worker server (pid {self._process.pid}) ended (exit status {status}){why}"
