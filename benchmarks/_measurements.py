@@ -60,7 +60,8 @@ def check_settings(file: Path, settings: Mapping[str, Any]) -> None:
     if not note.exists():
         print(f"{file} is taken as it is: nobody noted its settings", file=sys.stderr)
         return
-    found, expected = differing(_read(note, "settings")["settings"], settings)
+    noted = _read(note, "settings")["settings"]
+    found, expected = differing(noted if isinstance(noted, dict) else {}, settings)
     if found:
         raise SystemExit(
             f"error: {file} is of a run with {found}, and this would be with {expected}: "
