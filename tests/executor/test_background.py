@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, ClassVar
 
 import pytest
@@ -15,7 +17,9 @@ from policies import categorical
 from tensordict import TensorDictBase
 
 from torchrl_hts import HTSCollector, WorkerError
+from torchrl_hts._executor.background import BackgroundSteps
 from torchrl_hts._rounds.event_rings import Activity
+from torchrl_hts._rounds.exchange import Inbox
 
 pytestmark = pytest.mark.usefixtures("nothing_left")
 
@@ -140,6 +144,49 @@ def test_a_failure_is_not_mixed_up_with_steps_that_have_begun_beside_it(
         before, after = row["next", "observation"][:-1], row["observation"][1:]
         assert torch.equal(before[goes_on], after[goes_on])
         assert (after[~goes_on][:, 2] == 0).all()
+
+
+class Hanging(BackgroundEcho):
+    """Never ends its 15th step."""
+
+    tells = True
+
+    def tell_when_over(self, tell: Callable[[], None]) -> None:
+        if self.steps != 15:
+            tell()
+
+
+def test_a_step_that_hangs_is_named_also_while_its_executor_comes_to_rest() -> None:
+    with HTSCollector(
+        [TellingEcho, Hanging, TellingEcho],
+        categorical(),
+        frames_per_batch=36,
+        num_executors=1,
+        timeout_s=5,
+    ) as collector:
+        next(iter(collector))
+        with pytest.raises(WorkerError, match="while environment 1 was stepped in round 1, step 2"):
+            collector.set_seed(3)
+
+
+def test_nobody_is_left_to_send_actions() -> None:
+    """As when the main process is killed: what is under way is not waited for."""
+    inbox = Inbox.create()
+    steps = BackgroundSteps(Inbox(inbox.read_fd, -1))
+    told: list[Callable[[], None]] = []
+    environment: Any = SimpleNamespace(tell_when_over=told.append)
+    steps.watch(3, environment, 17)
+    inbox.post([1])
+    assert (len(steps), steps.oldest, [*steps.read()], [*steps.over()]) == (1, 3, [1], [])
+    told[0]()
+    assert ([*steps.read()], [*steps.over()], len(steps)) == ([], [(3, 17)], 0)
+    os.close(inbox.write_fd)
+    steps.watch(3, environment, 18)
+    with pytest.raises(EOFError, match="nobody is left"):
+        steps.read()
+    told[1]()
+    steps.close()
+    os.close(inbox.read_fd)
 
 
 def test_steps_do_not_overlap_in_the_timeline(tmp_path: Path) -> None:

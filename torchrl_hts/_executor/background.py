@@ -55,17 +55,10 @@ class BackgroundSteps:
         self._poll.poll()
         return self._inbox.read() if self._inbox.is_ready() else array("H")
 
-    def over(self, *, wait: bool) -> Iterator[tuple[int, int]]:
-        """Yield the environments whose steps are over, and when these began.
-
-        Args:
-            wait: for all that have begun.
-        """
-        while self._began:
-            for env in self._over.read() if wait else self._over.read_ready():
-                yield env, self._began.pop(env)
-            if not wait:
-                break
+    def over(self) -> Iterator[tuple[int, int]]:
+        """Yield the environments whose steps are over, and when these began; doesn't wait."""
+        for env in self._over.read_ready():
+            yield env, self._began.pop(env)
 
     def close(self) -> None:
         """Close the pipe; only once all steps are over, for the others would write elsewhere."""

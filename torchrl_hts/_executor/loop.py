@@ -207,7 +207,7 @@ class StepLoop:
         used_before = used_ns() - counters[Counter.CPU_NS]
         stop = False
         all_ns = 0.0  # what stepping all environments takes, by the last turn
-        while not stop:
+        while not stop or self.told:
             all_parked = len(self.port.parked) == len(self.environments)
             asleep = clock()
             plays = bool(self.begun or self.told)
@@ -246,7 +246,7 @@ class StepLoop:
                 if not stop:
                     break
             if self.told is not None:
-                for env, began in self.told.over(wait=stop):
+                for env, began in self.told.over():
                     self._step(env, max(began, self.last_finished))
             # What half of them has yet to play gives the actors the time for the other half.
             if len(self.begun) <= len(self.environments) // 2:
@@ -315,13 +315,13 @@ class StepLoop:
         self.counters[_AT] = env + 1
         try:
             has_begun = self.background[env].begin_step(self.schedule.slot(round_), t)
+            if has_begun and self.told is not None and self.background[env].tells:
+                self.told.watch(env, self.background[env], now)
+            elif has_begun:
+                self.begun.append((env, now))
         except FAILURES as error:
             raise EnvironmentFailedError(self._rows(env), round_, t, error) from error
         self.counters[_AT] = 0
-        if has_begun and self.told is not None and self.background[env].tells:
-            self.told.watch(env, self.background[env], now)
-        elif has_begun:
-            self.begun.append((env, now))
         return has_begun
 
     def _finish_oldest(self) -> None:

@@ -125,6 +125,7 @@ class RemoteEnv(BackgroundEnv):
 
     def set_state(self, state: bytes) -> None:
         """Go on where `get_state` was called, in another process maybe."""
+        self._begun = self._next = None
         _result(self._actor.set_state.remote(state))
 
     def close(self) -> None:
