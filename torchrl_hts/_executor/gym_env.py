@@ -34,6 +34,7 @@ __all__ = [
     "GymDescription",
     "GymEnvironment",
     "RowOptions",
+    "overlaps",
 ]
 
 
@@ -62,6 +63,11 @@ class BackgroundEnv(gym.Env[Any, Any]):
 
     def tell_when_over(self, tell: Callable[[], None]) -> None:
         """Have ``tell`` called, by any thread, once the step that has begun is over."""
+
+
+def overlaps(env: object) -> bool:
+    """Whether an executor has steps of several such environments under way at the same time."""
+    return isinstance(env, BackgroundEnv) and env.tells
 
 
 @dataclass(frozen=True)
@@ -137,7 +143,7 @@ class GymEnvironment:
         with contextlib.suppress(Exception):  # which is met again, and told, where it is saved
             self._names = names_of(env)
         self.plays_in_background = isinstance(env, BackgroundEnv)
-        self.tells = isinstance(env, BackgroundEnv) and env.tells
+        self.tells = overlaps(env)
         self.description = GymDescription(env.observation_space, env.action_space)
 
     def bind(self, memory: SharedMemory, options: RowOptions) -> None:

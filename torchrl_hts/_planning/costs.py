@@ -25,6 +25,8 @@ _TURN_S = 200e-6
 # A step, with the executor's own part, that costs more than it does to go to sleep before it and to
 # be woken: only then may there be so many executors that actors have no core to themselves.
 _WORTH_WAKING_S = 70e-6
+# A core that one executor is alone on may be so busy with steps that wait side by side.
+_KEEPS_UP = 0.5
 # A pass of an actor's share of the environments may take so much of the time in which they all make
 # a step; if none can be so short, it is not to be much longer than the shortest.
 _PASS_SHARE = 0.5
@@ -151,7 +153,7 @@ def executors_for(costs: StepCosts, num_envs: int, cores: int, inference_s: floa
     if costs.waits:
         wanted = min(_MOST_PER_CORE * cores, ceil(cores / max(costs.cpu_share, 1e-3)))
         if costs.overlaps:
-            wanted = min(wanted, max(1, ceil(num_envs * costs.cpu_share / _COMPUTES)))
+            wanted = min(wanted, max(1, ceil(num_envs * costs.cpu_share / _KEEPS_UP)))
     else:
         own_s = costs.step_s + _OWN_S
         share = cores * own_s / (own_s + inference_s)
@@ -164,9 +166,8 @@ def actors_for(costs: StepCosts, num_envs: int, at_once: int, cores: int, passes
     """How many actors should serve executors of such environments.
 
     The fewest that keep up. A pass of the rows that come to each is to take half of the time at
-    most in which every environment steps once. If that can't be reached, the fewest
-    whose passes are nearly as short as they get: more actors than that share rows that one pass
-    answers as fast.
+    most in which every environment steps once. If that can't be reached, the fewest whose passes
+    are nearly as short as they get: more actors than that share rows that one pass answers as fast.
 
     Args:
         costs: of a step.

@@ -23,7 +23,7 @@ import numpy as np
 import numpy.typing as npt
 
 from torchrl_hts._executor.generators import Generators
-from torchrl_hts._executor.gym_env import BackgroundEnv, GymDescription
+from torchrl_hts._executor.gym_env import GymDescription, overlaps
 from torchrl_hts._executor.messages import NeedsTorch
 from torchrl_hts._executor.own_seeds import seed_from_own_draws
 from torchrl_hts._executor.spaces import own_spaces, seed_spaces
@@ -70,6 +70,7 @@ class EnvironmentTimes:
         resets: of each reset.
         steps_cpu, resets_cpu: the processor time of each.
         disturbed, resets_disturbed: for each, whether another program took its core meanwhile.
+        overlaps: whether one executor has several such steps under way at the same time.
     """
 
     steps: npt.NDArray[np.float64]
@@ -78,6 +79,7 @@ class EnvironmentTimes:
     resets_cpu: npt.NDArray[np.float64]
     disturbed: npt.NDArray[np.bool_]
     resets_disturbed: npt.NDArray[np.bool_]
+    overlaps: bool = False
 
     @property
     def cpu_share(self) -> float:
@@ -296,7 +298,7 @@ def run_probe(control: Connection, fds: Sequence[int]) -> None:
             play = TorchRLPlay(environment.env)
         if play is not None:
             times = time_steps(play, _PROBE_S, least=_PROBE_STEPS, at_most_s=_PROBE_AT_MOST_S)
-            costs = replace(times.costs(), overlaps=isinstance(env, BackgroundEnv) and env.tells)
+            costs = times.costs()
             with contextlib.suppress(Exception):  # which is met again, and told, by an executor
                 description = replace(description, observations=play.observations())
     except _TooLongError:
@@ -310,6 +312,7 @@ def run_probe(control: Connection, fds: Sequence[int]) -> None:
     if costs is None:
         send_object(control, NeedsTorch(0))
     else:
+        costs = replace(costs, overlaps=overlaps(env))
         send_object(control, Tried(costs, description, list(sys.modules)))
 
 

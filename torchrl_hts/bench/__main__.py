@@ -198,6 +198,7 @@ def measure_alone(
         learner_step_s=learner_s,
         cores=ceil(available_cores()),
         batch=batch,
+        overlaps=times.overlaps,
     )
 
 

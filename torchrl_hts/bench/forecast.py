@@ -59,6 +59,7 @@ class Costs:
         learner_step_s: of learning, on a core of its own, for each environment step.
         cores: that the collector may use.
         batch: environments that each step is of.
+        overlaps: whether one executor has several steps under way at the same time.
     """
 
     step_times: npt.NDArray[np.float64]
@@ -69,6 +70,7 @@ class Costs:
     learner_step_s: float
     cores: int
     batch: int = 1
+    overlaps: bool = False
 
     @property
     def mean_step_s(self) -> float:
@@ -81,7 +83,7 @@ class Costs:
 
     def team(self, num_envs: int) -> TeamSize:
         """What `HTSCollector` chooses."""
-        step_costs = StepCosts(self.mean_step_s, self.step_cpu_share)
+        step_costs = StepCosts(self.mean_step_s, self.step_cpu_share, self.overlaps)
         wanted = team_for(step_costs, num_envs, self.cores, lambda: self.passes)
         return as_descriptors_allow(wanted)
 
@@ -138,7 +140,7 @@ def forecast(
         True
     """
     n, alpha = setting.num_envs, setting.sync_interval
-    executors = costs.team(n).executors
+    executors = n if costs.overlaps else costs.team(n).executors  # as if each had one
     step_s = costs.mean_step_s + costs.executor_cpu_s
     wait_s, rows, busy = _inference(costs, setting, min(n / step_s, executors / step_s))
 

@@ -17,7 +17,7 @@ from torchrl.envs import EnvBase
 from torchrl.envs.utils import ExplorationType, set_exploration_type
 from torchrl.modules import MLP, ConvNet, NormalParamExtractor, ProbabilisticActor, TanhNormal
 
-from torchrl_hts._executor.gym_env import GymDescription
+from torchrl_hts._executor.gym_env import GymDescription, overlaps
 from torchrl_hts._executor.torchrl_env import TorchRLDescription, TorchRLEnvironment
 from torchrl_hts._executor.torchrl_play import TorchRLPlay
 from torchrl_hts._executor.trial_observations import gym_observations
@@ -60,7 +60,8 @@ def measure_environment(make_env: MakeEnv, seconds: float) -> EnvironmentTimes:
     """
     env = make_env()
     try:
-        return time_steps(_play(env), seconds, least=_MIN_STEPS, warm_up=_WARM_UP)
+        times = time_steps(_play(env), seconds, least=_MIN_STEPS, warm_up=_WARM_UP)
+        return replace(times, overlaps=overlaps(env))
     finally:
         env.close()
 

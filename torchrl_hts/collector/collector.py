@@ -87,8 +87,8 @@ class HTSCollector(Uncopied, StockAttributes, BaseCollector):  # type: ignore[mi
         num_executors: processes that step environments, at most one per environment. By default one
             more environment is made in a process of its own, played at random, and closed. If its
             steps compute, there is one executor per core, but for the cores that the policy takes
-            on the CPU. If they wait, there is up to one per environment, and one for many of
-            `envs.make_remote`. If they take microseconds, there are few. The attribute
+            on the CPU. If they wait, there is up to one per environment, but a single one for many
+            environments of `make_remote`. If they take microseconds, there are few. The attribute
             `num_executors` tells how many there are.
         seed: of everything random, an int >= 0. By default it is drawn from torch's generator.
         device: default of the three devices that follow. By default they are the CPU.
