@@ -101,6 +101,13 @@ def test_inference_is_a_limit() -> None:
     assert beyond.pass_time(16) == 0.04, "twice the rows that were measured take twice the time"
 
 
+def test_steps_that_overlap_need_no_executor_each() -> None:
+    alone = replace(SLEEPS, step_cpu_share=0.01, cores=4)
+    overlapping = replace(alone, overlaps=True)
+    assert (alone.team(16).executors, overlapping.team(16).executors) == (16, 1)
+    assert forecast(overlapping, Setting(16, 20)) == forecast(alone, Setting(16, 20))
+
+
 def test_recommended_is_the_least_of_the_nearly_best() -> None:
     grid = [
         forecast(SLEEPS, Setting(n, alpha, lag, actors))
