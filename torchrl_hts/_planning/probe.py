@@ -96,7 +96,7 @@ class EnvironmentTimes:
             per_step = len(self.resets) / len(self.steps)
             step_s += self.resets[counted].mean() * per_step
             cpu_s += self.resets_cpu[counted].mean() * per_step
-        return StepCosts(float(step_s), min(1.0, float(cpu_s / step_s)))
+        return StepCosts(float(step_s), min(1.0, float(cpu_s / step_s)), self.overlaps)
 
     def with_resets(self, seed: int = 0) -> npt.NDArray[np.float64]:
         """Step times as an executor sees them: a reset is part of the step before it."""

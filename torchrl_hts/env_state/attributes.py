@@ -29,8 +29,8 @@ def set_attribute(value: object, name: str, content: object) -> None:
         member.__set__(value, content)
 
 
-def is_a(value: object, cls: type[T]) -> TypeGuard[T]:
-    """Whether an object is of a class by itself.
+def is_a(value: object, cls: type[T] | tuple[type[T], ...]) -> TypeGuard[T]:
+    """Whether an object is of a class, or of one of several, by itself.
 
     A proxy is not, which passes for what it stands for. To ask one whose object is gone for its
     ``__class__``, as `isinstance` does, raises an error.

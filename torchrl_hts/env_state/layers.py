@@ -117,7 +117,7 @@ def save_environment(
             id(value): name
             for name, value in vars(base).items()
             if name not in _GYMNASIUM and value is not None and id(value) not in saver.fixtures
-            if not issubclass(type(value), _ATOMS)
+            if not is_a(value, _ATOMS)
         }
     written = []
     for layer in layers[:-1]:

@@ -167,7 +167,7 @@ def _is_named(value: Any) -> bool:
     """Whether pickle writes nothing but a name."""
     if is_a(value, types.BuiltinFunctionType):
         return value.__self__ is None or isinstance(value.__self__, types.ModuleType)
-    named = issubclass(type(value), type | types.FunctionType | np.ufunc | type(np.mean))
+    named = is_a(value, (type, types.FunctionType, np.ufunc, type(np.mean)))
     return named or type(value).__name__ == _CYTHON_FUNCTION
 
 
