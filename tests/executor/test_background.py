@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 
 import pytest
 import torch
-from background_environments import BackgroundEcho, TellingEcho
+from background_environments import BackgroundEcho, HangingEcho, TellingEcho
 from environments import EchoEnv
 from policies import categorical
 from tensordict import TensorDictBase
@@ -146,25 +146,18 @@ def test_a_failure_is_not_mixed_up_with_steps_that_have_begun_beside_it(
         assert (after[~goes_on][:, 2] == 0).all()
 
 
-class Hanging(BackgroundEcho):
-    """Never ends its 15th step."""
-
-    tells = True
-
-    def tell_when_over(self, tell: Callable[[], None]) -> None:
-        if self.steps != 15:
-            tell()
-
-
-def test_a_step_that_hangs_is_named_also_while_its_executor_comes_to_rest() -> None:
+def test_a_step_that_hangs_is_named_also_while_its_executor_comes_to_rest(tmp_path: Path) -> None:
+    begun = tmp_path / "begun"
+    os.mkfifo(begun)
     with HTSCollector(
-        [TellingEcho, Hanging, TellingEcho],
+        [TellingEcho, partial(HangingEcho, begun), TellingEcho],
         categorical(),
         frames_per_batch=36,
         num_executors=1,
-        timeout_s=5,
+        timeout_s=10,
     ) as collector:
         next(iter(collector))
+        assert begun.read_text() == "it hangs"  # not before it does
         with pytest.raises(WorkerError, match="while environment 1 was stepped in round 1, step 2"):
             collector.set_seed(3)
 

@@ -7,6 +7,7 @@ import queue
 import random
 import threading
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, ClassVar
 
 from environments import EchoEnv
@@ -92,4 +93,20 @@ class TellingEcho(BackgroundEcho):
                 held.append(cls.waiting.get())
             env, tell = held.pop(draws.randrange(len(held)))
             env.is_over = True
+            tell()
+
+
+class HangingEcho(BackgroundEcho):
+    """Says at a fifo when it has begun its 15th step, and never ends it."""
+
+    tells = True
+
+    def __init__(self, begun: Path) -> None:
+        super().__init__()
+        self.begun = begun
+
+    def tell_when_over(self, tell: Callable[[], None]) -> None:
+        if self.steps == 15:
+            self.begun.write_text("it hangs")
+        else:
             tell()
