@@ -154,6 +154,10 @@ def test_what_cannot_be_run_is_no_difference_of_bits(
     monkeypatch.setattr(checks, "find_spec", lambda name: None)
     assert main(["determinism", "--num-envs", "5000"]) == 2
     assert "left out: pong" in capsys.readouterr().out
+    with pytest.raises(SystemExit, match="2"):
+        main(["determinism", "--tasks", "cartpole", "gfootball"])
+    said = "error: --tasks gfootball needs gfootball_engine: make football"
+    assert said in capsys.readouterr().err
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")

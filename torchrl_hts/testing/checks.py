@@ -186,6 +186,12 @@ TASKS: dict[str, Task] = {
 }
 # What needs no extra, and by default what needs no engine of football.
 _EVERYWHERE = ["cartpole", "continuous", "lstm", "draws", "draws-torch"]
+# What the others need: a module, and how it is installed.
+_NEEDS = {
+    "pong": ("ale_py", "pip install 'torchrl_hts[atari]'"),
+    "gfootball": ("gfootball_engine", "make football"),
+    "envpool": ("envpool", "pip install 'torchrl_hts[envpool]'"),
+}
 
 
 def _delayed(make_env: Callable[[], gym.Env[Any, Any]]) -> gym.Env[Any, Any]:
@@ -358,11 +364,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = parser.parse_args(argv)
     if odd := [k for k in args.batch if args.num_envs % k]:
         check.error(f"--batch {odd[0]} does not divide --num-envs {args.num_envs}: give a divisor")
+    lacking = {task: what for task, what in _NEEDS.items() if find_spec(what[0]) is None}
     if args.tasks is None:
-        args.tasks = [*_EVERYWHERE, "pong"]
-        if find_spec("ale_py") is None:
-            args.tasks = _EVERYWHERE
-            print("left out: pong, which needs ale_py: pip install 'torchrl_hts[atari]'")
+        args.tasks = [*_EVERYWHERE, *{"pong"} - lacking.keys()]
+        if "pong" in lacking:
+            print("left out: pong, which needs {}: {}".format(*lacking["pong"]))
+    for task in args.tasks:
+        if task in lacking:
+            check.error("--tasks {} needs {}: {}".format(task, *lacking[task]))
     if {args.device, args.policy_device} != {"cpu"}:  # gradients are else summed up in any order
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
         torch.use_deterministic_algorithms(True)
