@@ -225,21 +225,20 @@ def nobody_draws() -> None:
 
 def generators_lie_in_memory() -> bool:
     """Whether the states of Python's and numpy's generators were found where they are expected."""
-    from torchrl_hts._executor import generators
+    from torchrl_hts._executor.generators import draws_are_seen
 
-    found = (generators._python, generators._numpy)
-    return all(isinstance(each, generators._InMemory) for each in found)
+    return draws_are_seen()
 
 
 def ask_for_states(patch: pytest.MonkeyPatch) -> None:
     """Let states be asked for by public functions, as where they lie elsewhere in memory."""
-    from torchrl_hts._executor import generators
+    from torchrl_hts._executor import generator_words, generators
 
     for name, get, set_ in (
-        ("_python", generators._get_python, generators._set_python),
-        ("_numpy", generators._get_numpy, generators._set_numpy),
+        ("_python", generator_words.get_python, generator_words.set_python),
+        ("_numpy", generator_words.get_numpy, generator_words.set_numpy),
     ):
-        asked = generators._Asked(get, set_)
+        asked = generator_words.Asked(get, set_)
         patch.setattr(generators, name, asked)
         patch.setattr(generators, f"{name}_mark", asked.mark)
 

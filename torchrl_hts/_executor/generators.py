@@ -6,13 +6,15 @@ before (I6, I7). So each environment has `Generators`, which are put in their pl
 its methods runs. Swapped are the states, not the objects: what was imported from these modules
 before (``from random import random``) draws from the same.
 
-Python's and numpy's own functions for that take longer than many steps of a fast environment. So
-the states are copied in memory, where they lie as it is tried first. Even that is too much for one
+Python's and numpy's states are copied in memory (`generator_words`). Even that is too much for one
 that draws nothing. So an environment that has not drawn for its first steps makes all further ones
 on a state that is the same for all like it. As soon as it is seen to have drawn, its own is used.
 
 VMAS keeps states of its own beside them, for all of its environments; they are swapped likewise
 (`vmas_states`).
+
+While environments play in threads of their own, nobody may draw from them: which numbers each got
+would be a matter of timing. A draw is noticed, and is an error.
 
 Normal numbers are drawn in pairs by ``np.random.randn`` and ``random.gauss``, and the second is
 kept for the next call. It is forgotten between two steps: numpy's can't be read in good time.
@@ -20,22 +22,34 @@ kept for the next call. It is forgotten between two steps: numpy's can't be read
 
 from __future__ import annotations
 
-import ctypes
 import importlib.abc
 import importlib.util
-import random
 import sys
 from array import array
-from collections.abc import Callable
 from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
 
 import numpy as np
 
+from torchrl_hts._executor.generator_words import (
+    SIZE,
+    WORDS,
+    InMemory,
+    find_numpy,
+    find_python,
+    forget_pairs,
+)
 from torchrl_hts._executor.vmas_states import VmasStates, fresh_vmas_states, vmas_states
 
-__all__ = ["GeneratorState", "Generators", "entered_state"]
+__all__ = [
+    "GeneratorState",
+    "Generators",
+    "begin_in_thread",
+    "draws_are_seen",
+    "end_in_thread",
+    "entered_state",
+]
 
 # A state, as plain values that any pickle can hold: Python's and numpy's words; torch's state, or
 # None for one that nobody has drawn from; the seed of that; the patience (see `Generators`); and
@@ -43,8 +57,6 @@ __all__ = ["GeneratorState", "Generators", "entered_state"]
 GeneratorState = tuple[bytes, bytes, "bytes | None", int, int, "VmasStates | None"]
 
 _SPAWN_KEY = 0x67656E73  # "gens": sets these seeds apart from others of the same numbers
-_SIZE = 624  # words of a Mersenne Twister, which both are
-_WORDS = _SIZE + 1  # and the index of the next one
 _PATIENCE = 1000  # steps without a draw, before an environment is taken for one that draws nothing
 _FOREVER = 2**62
 # Of the first word only the highest bit counts. That of Python's seeds, and the index after them,
@@ -76,9 +88,9 @@ class Generators:
     def seed(self, *numbers: int) -> None:
         """Begin anew, from these numbers alone."""
         seeds = np.random.SeedSequence(numbers, spawn_key=(_SPAWN_KEY, len(numbers)))
-        words = seeds.generate_state(2 * _SIZE + 2).tolist()
-        python = array("I", (_SIZE, _FIRST_WORD, *words[1:_SIZE]))
-        numpy = array("I", (_FIRST_WORD, *words[_SIZE + 1 : 2 * _SIZE], _SIZE))
+        words = seeds.generate_state(2 * SIZE + 2).tolist()
+        python = array("I", (SIZE, _FIRST_WORD, *words[1:SIZE]))
+        numpy = array("I", (_FIRST_WORD, *words[SIZE + 1 : 2 * SIZE], SIZE))
         self._set(python, numpy, None, words[-1] << 31 | words[-2] >> 1, _PATIENCE)
 
     def _set(
@@ -94,6 +106,8 @@ class Generators:
         """Let what is drawn from now on come from these generators."""
         process = _process
         process.look()
+        if process.num_in_threads:
+            return
         process.last = self
         if process.owner is not self:
             process.put(self)
@@ -111,6 +125,8 @@ class Generators:
             process.last = self
             return
         process.look()
+        if process.num_in_threads:
+            return
         process.last = self
         if self._patience:
             self._patience -= 1
@@ -138,7 +154,7 @@ class Generators:
         """
         python, numpy, torch, torch_seed, patience, *vmas = state
         self._set(
-            _checked_words(python, 0), _checked_words(numpy, _SIZE), torch, torch_seed, patience
+            _checked_words(python, 0), _checked_words(numpy, SIZE), torch, torch_seed, patience
         )
         if vmas:  # older versions have saved none
             self._vmas = vmas[0]
@@ -149,6 +165,35 @@ def entered_state() -> GeneratorState | None:
     return None if _process.last is None else _process.last.state()
 
 
+def draws_are_seen() -> bool:
+    """Whether this process notices who draws from Python's or numpy's generator."""
+    return isinstance(_python, InMemory) and isinstance(_numpy, InMemory)
+
+
+def begin_in_thread() -> None:
+    """An environment begins to play in a thread: until it ends, nobody may draw.
+
+    Raises:
+        RuntimeError: somebody has, while another played.
+    """
+    _process.look()
+    if not _process.num_in_threads:
+        _process.mark_torch()
+    _process.num_in_threads += 1
+
+
+def end_in_thread() -> None:
+    """It has ended.
+
+    Raises:
+        RuntimeError: somebody has drawn meanwhile.
+    """
+    try:
+        _process.look()
+    finally:
+        _process.num_in_threads -= 1
+
+
 def _as_bytes(state: Any) -> bytes | None:
     """A state of torch's generator that may be a tensor."""
     return state if state is None or isinstance(state, bytes) else bytes(state.numpy().data)
@@ -156,89 +201,12 @@ def _as_bytes(state: Any) -> bytes | None:
 
 def _checked_words(state: bytes, index: int) -> array[int]:
     words = array("I", state)
-    if len(words) != _WORDS or words[index] > _SIZE:  # or words would be read that lie beyond
+    if len(words) != WORDS or words[index] > SIZE:  # or words would be read that lie beyond
         raise ValueError("the state of the random generators was changed after it was saved")
     return words
 
 
-class _InMemory:
-    """A generator of the process, whose words lie in memory one after the other.
-
-    Attributes:
-        mark: its one item changes with every draw and every seed.
-    """
-
-    def __init__(self, address: int, mark_at: int) -> None:
-        block = memoryview((ctypes.c_uint32 * _WORDS).from_address(address)).cast("B")
-        self.words = block.cast("I")
-        self.mark: Any = block[4 * mark_at : 4 * mark_at + 8].cast("Q")
-
-    def take(self, words: memoryview) -> None:
-        """Copy its words."""
-        words[:] = self.words
-
-    def put(self, words: memoryview) -> None:
-        """Set its words."""
-        self.words[:] = words
-
-
-class _Asked:
-    """The same by public functions, which take long; there is no telling whether it has drawn."""
-
-    def __init__(self, get: Callable[[], list[int]], set_: Callable[[list[int]], None]) -> None:
-        self.get, self.set = get, set_
-        self.mark: Any = [float("nan")]
-
-    def take(self, words: memoryview) -> None:
-        words[:] = memoryview(array("I", self.get()))
-
-    def put(self, words: memoryview) -> None:
-        self.set(words.tolist())
-
-
-# Python's: the index comes first.
-
-
-def _get_python() -> list[int]:
-    *words, index = _inst.getstate()[1]
-    return [index, *words]
-
-
-def _set_python(words: list[int]) -> None:
-    _inst.setstate((_inst.VERSION, (*words[1:], words[0]), None))
-
-
-def _find_python() -> _InMemory | _Asked:
-    start, base = object.__basicsize__, random.Random.__base__
-    if base is not None and base.__basicsize__ >= start + 4 * _WORDS:
-        found = _InMemory(id(_inst) + start, 0)
-        if found.words.tolist() == _get_python():
-            return found
-    return _Asked(_get_python, _set_python)
-
-
-# Numpy's: the index comes last.
-
-
-def _get_numpy() -> list[int]:
-    state = _bits.state["state"]
-    return [*state["key"].tolist(), state["pos"]]
-
-
-def _set_numpy(words: list[int]) -> None:
-    state = {"key": np.array(words[:_SIZE], np.uint32), "pos": words[_SIZE]}
-    _bits.state = {"bit_generator": "MT19937", "state": state}
-
-
-def _find_numpy() -> _InMemory | _Asked:
-    found = _InMemory(_bits.ctypes.state_address, _SIZE - 1)
-    return found if found.words.tolist() == _get_numpy() else _Asked(_get_numpy, _set_numpy)
-
-
-_inst: Any = random._inst
-_bits: Any = np.random.get_bit_generator()  # type: ignore[attr-defined]
-_use_bits: Any = np.random.set_bit_generator  # type: ignore[attr-defined]
-_python, _numpy = _find_python(), _find_numpy()
+_python, _numpy = find_python(), find_numpy()
 _python_mark, _numpy_mark = _python.mark, _numpy.mark
 
 
@@ -254,6 +222,9 @@ class _Process:
             there is nothing to do; None where torch's generator always is to be seen to.
         torch: once it has been imported.
         torch_owner: whose state of torch's generator is in its place.
+        num_in_threads: how many environments play in threads just now.
+        torch_mark: the state of torch's generator when the first of them began, or torch had been
+            imported; None before it is.
     """
 
     last: Generators | None = None
@@ -264,14 +235,29 @@ class _Process:
     quiet_numpy_mark: float | None = None
     torch: Any = None
     torch_owner: Generators | None = None
+    num_in_threads = 0
+    torch_mark: Any = None
 
     def look(self) -> None:
-        """See what the last one has drawn."""
+        """See what the last one has drawn.
+
+        Raises:
+            RuntimeError: somebody has drawn, and environments play in threads.
+        """
+        if self.num_in_threads:
+            if not self.has_drawn():
+                return  # without another look, which might not see what is drawn meanwhile
+            raise RuntimeError(
+                "an environment of this executor has drawn from random, np.random or torch's "
+                "default generator, or forked, which draws too, while environments of "
+                "make_in_thread played. Their threads share these generators, so what each draws "
+                "would be a matter of timing. Draw from the environment's np_random, which "
+                "reset(seed=...) seeds, or make it without make_in_thread"
+            )
         if _python_mark[0] == self.python_mark and _numpy_mark[0] == self.numpy_mark:
             return
-        _inst.gauss_next = None
-        _use_bits(_bits)  # which forgets numpy's
-        if isinstance(_python, _InMemory):
+        forget_pairs()
+        if isinstance(_python, InMemory):
             _python.words[1] |= 1  # see `_FIRST_WORD`
         if self.last is not None:
             self.last._patience = _FOREVER
@@ -281,6 +267,22 @@ class _Process:
             _python.take(self.owner._python)
             _numpy.take(self.owner._numpy)
         self.python_mark, self.numpy_mark = _python_mark[0], _numpy_mark[0]
+
+    def has_drawn(self) -> bool:
+        """Whether anybody has drawn since environments began to play in threads."""
+        return (
+            _python_mark[0] != self.python_mark
+            or _numpy_mark[0] != self.numpy_mark
+            or (
+                self.torch_mark is not None
+                and not self.torch.equal(self.torch_mark, self.torch.default_generator.get_state())
+            )
+        )
+
+    def mark_torch(self) -> None:
+        """Note the state of torch's generator, if there is one."""
+        if self.torch is not None:
+            self.torch_mark = self.torch.default_generator.get_state()
 
     def put(self, generators: Generators) -> None:
         """Put Python's and numpy's words in their place; what is there has been seen."""
@@ -335,6 +337,7 @@ class _Process:
         self.quiet_python_mark = None
         if self.last is not None:
             self.put_torch(self.last)
+        self.mark_torch()
 
 
 class _TorchWatch(importlib.abc.MetaPathFinder):
