@@ -47,9 +47,11 @@ class BackgroundEnv(gym.Env[Any, Any]):
     Attributes:
         tells: whether it calls what `tell_when_over` gets. Else steps are waited for in the order
             in which they began.
+        held: the environment of this process that it plays, if there is one.
     """
 
     tells = False
+    held: gym.Env[Any, Any] | None = None
 
     def begin_reset(self, seed: int) -> None:
         """Get ready for a `reset` with this seed, which comes next."""

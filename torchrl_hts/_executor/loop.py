@@ -34,6 +34,7 @@ from torchrl_hts._executor.messages import (
     Unsaved,
 )
 from torchrl_hts._processes.messages import receive_object, send_object
+from torchrl_hts._processes.raised import exits_well
 from torchrl_hts._rounds.event_rings import Activity, Record, recorder
 from torchrl_hts._rounds.exchange import SAVE, WAKE, ExecutorPort, Inbox
 from torchrl_hts._rounds.gathering import fills_cores
@@ -77,17 +78,12 @@ def run_executor(control: Connection, fds: list[int]) -> None:
         _work(environments, plan, control, fds)
     except EnvironmentFailedError as error:
         if os.getpid() != pid:  # a fork that an environment has made, and that was to end
-            os._exit(0 if _exits_well(error.__cause__) else 1)
+            os._exit(0 if exits_well(error.__cause__) else 1)
         send_object(control, error.told)
     finally:
         with contextlib.ExitStack() as closing:  # all of them, also where closing one fails
             for environment in environments.values():
                 closing.callback(environment.close)
-
-
-def _exits_well(error: BaseException | None) -> bool:
-    """Whether it is what ``sys.exit()`` raises to say that all is well."""
-    return isinstance(error, SystemExit) and error.code in (None, 0)
 
 
 def _work(

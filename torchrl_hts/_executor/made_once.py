@@ -13,6 +13,7 @@ from typing import Any
 import gymnasium as gym
 from gymnasium.vector import SyncVectorEnv, VectorEnv, VectorWrapper
 
+from torchrl_hts._executor.gym_env import BackgroundEnv
 from torchrl_hts.errors import EnvError
 
 __all__ = ["check_made_once", "gymnasium_parts"]
@@ -54,6 +55,8 @@ def gymnasium_parts(env: gym.Env[Any, Any] | VectorEnv[Any, Any, Any]) -> Iterat
     while isinstance(env, gym.Wrapper | VectorWrapper):
         env = env.env
     yield env
+    if isinstance(env, BackgroundEnv) and env.held is not None:
+        yield from gymnasium_parts(env.held)
     if isinstance(env, SyncVectorEnv):
         for one in env.envs:
             yield from gymnasium_parts(one)

@@ -15,7 +15,7 @@ from torchrl_hts.errors import (
     failure_of,
 )
 
-__all__ = ["Raised"]
+__all__ = ["Raised", "exits_well"]
 
 
 _SAY_ALL = (CannotSaveError, EnvError, InvalidValueError, PolicyError)
@@ -43,6 +43,11 @@ class Raised:
         else:
             lines = [*traceback.format_exception(error), _on_script(error)]
         return cls(failure_of(error), "".join(lines))
+
+
+def exits_well(error: BaseException | None) -> bool:
+    """Whether it is what ``sys.exit()`` raises to say that all is well."""
+    return isinstance(error, SystemExit) and error.code in (None, 0)
 
 
 def _on_script(error: BaseException) -> str:

@@ -11,6 +11,7 @@ from torchrl_hts.envs.atari import (
 )
 from torchrl_hts.envs.football import FootballEnv, check_football, make_football
 from torchrl_hts.envs.football_batch import make_football_batch
+from torchrl_hts.envs.in_thread import make_in_thread
 from torchrl_hts.envs.ray_cluster import reaching_ray
 from torchrl_hts.envs.remote import make_remote
 
@@ -24,6 +25,7 @@ __all__ = [
     "make_atari_batch",
     "make_football",
     "make_football_batch",
+    "make_in_thread",
     "make_remote",
     "reaching_ray",
 ]

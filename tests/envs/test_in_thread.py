@@ -1,0 +1,189 @@
+"""make_in_thread: environments that wait side by side, with the bits of those that don't."""
+
+from __future__ import annotations
+
+import threading
+from functools import partial
+from typing import Any
+
+import gymnasium as gym
+import pytest
+import torch
+from environments import EchoEnv, wrapped_in_disguise
+from policies import categorical
+from probe import ask_for_states
+from tensordict import TensorDictBase
+from waiting_environments import Faulty, OwnDraws, Together, the_same
+
+from torchrl_hts import HTSCollector, WorkerError
+from torchrl_hts.env_state import restore_environment, save_environment
+from torchrl_hts.envs import make_in_thread
+
+pytestmark = pytest.mark.usefixtures("nothing_left")
+
+
+def start(factories: list[Any], **options: Any) -> HTSCollector:
+    frames = 12 * len(factories)
+    options = {"num_executors": 1, "num_actors": 1, "seed": 5, "frames_per_batch": frames} | options
+    return HTSCollector(factories, categorical(4), **options)
+
+
+def gather(collector: HTSCollector, rounds: int = 2) -> TensorDictBase:
+    batches = iter(collector)
+    return torch.stack([next(batches).clone() for _ in range(rounds)])
+
+
+@pytest.mark.parametrize("lag", [0, 1])
+@pytest.mark.parametrize("num_executors", [1, 3])
+def test_i7_environments_in_threads_give_the_bits_of_others(num_executors: int, lag: int) -> None:
+    """They keep their observations in one array, which the next episode's first is written to."""
+    with start([OwnDraws] * 4, lag=lag) as collector:
+        expected = gather(collector)
+        collector.set_seed(7)
+        expected = torch.cat([expected, gather(collector)])
+    make = partial(make_in_thread, OwnDraws)
+    with start([make, OwnDraws, make, make], num_executors=num_executors, lag=lag) as collector:
+        gathered = gather(collector)
+        collector.set_seed(7)
+        assert (torch.cat([gathered, gather(collector)]) == expected).all()
+
+
+def test_they_wait_side_by_side() -> None:
+    """The resets that follow on a step too."""
+    with start([partial(make_in_thread, partial(Together, 3))] * 3) as collector:
+        batch = gather(collector)
+    assert batch["next", "done"].sum() == 18
+
+
+def test_a_run_goes_on_bit_for_bit() -> None:
+    make = partial(make_in_thread, OwnDraws)
+    with start([OwnDraws] * 2) as collector:
+        expected = gather(collector, 4)
+    with start([make] * 2) as collector:
+        assert (gather(collector) == expected[:2]).all()
+        state = collector.state_dict()
+        assert not state["why_environments_are_lost"]
+    with start([make] * 2, num_executors=2) as collector:
+        collector.load_state_dict(state)
+        assert (gather(collector) == expected[2:]).all()
+
+
+def test_a_state_of_an_environment_without_a_protocol_goes_on_in_another() -> None:
+    def after(env: gym.Env[Any, Any]) -> list[Any]:
+        return [tuple(map(str, env.step(action))) for action in (0, 1, 2, 3)]
+
+    make = partial(gym.make, "FrozenLake-v1")  # slips at random
+    env, other = make_in_thread(make), make_in_thread(make)
+    env.reset(seed=3)
+    env.step(1)
+    state = save_environment(env, "with it")
+    expected = after(env)
+    assert restore_environment(other, state) == "with it"
+    assert after(other) == expected
+    env.close()
+    other.close()
+
+
+def test_without_a_number_one_executor_has_those_that_wait() -> None:
+    with start(
+        [partial(make_in_thread, partial(Waiting, 0.01))] * 8, num_executors=None
+    ) as collector:
+        assert collector.num_executors == 1
+
+
+class Waiting(EchoEnv):
+    """Every step takes so many seconds, of which none is computed in."""
+
+    def __init__(self, step_s: float) -> None:
+        super().__init__()
+        self.step_s = step_s
+
+    def step(self, action: Any) -> Any:
+        threading.Event().wait(self.step_s)
+        return super().step(action)
+
+
+DRAWN = r"has drawn from random, np\.random or torch's.*make it without make_in_thread"
+
+
+@pytest.mark.parametrize(
+    ("fault", "said"),
+    [
+        ("raises", "environment 1 failed in round 0, step 2.*ValueError: the ball left the"),
+        ("raises at its second reset", "environment 1 failed in round 0.*the ball won't come"),
+        ("exits", "environment 1 failed in round 0, step 2.*SystemExit: 3"),
+        ("dies", "executor 0 .*exit code 7"),
+        ("draws at its reset", DRAWN),
+        ("draws from random", DRAWN),
+        ("draws from np.random", DRAWN),
+        ("draws from torch", DRAWN),
+        ("forks", DRAWN),  # and what was forked ends
+    ],
+)
+def test_what_goes_wrong_in_a_thread_is_told(fault: str, said: str) -> None:
+    factories = [partial(make_in_thread, each) for each in (EchoEnv, partial(Faulty, fault))]
+    with start(factories) as collector, pytest.raises(WorkerError, match=f"(?s){said}"):
+        gather(collector)
+
+
+def test_draws_beside_environments_in_threads_are_errors_or_their_own() -> None:
+    """Which of the two is a matter of timing; wrong numbers aren't."""
+    factories = [
+        partial(make_in_thread, partial(Waiting, 0.05)),
+        partial(Faulty, "draws from random"),
+    ]
+    with start(factories) as collector, pytest.raises(WorkerError, match=f"(?s){DRAWN}"):
+        gather(collector, 8)
+
+
+def test_a_step_that_hangs_is_named() -> None:
+    factories = [partial(make_in_thread, each) for each in (EchoEnv, partial(Faulty, "hangs"))]
+    said = "made no progress for 10 s.*while environment 1 was stepped in round 0, step 2"
+    with (
+        start(factories, timeout_s=10) as collector,
+        pytest.raises(WorkerError, match=f"(?s){said}"),
+    ):
+        gather(collector)
+
+
+def test_an_environment_looks_like_its_own() -> None:
+    env, own = make_in_thread(OwnDraws), OwnDraws()
+    assert env.observation_space == own.observation_space
+    assert env.action_space == own.action_space
+    assert env.render_mode == own.render_mode
+    first, _ = env.reset(seed=1)
+    assert first[3] == -1
+    assert env.np_random.bit_generator.state == env.held.np_random.bit_generator.state
+    env.close()
+    env.close()
+    for late in (env.reset, env.render, partial(env.step, 0)):
+        with pytest.raises(gym.error.ClosedEnvironmentError, match="has been closed"):
+            late()
+    assert "environment" not in {thread.name for thread in threading.enumerate()}
+
+
+def test_a_thread_ends_where_no_environment_is_made() -> None:
+    with pytest.raises(ZeroDivisionError):
+        make_in_thread(lambda: 1 // 0)
+    with pytest.raises(TypeError, match=r"takes a factory.*got <environments\.EchoEnv"):
+        make_in_thread(EchoEnv())  # type: ignore[arg-type]
+    for factory in (wrapped_in_disguise, partial(gym.make_vec, "CartPole-v1")):
+        with pytest.raises(TypeError, match=r"expected one gymnasium\.Env"):
+            make_in_thread(factory)
+
+
+def test_two_that_hold_one_environment_are_refused() -> None:
+    with pytest.raises(WorkerError, match=r"create_env_fn\[1\] made the environment that"):
+        start([partial(make_in_thread, the_same)] * 2)
+
+
+def test_where_draws_cannot_be_seen_nothing_plays_in_a_thread(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    ask_for_states(monkeypatch)
+    env = make_in_thread(OwnDraws)
+    env.begin_reset(3)
+    env.reset(seed=3)
+    assert not env.begin_step(1)
+    assert env.step(1)[0][3] == 1
+    env.close()
