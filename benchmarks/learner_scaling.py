@@ -10,6 +10,8 @@ with the mean that its executors took, its update, and the exchange as it was ti
 more learners than were measured the exchange is `theory.exchange_time` with 0.1 ms and 1 Gbit/s.
 The column large is the exchange of 1.7 million values, as the Nature CNN has, timed likewise. The
 last are microseconds of processor time for a step, by kind of process, and rows of an actor's pass.
+With ``--in-threads`` the environments of a learner are in threads of one executor. Its steps can't
+be timed, so predictions take the mean of what is slept.
 Writes learner_scaling.json after each run, so that a command that was stopped, or of which a run
 has failed, goes on where it was. And learner_scaling.svg.
 """
@@ -48,6 +50,7 @@ from torchrl.objectives.value import GAE
 from torchrl_hts import DelayedGradient, HTSCollector, World, keep_servers
 from torchrl_hts.bench.command_line import count, make_directory
 from torchrl_hts.bench.measuring import default_policy
+from torchrl_hts.envs import make_in_thread
 from torchrl_hts.theory import exchange_time, timetable
 
 ENVS, ALPHA, LAG = 16, 20, 1  # of each learner
@@ -85,10 +88,15 @@ def time_exchange(world: World, module: nn.Module, batch: TensorDictBase) -> flo
     return statistics.median(found)
 
 
+def factories(number: int, in_threads: bool) -> list[Any]:
+    """What makes so many environments that sleep."""
+    makes = [partial(SleepEnv, env) for env in range(number)]
+    return [partial(make_in_thread, make) for make in makes] if in_threads else makes
+
+
 def learn(options: argparse.Namespace) -> None:
     """What each learner does; the first writes down what it has measured."""
-    shards = options.shards or None
-    with keep_servers(), World(shards=shards, threads=1) as world:
+    with keep_servers(), World(shards=options.shards or None, threads=1) as world:
         loss_module, actor, advantage = networks()
         optimizer = torch.optim.RMSprop(loss_module.parameters(), lr=1e-4)
         delayed = DelayedGradient(actor, lag=LAG)
@@ -112,11 +120,11 @@ def learn(options: argparse.Namespace) -> None:
             updates_s.append(spent_s + time.perf_counter() - began)
 
         with HTSCollector(
-            [partial(SleepEnv, env) for env in range(ENVS * world.size)],
+            factories(ENVS * world.size, options.in_threads),
             actor,
             frames_per_batch=frames,
             total_frames=frames * (options.rounds + WARM_UP + 1),
-            num_executors=ENVS,
+            num_executors=1 if options.in_threads else ENVS,
             lag=LAG,
             seed=0,
             world=world,
@@ -130,10 +138,11 @@ def learn(options: argparse.Namespace) -> None:
                 collector.update_policy_weights_()
             took_s, now = time.perf_counter() - began, used_s(collector.worker_pids())
             seen = collector.statistics()
-        busy_s = seen.executor_busy_share * seen.elapsed_s * ENVS
+        all_steps = ALPHA * (WARM_UP + options.rounds + 1)
+        busy_s = seen.executor_busy_share * seen.elapsed_s
         found = {
             "steps_per_second": frames * options.rounds / took_s,
-            "step_s": busy_s / (ALPHA * (WARM_UP + options.rounds + 1) * ENVS),  # of all rounds
+            "step_s": SLEEP_MEAN_S if options.in_threads else busy_s / all_steps,
             "update_s": statistics.mean(updates_s[WARM_UP:]),
             "rows": seen.mean_actor_batch_size,
             **{f"{k}_s": (now[k] - before[k]) / (ENVS * ALPHA * options.rounds) for k in KINDS},
@@ -148,11 +157,12 @@ def learn(options: argparse.Namespace) -> None:
             options.write_to.write_text(json.dumps(found))
 
 
-def measure(size: int, shards: int, rounds: int, on_hosts: bool) -> dict[str, Any]:
+def measure(size: int, shards: int, options: argparse.Namespace, on_hosts: bool) -> dict[str, Any]:
     """One run."""
     with tempfile.TemporaryDirectory() as directory:
         file = Path(directory, "found.json")
-        script = [str(Path(__file__).resolve()), "--shards", str(shards), "--rounds", str(rounds)]
+        script = [str(Path(__file__).resolve()), *["--in-threads"] * options.in_threads]
+        script += ["--shards", str(shards), "--rounds", str(options.rounds)]
         script += ["--output-dir", directory, "--write-to", str(file)]
         torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
         with Hosts(size) if on_hosts else nullcontext() as hosts:
@@ -177,7 +187,7 @@ def measure_missing(
         if not measurements.has(key):
             print(f"[{turn + 1}/{options.turns}] {kind}, {size} learners", file=sys.stderr)
             shards = options.shards if kind == "shards" else 0
-            measurements.add(key, measure(size, shards, options.rounds, on_hosts))
+            measurements.add(key, measure(size, shards, options, on_hosts))
 
 
 def medians_of(
@@ -254,6 +264,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=count, default=60, help="of each run (default: 60)")
     parser.add_argument("--turns", type=count, default=3, help="of all runs (default: 3)")
     parser.add_argument("--shards", type=int, default=4, help="0: all-reduce alone (default: 4)")
+    parser.add_argument("--in-threads", action="store_true", help="of make_in_thread")
     parser.add_argument("--write-to", type=Path, help=argparse.SUPPRESS)  # of a learner
     options = parser.parse_args()
     if options.write_to is not None:
@@ -267,6 +278,7 @@ def main() -> None:
     wanted = [(kind, size) for kind in kinds for size in options.learners]
     conditions = {**essentials(), "rounds": options.rounds, "shards": options.shards}
     conditions |= {"on_hosts": why_not() is None, "mean_s": SLEEP_MEAN_S}
+    conditions |= {"in_threads": True} if options.in_threads else {}
     measurements = Measurements(options.output_dir / "learner_scaling.json", conditions)
     measure_missing(measurements, wanted, options)
     medians = medians_of(measurements.records, wanted)
