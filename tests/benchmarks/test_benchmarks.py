@@ -238,6 +238,15 @@ def test_the_front_pages_picture_is_drawn(tmp_path: Path) -> None:
     assert "<!-- update 14 -->" in file.read_text()
 
 
+def test_processes_and_threads_are_measured_side_by_side() -> None:
+    flags = ("--envs", "2", "--mean-ms", "1", "--rounds", "1", "--turns", "1")
+    *_, processes, threads = run("waiting_environments.py", *flags).splitlines()
+    for line, kind in ((processes, "processes"), (threads, "threads")):
+        _, number, place, *figures, _ = line.split("|")
+        assert (number.strip(), place.strip()) == ("2", kind)
+        assert all(float(figure.replace(",", "")) > 0 for figure in figures)
+
+
 @pytest.mark.parametrize("times", ["exponential", "constant", "gamma", "lognormal", "straggler"])
 def test_environments_sleep_as_long_as_they_say(times: str) -> None:
     means, variations = [], []

@@ -26,7 +26,7 @@ def test_runs_that_were_finished_are_kept_when_one_fails(
 ) -> None:
     asked: list[tuple[int, int]] = []
 
-    def measure(size: int, shards: int, rounds: int, on_hosts: bool) -> dict[str, Any]:
+    def measure(size: int, shards: int, options: Any, on_hosts: bool) -> dict[str, Any]:
         asked.append((size, shards))
         if asked.count((2, 4)) == 1 and size == 2 and shards == 4:
             return {"error": "a learner has failed"}
