@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import queue
+import signal
 import threading
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import gymnasium as gym
@@ -11,9 +14,17 @@ import pytest
 import torch
 from environments import EchoEnv, wrapped_in_disguise
 from policies import categorical
-from probe import ask_for_states
+from probe import ask_for_states, take_for_hung_after
 from tensordict import TensorDictBase
-from waiting_environments import Faulty, OwnDraws, Together, the_same
+from thread_environments import (
+    ClosedTogether,
+    Faulty,
+    Interrupting,
+    OwnDraws,
+    Reusing,
+    Together,
+    the_same,
+)
 
 from torchrl_hts import HTSCollector, WorkerError
 from torchrl_hts.env_state import restore_environment, save_environment
@@ -48,11 +59,28 @@ def test_i7_environments_in_threads_give_the_bits_of_others(num_executors: int, 
         assert (torch.cat([gathered, gather(collector)]) == expected).all()
 
 
-def test_they_wait_side_by_side() -> None:
-    """The resets that follow on a step too."""
-    with start([partial(make_in_thread, partial(Together, 3))] * 3) as collector:
+def test_what_environments_write_to_again_is_read_before() -> None:
+    found = []
+    for make in (Reusing, partial(make_in_thread, Reusing)):
+        with start([make] * 2, info_keys=["won"]) as collector:
+            found.append(gather(collector))
+    assert found[0]["next", "won"].sum() > 0
+    assert (found[0] == found[1]).all()
+
+
+@pytest.mark.parametrize("length", [4, 100])
+def test_they_wait_side_by_side(length: int) -> None:
+    """In the resets that follow on a step too."""
+    make = partial(make_in_thread, partial(Together, 3, length))
+    with start([make] * 3, max_frames_per_traj=4) as collector:
         batch = gather(collector)
     assert batch["next", "done"].sum() == 18
+
+
+def test_they_close_side_by_side(tmp_path: Path) -> None:
+    with start([partial(make_in_thread, partial(ClosedTogether, tmp_path))] * 3) as collector:
+        gather(collector)
+    assert len([*tmp_path.iterdir()]) == 3
 
 
 def test_a_run_goes_on_bit_for_bit() -> None:
@@ -103,7 +131,7 @@ class Waiting(EchoEnv):
         return super().step(action)
 
 
-DRAWN = r"has drawn from random, np\.random or torch's.*make it without make_in_thread"
+DRAWN = r"has drawn from random, np\.random or torch's.*use make_in_thread for none of these"
 
 
 @pytest.mark.parametrize(
@@ -117,6 +145,9 @@ DRAWN = r"has drawn from random, np\.random or torch's.*make it without make_in_
         ("draws from random", DRAWN),
         ("draws from np.random", DRAWN),
         ("draws from torch", DRAWN),
+        ("puts random back", DRAWN),
+        ("puts np.random back", DRAWN),
+        ("puts torch back", DRAWN),
         ("forks", DRAWN),  # and what was forked ends
     ],
 )
@@ -127,23 +158,26 @@ def test_what_goes_wrong_in_a_thread_is_told(fault: str, said: str) -> None:
 
 
 def test_draws_beside_environments_in_threads_are_errors_or_their_own() -> None:
-    """Which of the two is a matter of timing; wrong numbers aren't."""
+    """Which of the two is a matter of timing; wrong numbers aren't, nor which one is named."""
     factories = [
         partial(make_in_thread, partial(Waiting, 0.05)),
         partial(Faulty, "draws from random"),
     ]
-    with start(factories) as collector, pytest.raises(WorkerError, match=f"(?s){DRAWN}"):
+    with (
+        start(factories) as collector,
+        pytest.raises(WorkerError, match=f"(?s){DRAWN}") as error,
+    ):
         gather(collector, 8)
+    assert error.value.env_indices == (1,)
 
 
 def test_a_step_that_hangs_is_named() -> None:
     factories = [partial(make_in_thread, each) for each in (EchoEnv, partial(Faulty, "hangs"))]
-    said = "made no progress for 10 s.*while environment 1 was stepped in round 0, step 2"
-    with (
-        start(factories, timeout_s=10) as collector,
-        pytest.raises(WorkerError, match=f"(?s){said}"),
-    ):
-        gather(collector)
+    said = "made no progress for 5 s.*while environment 1 was stepped in round 0, step 2"
+    with start(factories, timeout_s=300) as collector:
+        take_for_hung_after(collector, 5)
+        with pytest.raises(WorkerError, match=f"(?s){said}"):
+            gather(collector)
 
 
 def test_an_environment_looks_like_its_own() -> None:
@@ -170,6 +204,23 @@ def test_a_thread_ends_where_no_environment_is_made() -> None:
     for factory in (wrapped_in_disguise, partial(gym.make_vec, "CartPole-v1")):
         with pytest.raises(TypeError, match=r"expected one gymnasium\.Env"):
             make_in_thread(factory)
+
+
+def test_an_interrupted_call_leaves_the_others_alone() -> None:
+    handler = signal.signal(signal.SIGINT, signal.default_int_handler)
+    env = make_in_thread(Interrupting)
+    env.reset(seed=0)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            env.step(0)
+    finally:
+        signal.signal(signal.SIGINT, handler)
+    env.held.end.set()  # type: ignore[union-attr]
+    (observation, _), (next_observation, *_) = env.reset(seed=3), env.step(2)
+    assert observation.tolist() == [3, 0, 0, -1]
+    assert next_observation.tolist() == [3, 0, 1, 2]
+    with pytest.raises(queue.Empty):
+        env.close()
 
 
 def test_two_that_hold_one_environment_are_refused() -> None:

@@ -14,6 +14,8 @@ import torch
 from background_environments import BackgroundEcho, HangingEcho, TellingEcho
 from environments import EchoEnv
 from policies import categorical
+from probe import take_for_hung_after
+from processes import wait_until
 from tensordict import TensorDictBase
 
 from torchrl_hts import HTSCollector, WorkerError
@@ -148,16 +150,16 @@ def test_a_failure_is_not_mixed_up_with_steps_that_have_begun_beside_it(
 
 def test_a_step_that_hangs_is_named_also_while_its_executor_comes_to_rest(tmp_path: Path) -> None:
     begun = tmp_path / "begun"
-    os.mkfifo(begun)
     with HTSCollector(
         [TellingEcho, partial(HangingEcho, begun), TellingEcho],
         categorical(),
         frames_per_batch=36,
         num_executors=1,
-        timeout_s=10,
+        timeout_s=300,
     ) as collector:
         next(iter(collector))
-        assert begun.read_text() == "it hangs"  # not before it does
+        wait_until(begun.exists)
+        take_for_hung_after(collector, 5)
         with pytest.raises(WorkerError, match="while environment 1 was stepped in round 1, step 2"):
             collector.set_seed(3)
 

@@ -23,7 +23,8 @@ from policies import categorical, marked, needs_rows
 from torchrl.envs.utils import ExplorationType
 
 from torchrl_hts import HTSCollector, WorkerError
-from torchrl_hts._executor.gym_env import BackgroundEnv, GymDescription
+from torchrl_hts._executor.background_env import BackgroundEnv
+from torchrl_hts._executor.gym_env import GymDescription
 from torchrl_hts._planning import worker_counts
 from torchrl_hts._planning.costs import PassCosts, StepCosts, TeamSize, team_for
 from torchrl_hts._planning.pass_times import median_cpu_time

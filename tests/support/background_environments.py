@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 
 from environments import EchoEnv
 
-from torchrl_hts._executor.gym_env import BackgroundEnv
+from torchrl_hts._executor.background_env import BackgroundEnv
 
 
 class BackgroundEcho(EchoEnv, BackgroundEnv):
@@ -97,7 +97,7 @@ class TellingEcho(BackgroundEcho):
 
 
 class HangingEcho(BackgroundEcho):
-    """Says at a fifo when it has begun its 15th step, and never ends it."""
+    """Leaves a file when it has begun its 15th step, and never ends it."""
 
     tells = True
 
@@ -107,6 +107,6 @@ class HangingEcho(BackgroundEcho):
 
     def tell_when_over(self, tell: Callable[[], None]) -> None:
         if self.steps == 15:
-            self.begun.write_text("it hangs")
+            self.begun.touch()
         else:
             tell()

@@ -13,8 +13,7 @@ on a state that is the same for all like it. As soon as it is seen to have drawn
 VMAS keeps states of its own beside them, for all of its environments; they are swapped likewise
 (`vmas_states`).
 
-While environments play in threads of their own, nobody may draw from them: which numbers each got
-would be a matter of timing. A draw is noticed, and is an error.
+While environments play in threads of their own, nobody may draw from them (`thread_watch`).
 
 Normal numbers are drawn in pairs by ``np.random.randn`` and ``random.gauss``, and the second is
 kept for the next call. It is forgotten between two steps: numpy's can't be read in good time.
@@ -40,12 +39,14 @@ from torchrl_hts._executor.generator_words import (
     find_python,
     forget_pairs,
 )
+from torchrl_hts._executor.thread_watch import ThreadWatch
 from torchrl_hts._executor.vmas_states import VmasStates, fresh_vmas_states, vmas_states
 
 __all__ = [
     "GeneratorState",
     "Generators",
     "begin_in_thread",
+    "check_draws",
     "draws_are_seen",
     "end_in_thread",
     "entered_state",
@@ -106,7 +107,7 @@ class Generators:
         """Let what is drawn from now on come from these generators."""
         process = _process
         process.look()
-        if process.num_in_threads:
+        if _threads.num_playing:
             return
         process.last = self
         if process.owner is not self:
@@ -125,7 +126,9 @@ class Generators:
             process.last = self
             return
         process.look()
-        if process.num_in_threads:
+        if _threads.num_playing:
+            if self._patience:
+                self._patience -= 1
             return
         process.last = self
         if self._patience:
@@ -177,9 +180,7 @@ def begin_in_thread() -> None:
         RuntimeError: somebody has, while another played.
     """
     _process.look()
-    if not _process.num_in_threads:
-        _process.mark_torch()
-    _process.num_in_threads += 1
+    _threads.begin()
 
 
 def end_in_thread() -> None:
@@ -188,10 +189,16 @@ def end_in_thread() -> None:
     Raises:
         RuntimeError: somebody has drawn meanwhile.
     """
-    try:
-        _process.look()
-    finally:
-        _process.num_in_threads -= 1
+    _threads.end()
+
+
+def check_draws() -> None:
+    """See that nobody has drawn who must not.
+
+    Raises:
+        RuntimeError: somebody has, while environments played in threads.
+    """
+    _threads.check()
 
 
 def _as_bytes(state: Any) -> bytes | None:
@@ -208,6 +215,7 @@ def _checked_words(state: bytes, index: int) -> array[int]:
 
 _python, _numpy = find_python(), find_numpy()
 _python_mark, _numpy_mark = _python.mark, _numpy.mark
+_threads = ThreadWatch(_python_mark, _numpy_mark)
 
 
 class _Process:
@@ -222,9 +230,6 @@ class _Process:
             there is nothing to do; None where torch's generator always is to be seen to.
         torch: once it has been imported.
         torch_owner: whose state of torch's generator is in its place.
-        num_in_threads: how many environments play in threads just now.
-        torch_mark: the state of torch's generator when the first of them began, or torch had been
-            imported; None before it is.
     """
 
     last: Generators | None = None
@@ -235,8 +240,6 @@ class _Process:
     quiet_numpy_mark: float | None = None
     torch: Any = None
     torch_owner: Generators | None = None
-    num_in_threads = 0
-    torch_mark: Any = None
 
     def look(self) -> None:
         """See what the last one has drawn.
@@ -244,16 +247,9 @@ class _Process:
         Raises:
             RuntimeError: somebody has drawn, and environments play in threads.
         """
-        if self.num_in_threads:
-            if not self.has_drawn():
-                return  # without another look, which might not see what is drawn meanwhile
-            raise RuntimeError(
-                "an environment of this executor has drawn from random, np.random or torch's "
-                "default generator, or forked, which draws too, while environments of "
-                "make_in_thread played. Their threads share these generators, so what each draws "
-                "would be a matter of timing. Draw from the environment's np_random, which "
-                "reset(seed=...) seeds, or make it without make_in_thread"
-            )
+        if _threads.num_playing:
+            _threads.check()
+            return  # without another look, which would take what is drawn meanwhile for granted
         if _python_mark[0] == self.python_mark and _numpy_mark[0] == self.numpy_mark:
             return
         forget_pairs()
@@ -267,22 +263,6 @@ class _Process:
             _python.take(self.owner._python)
             _numpy.take(self.owner._numpy)
         self.python_mark, self.numpy_mark = _python_mark[0], _numpy_mark[0]
-
-    def has_drawn(self) -> bool:
-        """Whether anybody has drawn since environments began to play in threads."""
-        return (
-            _python_mark[0] != self.python_mark
-            or _numpy_mark[0] != self.numpy_mark
-            or (
-                self.torch_mark is not None
-                and not self.torch.equal(self.torch_mark, self.torch.default_generator.get_state())
-            )
-        )
-
-    def mark_torch(self) -> None:
-        """Note the state of torch's generator, if there is one."""
-        if self.torch is not None:
-            self.torch_mark = self.torch.default_generator.get_state()
 
     def put(self, generators: Generators) -> None:
         """Put Python's and numpy's words in their place; what is there has been seen."""
@@ -337,7 +317,7 @@ class _Process:
         self.quiet_python_mark = None
         if self.last is not None:
             self.put_torch(self.last)
-        self.mark_torch()
+        _threads.found_torch(torch)
 
 
 class _TorchWatch(importlib.abc.MetaPathFinder):

@@ -15,6 +15,7 @@ from typing import Any, Literal
 
 import gymnasium as gym
 
+from torchrl_hts._executor.background_env import BackgroundEnv, overlaps
 from torchrl_hts._executor.generators import Generators
 from torchrl_hts._executor.gym_actions import action_reader
 from torchrl_hts._executor.info import InfoKey, info_number
@@ -29,47 +30,11 @@ from torchrl_hts.env_state.compressed import compressed, decompressed
 from torchrl_hts.env_state.names import Names
 
 __all__ = [
-    "BackgroundEnv",
     "Carried",
     "GymDescription",
     "GymEnvironment",
     "RowOptions",
-    "overlaps",
 ]
-
-
-class BackgroundEnv(gym.Env[Any, Any]):
-    """An environment that can play while the process that asked for it does something else.
-
-    `reset` and `step` give the same whether or not they have been begun. What has been begun comes
-    next.
-
-    Attributes:
-        tells: whether it calls what `tell_when_over` gets. Else steps are waited for in the order
-            in which they began.
-        held: the environment of this process that it plays, if there is one.
-    """
-
-    tells = False
-    held: gym.Env[Any, Any] | None = None
-
-    def begin_reset(self, seed: int) -> None:
-        """Get ready for a `reset` with this seed, which comes next."""
-
-    def begin_step(self, action: Any) -> bool:
-        """Begin a `step` with this action, which comes next and waits for it.
-
-        Returns False if `step` is to do it all.
-        """
-        return False
-
-    def tell_when_over(self, tell: Callable[[], None]) -> None:
-        """Have ``tell`` called, by any thread, once the step that has begun is over."""
-
-
-def overlaps(env: object) -> bool:
-    """Whether an executor has steps of several such environments under way at the same time."""
-    return isinstance(env, BackgroundEnv) and env.tells
 
 
 @dataclass(frozen=True)
@@ -146,6 +111,8 @@ class GymEnvironment:
             self._names = names_of(env)
         self.plays_in_background = isinstance(env, BackgroundEnv)
         self.tells = overlaps(env)
+        self._has_begun_reset = False
+        self._begins_episodes = isinstance(env, BackgroundEnv) and env.begins_episodes
         self.description = GymDescription(env.observation_space, env.action_space)
 
     def bind(self, memory: SharedMemory, options: RowOptions) -> None:
@@ -194,8 +161,10 @@ class GymEnvironment:
     def begin_reset(self, seed: int) -> None:
         """Get ready for a reset with this seed."""
         assert isinstance(self.env, BackgroundEnv)
-        self._seed(seed)
+        self._generators.seed(seed)
         self._generators.enter()
+        seed_spaces(self.env, seed)
+        self._has_begun_reset = True
         self.env.begin_reset(seed)
 
     def reset(self, seed: int, steps: int) -> None:
@@ -203,13 +172,12 @@ class GymEnvironment:
         # No environment has had more episodes than steps: these numbers are new (I7: and depend
         # on the environment and its steps alone).
         self._episode = steps
-        self._seed(seed)
-        self._begin_episode(seed)
-
-    def _seed(self, seed: int) -> None:
-        """Seed all that it may draw from but what its own ``reset`` seeds."""
+        # All that it may draw from but what its own ``reset`` seeds.
         self._generators.seed(seed)
-        seed_spaces(self.env, seed)
+        if not self._has_begun_reset:  # else it may have drawn from its spaces already
+            seed_spaces(self.env, seed)
+        self._has_begun_reset = False
+        self._begin_episode(seed)
 
     def _begin_episode(self, seed: int | None) -> None:
         self._generators.enter()
@@ -301,10 +269,28 @@ class GymEnvironment:
             self._step_count[1][slot][t] = self._length
         if done:
             self._episode += 1
-            self._begin_episode(None)
+            if not self._begins_episodes:
+                self._begin_episode(None)
         elif self._carried:
             self._state = [left[slot][t].copy() for _, left, _ in self._carried]
         return done
+
+    def begin_episode(self) -> bool:
+        """Begin the episode that follows on one that has ended; False if `step` has done it all."""
+        if self._begins_episodes:
+            assert isinstance(self.env, BackgroundEnv)
+            self._generators.enter()
+            self.env.begin_reset(None)
+        return self._begins_episodes
+
+    def finish_episode(self) -> None:
+        """Wait for the beginning of the episode that has begun."""
+        self._begin_episode(None)
+
+    def begin_close(self) -> None:
+        """Begin to close what can be closed in the background."""
+        if isinstance(self.env, BackgroundEnv):
+            self.env.begin_close()
 
     def close(self) -> None:
         """Close the environment."""

@@ -17,6 +17,7 @@ from multiprocessing.connection import Connection
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from torchrl_hts._executor.background import BackgroundSteps
+from torchrl_hts._executor.generators import check_draws
 from torchrl_hts._executor.gym_env import GymEnvironment
 from torchrl_hts._executor.making import (
     FAILURES,
@@ -84,6 +85,9 @@ def run_executor(control: Connection, fds: list[int]) -> None:
         with contextlib.ExitStack() as closing:  # all of them, also where closing one fails
             for environment in environments.values():
                 closing.callback(environment.close)
+            for environment in environments.values():
+                if isinstance(environment, GymEnvironment):
+                    environment.begin_close()
 
 
 def _work(
@@ -152,6 +156,8 @@ class StepLoop:
         # Steps that nobody tells the end of: environments, and since when; the oldest first.
         self.begun: deque[tuple[int, int]] = deque()
         self.last_finished = 0
+        # Environments whose next episode has begun in the background.
+        self.between: set[int] = set()
 
     def start(self, starts: Mapping[int, Start]) -> None:
         """Reset environments with their seeds, or put them into their saved states."""
@@ -185,6 +191,7 @@ class StepLoop:
                 environment.restore(start)
             else:
                 environment.reset(start, self.schedule.steps[env])
+            check_draws()
         except FAILURES as error:
             raise EnvironmentFailedError(self._rows(env), *position, error) from error
         self.counters[Counter.AT] = 0
@@ -243,7 +250,10 @@ class StepLoop:
                     break
             if self.told is not None:
                 for env, began in self.told.over():
-                    self._step(env, max(began, self.last_finished))
+                    if env in self.between:
+                        self._finish_episode(env)
+                    else:
+                        self._step(env, max(began, self.last_finished))
             # What half of them has yet to play gives the actors the time for the other half.
             if len(self.begun) <= len(self.environments) // 2:
                 self.port.flush()
@@ -332,6 +342,11 @@ class StepLoop:
         counters[_AT] = env + 1
         try:
             ended = environment.step(schedule.slot(round_), t)
+            if self.told is not None:
+                check_draws()
+                if ended and env in self.background and self.background[env].begin_episode():
+                    self.between.add(env)
+                    self.told.watch(env, self.background[env], self.now_ns())
         except FAILURES as error:
             raise EnvironmentFailedError(environment.rows, round_, t, error) from error
         self.last_finished = now = self.now_ns()
@@ -342,5 +357,18 @@ class StepLoop:
         counters[_EVENTS] += len(environment.rows)
         if ended:
             counters[_RESETS] += ended
+        if env not in self.between and self.port.finish_step(env):
+            self._write_observation(env)
+
+    def _finish_episode(self, env: int) -> None:
+        """Take the beginning of an episode, and with it finish the step that came before."""
+        self.between.remove(env)
+        round_, t = self.schedule.position(env)
+        self.counters[_AT] = env + 1
+        try:
+            self.background[env].finish_episode()
+        except FAILURES as error:
+            raise EnvironmentFailedError(self._rows(env), round_, t, error) from error
+        self.counters[_AT] = 0
         if self.port.finish_step(env):
             self._write_observation(env)

@@ -13,7 +13,7 @@ from typing import Any
 import gymnasium as gym
 from gymnasium.vector import SyncVectorEnv, VectorEnv, VectorWrapper
 
-from torchrl_hts._executor.gym_env import BackgroundEnv
+from torchrl_hts._executor.background_env import BackgroundEnv
 from torchrl_hts.errors import EnvError
 
 __all__ = ["check_made_once", "gymnasium_parts"]
@@ -54,9 +54,9 @@ def gymnasium_parts(env: gym.Env[Any, Any] | VectorEnv[Any, Any, Any]) -> Iterat
     """What is below the wrappers of an environment or a batch, and of those in it at hand."""
     while isinstance(env, gym.Wrapper | VectorWrapper):
         env = env.env
-    yield env
     if isinstance(env, BackgroundEnv) and env.held is not None:
         yield from gymnasium_parts(env.held)
+    yield env
     if isinstance(env, SyncVectorEnv):
         for one in env.envs:
             yield from gymnasium_parts(one)

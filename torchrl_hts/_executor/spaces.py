@@ -22,6 +22,7 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 
+from torchrl_hts._executor.background_env import BackgroundEnv
 from torchrl_hts.env_state.attributes import attributes_of, is_a, set_attribute
 from torchrl_hts.errors import EnvError
 
@@ -179,4 +180,7 @@ def _layers(env: gym.Env[Any, Any]) -> Iterator[gym.Env[Any, Any]]:
     while isinstance(env, gym.Wrapper):
         yield env
         env = env.env
-    yield env
+    if isinstance(env, BackgroundEnv) and env.held is not None:
+        yield from _layers(env.held)  # whose spaces it shows
+    else:
+        yield env

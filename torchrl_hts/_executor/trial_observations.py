@@ -26,7 +26,7 @@ from typing import Any, TypeVar
 import gymnasium as gym
 import numpy as np
 
-from torchrl_hts._executor.gym_env import BackgroundEnv
+from torchrl_hts._executor.background_env import BackgroundEnv
 from torchrl_hts._executor.observations import ObservationReader
 from torchrl_hts._rounds.keys import Key
 from torchrl_hts._rounds.shared_memory import Array

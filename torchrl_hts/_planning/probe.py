@@ -22,8 +22,9 @@ import gymnasium as gym
 import numpy as np
 import numpy.typing as npt
 
+from torchrl_hts._executor.background_env import overlaps
 from torchrl_hts._executor.generators import Generators
-from torchrl_hts._executor.gym_env import GymDescription, overlaps
+from torchrl_hts._executor.gym_env import GymDescription
 from torchrl_hts._executor.messages import NeedsTorch
 from torchrl_hts._executor.own_seeds import seed_from_own_draws
 from torchrl_hts._executor.spaces import own_spaces, seed_spaces

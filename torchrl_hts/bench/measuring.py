@@ -17,7 +17,8 @@ from torchrl.envs import EnvBase
 from torchrl.envs.utils import ExplorationType, set_exploration_type
 from torchrl.modules import MLP, ConvNet, NormalParamExtractor, ProbabilisticActor, TanhNormal
 
-from torchrl_hts._executor.gym_env import GymDescription, overlaps
+from torchrl_hts._executor.background_env import overlaps
+from torchrl_hts._executor.gym_env import GymDescription
 from torchrl_hts._executor.torchrl_env import TorchRLDescription, TorchRLEnvironment
 from torchrl_hts._executor.torchrl_play import TorchRLPlay
 from torchrl_hts._executor.trial_observations import gym_observations

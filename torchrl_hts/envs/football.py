@@ -13,7 +13,7 @@ from typing import Any, Literal
 import gymnasium as gym
 import numpy as np
 
-from torchrl_hts._executor.gym_env import BackgroundEnv
+from torchrl_hts._executor.background_env import BackgroundEnv
 from torchrl_hts.envs.football_engines import Engine, EnvPoolEngine, GFootballEngine
 from torchrl_hts.envs.football_rules import (
     HEIGHT,
@@ -111,7 +111,7 @@ class FootballEnv(BackgroundEnv):
         self._is_playing = True
         return self._observation(), self._info(moment)
 
-    def begin_reset(self, seed: int) -> None:
+    def begin_reset(self, seed: int | None) -> None:
         """See `BackgroundEnv`."""
         self._engine.begin_reset(_engines_seed(gym.utils.seeding.np_random(seed)[0]))
 

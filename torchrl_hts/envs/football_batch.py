@@ -10,7 +10,7 @@ import gymnasium as gym
 import numpy as np
 from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
 
-from torchrl_hts._executor.gym_env import BackgroundEnv
+from torchrl_hts._executor.background_env import BackgroundEnv
 from torchrl_hts.envs.football import make_football
 from torchrl_hts.errors.checks import check_integer
 

@@ -8,99 +8,91 @@ wait: for a server, a robot, a subprocess.
 from __future__ import annotations
 
 import contextlib
-import copy
 import os
 import queue
 import threading
 import weakref
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
 from typing import Any, NoReturn
 
 import gymnasium as gym
 import numpy as np
 
+from torchrl_hts._executor.background_env import BackgroundEnv
 from torchrl_hts._executor.generators import begin_in_thread, draws_are_seen, end_in_thread
-from torchrl_hts._executor.gym_env import BackgroundEnv
-from torchrl_hts._executor.spaces import own_spaces, seed_spaces
 from torchrl_hts._processes.raised import exits_well
 from torchrl_hts.env_state import names_of, restore_environment, save_environment
 from torchrl_hts.env_state.names import Names
-from torchrl_hts.envs.simulator import has_ended
 
 __all__ = ["ThreadEnv", "make_in_thread"]
 
 _CLOSE_S = 30.0
 
 
-@dataclass(frozen=True)
-class _Outcome:
-    """What a method returned, or what it raised."""
+class _Call:
+    """A call that a thread makes, and what comes of it."""
 
-    value: Any = None
-    error: BaseException | None = None
+    def __init__(self, method: Callable[[], Any]) -> None:
+        self._method = method
+        self._outcomes: queue.SimpleQueue[tuple[Any, BaseException | None]] = queue.SimpleQueue()
 
-    @classmethod
-    def of(cls, method: Callable[[], Any]) -> _Outcome:
+    def make(self) -> BaseException | None:
+        """Call the method; returns what it raised."""
+        value = error = None
         try:
-            return cls(method())
-        except BaseException as error:
-            return cls(error=error)
+            value = self._method()
+        except BaseException as raised:
+            error = raised
+        self._outcomes.put((value, error))
+        return error
 
-    def get(self) -> Any:
-        """The value; raises the error."""
-        if self.error is not None:
-            raise self.error
-        return self.value
-
-
-class _Thread:
-    """A thread that calls what it is given, one after the other."""
-
-    def __init__(self) -> None:
-        # What is to be called, and whether anybody asks for the outcome; None ends the thread.
-        self._calls: queue.SimpleQueue[tuple[Callable[[], Any], bool] | None] = queue.SimpleQueue()
-        self._outcomes: queue.SimpleQueue[_Outcome] = queue.SimpleQueue()
-        self._end = weakref.finalize(self, self._calls.put, None)
-        args = self._calls, self._outcomes
-        threading.Thread(target=_run, args=args, name="environment", daemon=True).start()
-
-    def begin(self, call: Callable[[], Any]) -> None:
-        """Call it, once everything before it has been called."""
-        self._calls.put((call, True))
-
-    def tell(self, call: Callable[[], None]) -> None:
-        """The same for a call whose outcome nobody asks for."""
-        self._calls.put((call, False))
-
-    def outcome(self, timeout_s: float | None = None) -> Any:
-        """What came of the oldest call that has begun and whose outcome wasn't asked for.
+    def outcome(self, timeout_s: float | None = None) -> Callable[[], Any]:
+        """What gives the method's value, or raises its error, once there is one.
 
         Raises:
             queue.Empty: after the time-out.
         """
-        return self._outcomes.get(timeout=timeout_s).get()
+        value, error = self._outcomes.get(timeout=timeout_s)
+
+        def get() -> Any:
+            if error is not None:
+                raise error
+            return value
+
+        return get
+
+
+class _Thread:
+    """A thread that makes calls, one after the other."""
+
+    def __init__(self) -> None:
+        self._calls: queue.SimpleQueue[_Call | None] = queue.SimpleQueue()  # None ends the thread
+        self._end = weakref.finalize(self, self._calls.put, None)
+        threading.Thread(target=_run, args=[self._calls], name="environment", daemon=True).start()
+
+    def begin(self, method: Callable[[], Any]) -> _Call:
+        """Call a method, once everything before it has been called."""
+        call = _Call(method)
+        self._calls.put(call)
+        return call
 
     def call(self, method: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """What a method returns or raises."""
-        self.begin(partial(method, *args, **kwargs))
-        return self.outcome()
+        return self.begin(partial(method, *args, **kwargs)).outcome()()
 
     def end(self) -> None:
         """End the thread, once everything has been called."""
         self._end()
 
 
-def _run(calls: queue.SimpleQueue[Any], outcomes: queue.SimpleQueue[_Outcome]) -> None:
+def _run(calls: queue.SimpleQueue[Any]) -> None:
     pid = os.getpid()
-    for call, is_asked_for in iter(calls.get, None):
-        outcome = _Outcome.of(call)
+    for call in iter(calls.get, None):
+        error = call.make()
         if os.getpid() != pid:  # a fork that an environment has made, and that was to end
-            os._exit(0 if outcome.error is None or exits_well(outcome.error) else 1)
-        if is_asked_for:
-            outcomes.put(outcome)
-        del call, outcome  # not to be held until the next call
+            os._exit(0 if error is None or exits_well(error) else 1)
+        del call, error  # not to be held until the next one
 
 
 class _Closed:
@@ -121,6 +113,7 @@ class ThreadEnv(BackgroundEnv):
     """
 
     tells = True
+    begins_episodes = True
 
     def __init__(self, factory: Callable[[], gym.Env[Any, Any]]) -> None:
         self._thread: Any = _Thread()
@@ -129,49 +122,53 @@ class ThreadEnv(BackgroundEnv):
         except BaseException:
             self._thread.end()
             raise
-        own_spaces(self._env)
         self._names: Names | None = None
         with contextlib.suppress(Exception):  # which is met again, and told, where it is saved
             self._names = names_of(self._env)
-        self.observation_space = self._env.observation_space
-        self.action_space = self._env.action_space
         self.metadata = self._env.metadata
         self.render_mode = self._env.render_mode
-        self._has_begun = False  # what comes next
-        self._next: _Outcome | None = None  # the episode that follows, if it has begun
+        self._begun: _Call | None = None  # what comes next
+        self._closing: _Call | None = None
 
-    @property  # type: ignore[misc]  # nothing may be set
+    @property
+    def observation_space(self) -> gym.Space[Any]:  # type: ignore[override]  # nothing may be set
+        """The environment's own."""
+        return self._env.observation_space
+
+    @property
+    def action_space(self) -> gym.Space[Any]:  # type: ignore[override]
+        """The environment's own."""
+        return self._env.action_space
+
+    @property  # type: ignore[misc]
     def np_random(self) -> np.random.Generator:
         """The environment's own."""
         return self._env.np_random
 
-    def begin_reset(self, seed: int) -> None:
+    def begin_reset(self, seed: int | None) -> None:
         """See `BackgroundEnv`."""
-        self._begin(partial(self._reset, seed))
+        self._begin(partial(self._env.reset, seed=seed))
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
         """What the environment's ``reset`` does, or the rest of one that has begun."""
-        following, self._next = self._next, None
-        if self._has_begun:
-            return self._finish()
-        if following is not None and seed is None and options is None:
-            return following.get()
-        return self._thread.call(self._reset, seed, options)
+        if self._begun is not None:
+            return self._finish(self._begun)
+        given = {} if options is None else {"options": options}  # which not every reset takes
+        return self._thread.call(self._env.reset, seed=seed, **given)
 
     def begin_step(self, action: Any) -> bool:
         """See `BackgroundEnv`."""
-        return self._begin(partial(self._step, action))
+        return self._begin(partial(self._env.step, action))
 
     def tell_when_over(self, tell: Callable[[], None]) -> None:
         """See `BackgroundEnv`."""
-        self._thread.tell(tell)
+        self._thread.begin(tell)
 
     def step(self, action: Any) -> Any:
         """What the environment's ``step`` does, or the rest of one that has begun."""
-        if not self._has_begun:
-            return self._thread.call(self._env.step, action)
-        outcome, self._next = self._finish()
-        return outcome
+        if self._begun is not None:
+            return self._finish(self._begun)
+        return self._thread.call(self._env.step, action)
 
     def render(self) -> Any:
         """What the environment's ``render`` does."""
@@ -188,8 +185,14 @@ class ThreadEnv(BackgroundEnv):
 
     def set_state(self, state: bytes) -> None:
         """Go on where `get_state` was called, in another process maybe."""
-        self._next = None
         self._thread.call(restore_environment, self._env, state, names=self._names)
+
+    def begin_close(self) -> None:
+        """See `BackgroundEnv`."""
+        if not isinstance(self._thread, _Closed):
+            self._closing = self._thread.begin(self._env.close)
+            self._thread.end()
+            self._thread = _Closed()
 
     def close(self) -> None:
         """Close the environment and end its thread.
@@ -197,58 +200,33 @@ class ThreadEnv(BackgroundEnv):
         Raises:
             TimeoutError: the environment doesn't close. Its thread ends with the process.
         """
-        thread, self._thread = self._thread, _Closed()
-        if isinstance(thread, _Closed):
+        self.begin_close()
+        closing, self._closing = self._closing, None
+        if closing is None:
             return
-        thread.begin(self._env.close)
-        thread.end()
         try:
-            if self._has_begun:
-                with contextlib.suppress(Exception):  # of a step that nobody asks for any more
-                    thread.outcome(_CLOSE_S)
-            thread.outcome(_CLOSE_S)
+            get = closing.outcome(_CLOSE_S)
         except queue.Empty:
             raise TimeoutError(
                 f"an environment of make_in_thread was not closed within {_CLOSE_S:g} s, for it "
                 "hangs in its close, or still in what it was asked for before"
             ) from None
+        get()
 
-    def _begin(self, call: Callable[[], Any]) -> bool:
-        """Begin it, unless draws would be lost to other environments unseen."""
+    def _begin(self, method: Callable[[], Any]) -> bool:
+        """Begin it, unless nobody would see draws."""
         if draws_are_seen():
             begin_in_thread()
-            self._has_begun = True
-            self._thread.begin(call)
-        return self._has_begun
+            self._begun = self._thread.begin(method)
+        return self._begun is not None
 
-    def _finish(self) -> Any:
-        self._has_begun = False
+    def _finish(self, begun: _Call) -> Any:
+        get = begun.outcome()
+        self._begun = None
         try:
-            return self._thread.outcome()
+            return get()
         finally:
             end_in_thread()
-
-    def _reset(self, seed: int | None, options: dict[str, Any] | None = None) -> Any:
-        if seed is not None:
-            seed_spaces(self._env, seed)
-        given = {} if options is None else {"options": options}  # which not every reset takes
-        return self._env.reset(seed=seed, **given)
-
-    def _step(self, action: Any) -> tuple[Any, _Outcome | None]:
-        """What comes of a step, and the episode that follows on its end."""
-        outcome = self._env.step(action)
-        if not has_ended(outcome):
-            return outcome, None
-        # Environments may write the first observation where the last one is.
-        observation, reward, terminated, truncated, info = outcome
-        kept = copy.deepcopy(observation), reward, terminated, truncated, _with_own_arrays(info)
-        return kept, _Outcome.of(partial(self._env.reset, seed=None))
-
-
-def _with_own_arrays(info: Any) -> Any:
-    if isinstance(info, dict):
-        return {key: _with_own_arrays(value) for key, value in info.items()}
-    return info.copy() if isinstance(info, np.ndarray) else info
 
 
 def _checked(env: Any) -> gym.Env[Any, Any]:

@@ -16,8 +16,8 @@ from typing import Any, NoReturn
 import gymnasium as gym
 import numpy as np
 
+from torchrl_hts._executor.background_env import BackgroundEnv
 from torchrl_hts._executor.generators import entered_state
-from torchrl_hts._executor.gym_env import BackgroundEnv
 from torchrl_hts._processes.registrations import Registrations
 from torchrl_hts._processes.surroundings import WORKER_ENVIRONMENT
 from torchrl_hts.envs.ray_cluster import connected_ray, imported_ray
@@ -66,6 +66,7 @@ class RemoteEnv(BackgroundEnv):
         self.render_mode = shown["render_mode"]
         self._actor = actor
         self._begun: Any = None  # what has begun, and comes next: Ray's reference, or its future
+        self._closing: Any = None  # Ray's reference
         self._next: Any = None  # the episode that follows, if its beginning has come with a step
 
     @property  # type: ignore[misc]  # nothing may be set
@@ -80,7 +81,7 @@ class RemoteEnv(BackgroundEnv):
             "into make_remote's factory"
         )
 
-    def begin_reset(self, seed: int) -> None:
+    def begin_reset(self, seed: int | None) -> None:
         """See `BackgroundEnv`."""
         self._begun = self._actor.reset.remote(seed, None)
 
@@ -128,6 +129,11 @@ class RemoteEnv(BackgroundEnv):
         self._begun = self._next = None
         _result(self._actor.set_state.remote(state))
 
+    def begin_close(self) -> None:
+        """See `BackgroundEnv`."""
+        with contextlib.suppress(Exception):  # which is met again by `close`
+            self._closing = self._actor.close.remote()
+
     def close(self) -> None:
         """Close the environment and end its actor.
 
@@ -140,7 +146,8 @@ class RemoteEnv(BackgroundEnv):
         ray = imported_ray()
         try:
             with contextlib.suppress(ray.exceptions.RayActorError):  # it has ended already
-                returned(ray.get(actor.close.remote(), timeout=_CLOSE_S))
+                closing = self._closing or actor.close.remote()
+                returned(ray.get(closing, timeout=_CLOSE_S))
         except ray.exceptions.GetTimeoutError as error:
             raise TimeoutError(
                 f"a remote environment was not closed within {_CLOSE_S:g} s, for it hangs in its "

@@ -26,7 +26,7 @@ from torchrl_hts._processes.registrations import Registrations
 from torchrl_hts.env_state import names_of, restore_environment, save_environment
 from torchrl_hts.env_state.names import Names
 
-__all__ = ["ActorTracebackError", "Simulator", "has_ended", "returned"]
+__all__ = ["ActorTracebackError", "Simulator", "returned"]
 
 Arguments = ParamSpec("Arguments")
 Value = TypeVar("Value")
@@ -152,7 +152,7 @@ class Simulator:
         self._generators.enter_step()
         outcome = self._env.step(pickle.loads(action))
         packed = _packed(outcome, "what its step returned")
-        return (packed, self.reset(None, None)) if goes_on and has_ended(outcome) else packed
+        return (packed, self.reset(None, None)) if goes_on and _has_ended(outcome) else packed
 
     @_told
     def render(self) -> bytes:
@@ -180,8 +180,7 @@ class Simulator:
         self._env.close()
 
 
-def has_ended(outcome: Any) -> bool:
-    """Whether a step was the last of its episode, by what it returned."""
+def _has_ended(outcome: Any) -> bool:
     try:
         _, _, terminated, truncated, _ = outcome
         return bool(terminated or truncated)

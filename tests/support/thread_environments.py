@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import functools
 import os
+import queue
 import random
+import signal
 import sys
 import threading
+from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
@@ -50,14 +53,33 @@ class OwnDraws(EchoEnv):
         assert self.local.is_here
 
 
+class Reusing(EchoEnv):
+    """Writes all that a step or a reset returns where the last one's is, the observation apart."""
+
+    def __init__(self) -> None:
+        super().__init__(lengths=(3, 5))
+        self.reward = np.zeros(())
+        self.over = np.zeros((), bool)
+        self.info: dict[str, Any] = {"won": [0.0]}
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        self.reward[...] = self.over[...] = self.info["won"][0] = 0
+        return super().reset(seed=seed)[0], self.info
+
+    def step(self, action: Any) -> Any:
+        observation, self.reward[...], self.over[...], truncated, _ = super().step(action)
+        self.info["won"][0] = float(self.over)
+        return observation, self.reward, self.over, truncated, self.info
+
+
 class Together(EchoEnv):
     """Steps, and resets that follow them, end once all of its process have begun theirs."""
 
     barrier: ClassVar[threading.Barrier | None] = None
     lock = threading.Lock()
 
-    def __init__(self, parties: int) -> None:
-        super().__init__(lengths=(4,))
+    def __init__(self, parties: int, length: int) -> None:
+        super().__init__(lengths=(length,))
         with self.lock:
             if Together.barrier is None:
                 Together.barrier = threading.Barrier(parties)
@@ -72,6 +94,20 @@ class Together(EchoEnv):
         assert self.barrier is not None
         self.barrier.wait(120)
         return super().step(action)
+
+
+class ClosedTogether(EchoEnv):
+    """Its close ends once three of its process have begun theirs; it leaves a file in a folder."""
+
+    barrier = threading.Barrier(3)
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__()
+        self.folder = folder
+
+    def close(self) -> None:
+        self.barrier.wait(120)
+        Path(self.folder, str(id(self))).touch()
 
 
 class Faulty(EchoEnv):
@@ -111,10 +147,36 @@ class Faulty(EchoEnv):
             random.random()
         if self.fault == "draws from np.random":
             np.random.random()
-        if self.fault == "draws from torch":
+        if self.fault == "puts np.random back":
+            state = np.random.get_state()
+            np.random.random()
+            np.random.set_state(state)
+        if self.fault == "puts random back":
+            before = random.getstate()
+            random.random()
+            random.setstate(before)
+        if "torch" in self.fault:
             import torch
 
-            torch.rand(1)
+            with torch.random.fork_rng(enabled="back" in self.fault):
+                torch.rand(1)
+
+
+class Interrupting(EchoEnv):
+    """Has its process interrupted in its first step, which goes on until it is told to end."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.end = threading.Event()
+
+    def step(self, action: Any) -> Any:
+        if not self.end.is_set():
+            os.kill(os.getpid(), signal.SIGINT)
+            self.end.wait(60)
+        return super().step(action)
+
+    def close(self) -> None:
+        raise queue.Empty
 
 
 @functools.cache

@@ -1,0 +1,110 @@
+"""Whether anybody draws from a process's random generators while environments play in its threads.
+
+Threads share these generators. Which numbers each environment got would be a matter of timing. So
+nobody may draw meanwhile: the generators are to be where they were when the first began. Nor may
+anybody set a state, for one that is put back after a draw leaves no trace.
+"""
+
+from __future__ import annotations
+
+import functools
+import random
+import sys
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+
+__all__ = ["ThreadWatch"]
+
+
+class ThreadWatch:
+    """Notices draws while environments play in threads.
+
+    Args:
+        marks: each has one item, which changes with every draw from Python's or numpy's generator.
+
+    Attributes:
+        num_playing: how many environments play in threads just now.
+    """
+
+    def __init__(self, *marks: Any) -> None:
+        self.num_playing = 0
+        self._marks = marks
+        self._before: list[Any] = []  # what the marks were
+        self._torch: Any = None  # once it has been imported
+        self._torch_before: Any = None  # the state of its generator
+        self._was_set = False
+
+    def begin(self) -> None:
+        """An environment begins to play in a thread.
+
+        Raises:
+            RuntimeError: somebody has drawn, while another played.
+        """
+        if self.num_playing:
+            self.check()
+        else:
+            self._before = [mark[0] for mark in self._marks]
+            self.found_torch(sys.modules.get("torch"))
+            for module, name in ((random, "setstate"), (np.random, "set_state")):
+                self._hear_of(module, name)
+        self.num_playing += 1
+
+    def end(self) -> None:
+        """It has ended.
+
+        Raises:
+            RuntimeError: somebody has drawn meanwhile.
+        """
+        try:
+            self.check()
+        finally:
+            self.num_playing -= 1
+
+    def check(self) -> None:
+        """See whether all is as it was.
+
+        Raises:
+            RuntimeError: it isn't, and environments play in threads.
+        """
+        if self.num_playing and self._has_drawn():
+            raise RuntimeError(
+                "an environment of this executor, which one is not known, has drawn from random, "
+                "np.random or torch's default generator, or has forked, which draws too, while "
+                "environments of make_in_thread played. Threads share these generators, so what "
+                "each draws would be a matter of timing. Draw from the environment's np_random, "
+                "once super().reset(seed=seed) has seeded it, or use make_in_thread for none of "
+                "these environments"
+            )
+
+    def found_torch(self, torch: ModuleType | None) -> None:
+        """It has been imported, and its generator is where nobody has drawn from it."""
+        if torch is not None and hasattr(torch, "default_generator"):
+            self._torch_before = torch.default_generator.get_state()
+            self._torch = torch
+            for module in (torch, torch.random):
+                self._hear_of(module, "set_rng_state")
+
+    def _has_drawn(self) -> bool:
+        if self._was_set or [mark[0] for mark in self._marks] != self._before:
+            return True
+        if self._torch is None:
+            return False
+        state = self._torch.default_generator.get_state()
+        return not self._torch.equal(self._torch_before, state)
+
+    def _hear_of(self, module: Any, name: str) -> None:
+        """Have it noted when a function sets a generator's state."""
+        function: Callable[..., Any] = getattr(module, name)
+        if hasattr(function, "is_heard_of"):
+            return
+
+        @functools.wraps(function)
+        def noting(*args: Any, **named: Any) -> Any:
+            self._was_set |= self.num_playing > 0
+            return function(*args, **named)
+
+        noting.is_heard_of = True  # type: ignore[attr-defined]
+        setattr(module, name, noting)
