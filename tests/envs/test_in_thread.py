@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import queue
+import random
 import signal
 import threading
 from functools import partial
@@ -129,6 +130,35 @@ class Waiting(EchoEnv):
     def step(self, action: Any) -> Any:
         threading.Event().wait(self.step_s)
         return super().step(action)
+
+
+class Reopening(EchoEnv):
+    """Its resets after the first take a fifth of a second."""
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        if seed is None:
+            threading.Event().wait(0.2)
+        return super().reset(seed=seed)
+
+
+def test_the_time_of_a_step_includes_the_reset_that_follows() -> None:
+    """Of this executor's only environment; others' steps would be counted in."""
+    with start([partial(make_in_thread, Reopening)]) as collector:
+        gather(collector)
+        times = collector.statistics().step_times
+    assert sum(number for under_s, number in times.items() if under_s > 0.2) >= 4
+
+
+def test_what_has_begun_when_it_is_closed_is_forgotten() -> None:
+    """Else whoever draws from then on would be taken for one that must not."""
+    env = make_in_thread(EchoEnv)
+    env.begin_reset(3)
+    random.random()
+    env.close()
+    other = make_in_thread(EchoEnv)
+    other.begin_reset(3)
+    assert other.reset(seed=3)[0].tolist() == [3, 0, 0, -1]
+    other.close()
 
 
 DRAWN = r"has drawn from random, np\.random or torch's.*use make_in_thread for none of these"

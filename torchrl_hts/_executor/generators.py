@@ -50,6 +50,7 @@ __all__ = [
     "draws_are_seen",
     "end_in_thread",
     "entered_state",
+    "give_up_in_thread",
 ]
 
 # A state, as plain values that any pickle can hold: Python's and numpy's words; torch's state, or
@@ -190,6 +191,11 @@ def end_in_thread() -> None:
         RuntimeError: somebody has drawn meanwhile.
     """
     _threads.end()
+
+
+def give_up_in_thread() -> None:
+    """Nobody asks any more for what an environment plays that hasn't ended."""
+    _threads.give_up()
 
 
 def check_draws() -> None:

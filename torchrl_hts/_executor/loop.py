@@ -250,10 +250,7 @@ class StepLoop:
                     break
             if self.told is not None:
                 for env, began in self.told.over():
-                    if env in self.between:
-                        self._finish_episode(env)
-                    else:
-                        self._step(env, max(began, self.last_finished))
+                    self._step(env, max(began, self.last_finished))
             # What half of them has yet to play gives the actors the time for the other half.
             if len(self.begun) <= len(self.environments) // 2:
                 self.port.flush()
@@ -341,12 +338,13 @@ class StepLoop:
         environment = self.environments[env]
         counters[_AT] = env + 1
         try:
-            ended = environment.step(schedule.slot(round_), t)
-            if self.told is not None:
-                check_draws()
-                if ended and env in self.background and self.background[env].begin_episode():
-                    self.between.add(env)
-                    self.told.watch(env, self.background[env], self.now_ns())
+            if self.told is None:
+                ended = environment.step(schedule.slot(round_), t)
+            else:
+                ended = self._step_beside_others(self.told, env, began)
+                if env in self.between:
+                    counters[_AT] = 0
+                    return
         except FAILURES as error:
             raise EnvironmentFailedError(environment.rows, round_, t, error) from error
         self.last_finished = now = self.now_ns()
@@ -357,18 +355,22 @@ class StepLoop:
         counters[_EVENTS] += len(environment.rows)
         if ended:
             counters[_RESETS] += ended
-        if env not in self.between and self.port.finish_step(env):
-            self._write_observation(env)
-
-    def _finish_episode(self, env: int) -> None:
-        """Take the beginning of an episode, and with it finish the step that came before."""
-        self.between.remove(env)
-        round_, t = self.schedule.position(env)
-        self.counters[_AT] = env + 1
-        try:
-            self.background[env].finish_episode()
-        except FAILURES as error:
-            raise EnvironmentFailedError(self._rows(env), round_, t, error) from error
-        self.counters[_AT] = 0
         if self.port.finish_step(env):
             self._write_observation(env)
+
+    def _step_beside_others(self, told: BackgroundSteps, env: int, began: int) -> int:
+        """A step where others play meanwhile, or the beginning of the episode that follows on it.
+
+        That is begun where it can be, and is then to be waited for.
+        """
+        if env in self.between:
+            self.between.remove(env)
+            self.background[env].finish_episode()
+            return True
+        round_, t = self.schedule.position(env)
+        ended = self.environments[env].step(self.schedule.slot(round_), t)
+        check_draws()
+        if ended and env in self.background and self.background[env].begin_episode():
+            self.between.add(env)
+            told.watch(env, self.background[env], began)
+        return ended

@@ -47,9 +47,10 @@ class ThreadWatch:
             self.check()
         else:
             self._before = [mark[0] for mark in self._marks]
-            self.found_torch(sys.modules.get("torch"))
-            for module, name in ((random, "setstate"), (np.random, "set_state")):
-                self._hear_of(module, name)
+            self._was_set = False
+            self._look_at_torch(sys.modules.get("torch"))
+            self._hear_of("setstate", random)
+            self._hear_of("set_state", np.random)
         self.num_playing += 1
 
     def end(self) -> None:
@@ -62,6 +63,10 @@ class ThreadWatch:
             self.check()
         finally:
             self.num_playing -= 1
+
+    def give_up(self) -> None:
+        """Nobody asks any more for what one plays that hasn't ended."""
+        self.num_playing -= 1
 
     def check(self) -> None:
         """See whether all is as it was.
@@ -79,13 +84,16 @@ class ThreadWatch:
                 "these environments"
             )
 
-    def found_torch(self, torch: ModuleType | None) -> None:
+    def found_torch(self, torch: ModuleType) -> None:
         """It has been imported, and its generator is where nobody has drawn from it."""
+        if self.num_playing:
+            self._look_at_torch(torch)
+
+    def _look_at_torch(self, torch: Any) -> None:
         if torch is not None and hasattr(torch, "default_generator"):
             self._torch_before = torch.default_generator.get_state()
             self._torch = torch
-            for module in (torch, torch.random):
-                self._hear_of(module, "set_rng_state")
+            self._hear_of("set_rng_state", torch, torch.random)
 
     def _has_drawn(self) -> bool:
         if self._was_set or [mark[0] for mark in self._marks] != self._before:
@@ -95,9 +103,9 @@ class ThreadWatch:
         state = self._torch.default_generator.get_state()
         return not self._torch.equal(self._torch_before, state)
 
-    def _hear_of(self, module: Any, name: str) -> None:
-        """Have it noted when a function sets a generator's state."""
-        function: Callable[..., Any] = getattr(module, name)
+    def _hear_of(self, name: str, *modules: Any) -> None:
+        """Have it noted when a function, which some modules have, sets a generator's state."""
+        function: Callable[..., Any] = getattr(modules[0], name)
         if hasattr(function, "is_heard_of"):
             return
 
@@ -107,4 +115,5 @@ class ThreadWatch:
             return function(*args, **named)
 
         noting.is_heard_of = True  # type: ignore[attr-defined]
-        setattr(module, name, noting)
+        for module in modules:
+            setattr(module, name, noting)

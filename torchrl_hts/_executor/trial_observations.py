@@ -182,11 +182,13 @@ def observed_and_restored(env: gym.Env[Any, Any]) -> tuple[Observations | None, 
     except Exception:
         return None, True
     found = observed(lambda: gym_observations(env))
+    if found is None:  # it may have been cut off within a reset
+        return None, False
     try:
         restore_environment(env, state, names=names)
     except Exception:
         return found, False
-    return found, found is not None  # or it may have been cut off within a reset
+    return found, True
 
 
 class _TooLongError(BaseException):

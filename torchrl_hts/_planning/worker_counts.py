@@ -104,7 +104,8 @@ def _too_slow(worker: WorkerId, limit_s: float) -> str:
     return (
         f"the {worker} took longer than {limit_s:g} s and was given up, so that the numbers of "
         "executors and actors follow from the cores alone: give num_executors (one for each "
-        "environment, where they wait for something; few for those of make_remote) and num_actors"
+        "environment, where they wait for something; few for those of make_in_thread and "
+        "make_remote) and num_actors"
     )
 
 

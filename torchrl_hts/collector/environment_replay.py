@@ -10,6 +10,7 @@ import gymnasium as gym
 import torch
 from torch import Tensor
 
+from torchrl_hts._executor.background_env import BackgroundEnv
 from torchrl_hts._executor.generators import Generators
 from torchrl_hts._executor.gym_actions import action_reader
 from torchrl_hts._executor.observations import ObservationReader
@@ -179,11 +180,13 @@ class EnvironmentReplay:
         self.env.close()
 
     def _layers(self) -> Iterator[gym.Env[Any, Any]]:
-        layer = self.env
-        while isinstance(layer, gym.Wrapper):
+        layer: gym.Env[Any, Any] | None = self.env
+        while layer is not None:
             yield layer
-            layer = layer.env
-        yield layer
+            if isinstance(layer, gym.Wrapper):
+                layer = layer.env
+            else:
+                layer = layer.held if isinstance(layer, BackgroundEnv) else None
 
 
 def _part(action: Any, key: Key) -> Tensor:

@@ -11,6 +11,7 @@ import contextlib
 import os
 import queue
 import threading
+import time
 import weakref
 from collections.abc import Callable
 from functools import partial
@@ -20,7 +21,12 @@ import gymnasium as gym
 import numpy as np
 
 from torchrl_hts._executor.background_env import BackgroundEnv
-from torchrl_hts._executor.generators import begin_in_thread, draws_are_seen, end_in_thread
+from torchrl_hts._executor.generators import (
+    begin_in_thread,
+    draws_are_seen,
+    end_in_thread,
+    give_up_in_thread,
+)
 from torchrl_hts._processes.raised import exits_well
 from torchrl_hts.env_state import names_of, restore_environment, save_environment
 from torchrl_hts.env_state.names import Names
@@ -129,6 +135,7 @@ class ThreadEnv(BackgroundEnv):
         self.render_mode = self._env.render_mode
         self._begun: _Call | None = None  # what comes next
         self._closing: _Call | None = None
+        self._closed_by = 0.0  # by time.monotonic(), else it hangs
 
     @property
     def observation_space(self) -> gym.Space[Any]:  # type: ignore[override]  # nothing may be set
@@ -185,12 +192,15 @@ class ThreadEnv(BackgroundEnv):
 
     def set_state(self, state: bytes) -> None:
         """Go on where `get_state` was called, in another process maybe."""
+        self._forget()
         self._thread.call(restore_environment, self._env, state, names=self._names)
 
     def begin_close(self) -> None:
         """See `BackgroundEnv`."""
         if not isinstance(self._thread, _Closed):
+            self._forget()
             self._closing = self._thread.begin(self._env.close)
+            self._closed_by = time.monotonic() + _CLOSE_S
             self._thread.end()
             self._thread = _Closed()
 
@@ -205,7 +215,7 @@ class ThreadEnv(BackgroundEnv):
         if closing is None:
             return
         try:
-            get = closing.outcome(_CLOSE_S)
+            get = closing.outcome(max(0.0, self._closed_by - time.monotonic()))
         except queue.Empty:
             raise TimeoutError(
                 f"an environment of make_in_thread was not closed within {_CLOSE_S:g} s, for it "
@@ -219,6 +229,12 @@ class ThreadEnv(BackgroundEnv):
             begin_in_thread()
             self._begun = self._thread.begin(method)
         return self._begun is not None
+
+    def _forget(self) -> None:
+        """Nobody asks any more for what has begun."""
+        if self._begun is not None:
+            self._begun = None
+            give_up_in_thread()
 
     def _finish(self, begun: _Call) -> Any:
         get = begun.outcome()
