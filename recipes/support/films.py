@@ -68,8 +68,9 @@ def try_out(make_env: Callable[..., Any], render_mode: str) -> None:
         if not isinstance(env, gym.Env):
             _try_out_torchrl(env, render_mode)
         elif render_mode == "rgb_array":
-            env.reset(seed=0)
-            frame_of(env)
+            with _drawing():
+                env.reset(seed=0)
+                frame_of(env)
     finally:
         env.close()
 
@@ -79,16 +80,32 @@ def _try_out_torchrl(env: Any, render_mode: str) -> None:
     if render_mode != "rgb_array":
         raise RecipeError(f"{_NO_WINDOW}, being TorchRL's: film an episode with --video FILE")
     env.reset()
-    try:
+    with _drawing():
         env.render(mode=render_mode) if env.batch_size else env.render()
+
+
+@contextlib.contextmanager
+def _drawing() -> Iterator[None]:
+    """Say in one sentence what stands between an environment and a picture.
+
+    Raises:
+        RecipeError: in the place of any error but gymnasium's.
+    """
+    try:
+        yield
+    except (RecipeError, gym.error.Error):
+        raise
     except ImportError as error:
         raise RecipeError(
             f"rendering this environment needs what is not installed ({error}); for VMAS it is "
             "pyglet: pip install 'pyglet<2'"
         ) from error
-    except Exception as error:  # whatever stands between a driver and a picture
+    except Exception as error:  # whatever a driver raises
         said = str(error).strip().splitlines() or [type(error).__name__]
-        raise RecipeError(f"this environment can't be rendered here: {said[0]}") from error
+        raise RecipeError(
+            f"this environment can't be rendered here: {said[0]}; where there is no screen, "
+            "MuJoCo needs MUJOCO_GL=egl, or osmesa"
+        ) from error
 
 
 def frame_of(env: Any) -> Any:

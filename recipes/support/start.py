@@ -9,6 +9,7 @@ import atexit
 import contextlib
 import io
 import logging
+import os
 import sys
 import time
 from collections.abc import Callable
@@ -97,6 +98,7 @@ def parse_or_exit(
             quiet.enter_context(contextlib.redirect_stderr(said))
         try:
             given = parse()
+            _check_mujoco_gl()
         except RecipeError as error:
             _exit_with(error, wait)
         except SystemExit as end:  # of argparse
@@ -108,6 +110,21 @@ def parse_or_exit(
     logger.addHandler(_Announcing())
     logger.setLevel(logging.INFO)
     return given
+
+
+def _check_mujoco_gl() -> None:
+    """Refuse a MUJOCO_GL that MuJoCo can't be imported with, and so TorchRL can't."""
+    if not os.environ.get("MUJOCO_GL"):
+        return
+    try:
+        import mujoco  # noqa: F401
+    except ModuleNotFoundError:  # not installed: nobody reads the variable
+        return
+    except Exception as error:
+        raise RecipeError(
+            f"MuJoCo can't draw with MUJOCO_GL={os.environ['MUJOCO_GL']} here "
+            f"({type(error).__name__}: {error}): give another, egl, osmesa or glfw, or none"
+        ) from error
 
 
 def _exit_with(error: Exception, wait: Callable[[float], object] = time.sleep) -> NoReturn:

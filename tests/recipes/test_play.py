@@ -122,6 +122,17 @@ def test_a_film_that_fails_is_not_told_to_be_there(shown: Path, tmp_path: Path, 
     assert not (tmp_path / name).exists()
 
 
+def test_what_no_driver_draws_is_one_sentence_with_advice(shown: Path, tmp_path: Path) -> None:
+    pytest.importorskip("imageio_ffmpeg")
+    changed = shutil.copytree(shown, tmp_path / "changed")
+    config = json.loads((changed / "config.json").read_text())
+    config["options"]["env_id"] = "walks:Blind-v0"
+    (changed / "config.json").write_text(json.dumps(config))
+    output = play(changed, "--video", tmp_path / "film.mp4", code=1)
+    assert "error: this environment can't be rendered here: no OpenGL context; where" in output
+    assert output.endswith("MuJoCo needs MUJOCO_GL=egl, or osmesa\n")
+
+
 def test_a_window(shown: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("DISPLAY", "WAYLAND_DISPLAY", "SDL_VIDEODRIVER"):
         monkeypatch.delenv(name, raising=False)

@@ -98,6 +98,18 @@ def test_wrong_variables_are_told_before_torch_is_imported(
     assert not names
 
 
+def test_a_mujoco_gl_that_can_not_be_is_told_before_torch_is_imported(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """TorchRL imports MuJoCo, whatever is played."""
+    pytest.importorskip("mujoco")
+    monkeypatch.setenv("MUJOCO_GL", "crayon")
+    said, names = loaded("ppo_cartpole.py", code=1)
+    assert "error: MuJoCo can't draw with MUJOCO_GL=crayon here (RuntimeError: invalid" in said
+    assert "Traceback" not in said
+    assert not names
+
+
 @pytest.mark.parametrize(
     ("flag", "has_begun"), [("--output-dir", False), ("--output-dir", True), ("--resume", True)]
 )

@@ -100,6 +100,13 @@ class Fades(Walk):
         return super().render()
 
 
+class Blind(Walk):
+    """No driver draws it."""
+
+    def render(self) -> Any:
+        raise RuntimeError("no OpenGL context\nwas made")
+
+
 class Windowless(Walk):
     """It can be shown in no window, and tells of it by an error or ends its process."""
 
@@ -121,6 +128,7 @@ def falls(**_: Any) -> gym.Env[Any, Any]:
 
 
 gym.register("Walk-v0", Walk)
+gym.register("Blind-v0", Blind)
 gym.register("Bursts-v0", Bursts)
 gym.register("Fades-v0", Fades)
 gym.register("Falls-v0", falls)
