@@ -138,6 +138,10 @@ class RunOptions:
 
         gym.make(self.task).close()
 
+    def check_start(self) -> None:
+        """Find out what stands against a start, too; raises what `check_task` does."""
+        self.check_task()
+
     def __post_init__(self) -> None:
         """Refuse values that make no sense."""
         for entry in fields(self):

@@ -64,7 +64,7 @@ def check_task_or_exit(options: RunOptions) -> None:
     """Find out whether there is what options name; ends the process with a message if not."""
     try:
         with explaining(options.task):
-            options.check_task()
+            options.check_start()
     except what_users_can_mend() as error:
         _exit_with(error)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import traceback
 from dataclasses import dataclass
 
 from support.errors import RecipeError
@@ -78,3 +79,29 @@ class VmasOptions(RunOptions):
         known = sorted(VmasEnv.available_envs)
         if self.scenario not in known:
             raise RecipeError(f"VMAS has no scenario {self.scenario}; it has {', '.join(known)}")
+
+    def check_start(self) -> None:
+        """Find out whether VMAS makes it with so many agents; a run that is there may have others.
+
+        Raises:
+            RecipeError: if it doesn't.
+        """
+        super().check_start()
+        if self.resume is not None:
+            return
+        from support.vmas_batches import batches_of
+
+        try:
+            count = batches_of(self)(num_envs=1).n_agents
+        except Exception as error:
+            place = traceback.extract_tb(error.__traceback__)[-1]
+            raise RecipeError(
+                f"VMAS can't make {self.scenario} with --num-agents {self.num_agents} "
+                f"({type(error).__name__} at {place.line!r}, {place.filename}, line "
+                f"{place.lineno}): give another number"
+            ) from error
+        if count != self.num_agents:
+            raise RecipeError(
+                f"the number of agents in {self.scenario} is {count}, and --num-agents is "
+                f"{self.num_agents}: give --num-agents {count}"
+            )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from recipe_runs import rows, run
 from replaying import replay
 from support.errors import RecipeError
 from support.options import parse_options
+from support.start import check_task_or_exit
 
 from torchrl_hts._learner.learner import environment_seed
 
@@ -158,6 +160,29 @@ def test_scenarios() -> None:
     groups = module.VmasEnv("simple_adversary", num_envs=1)
     with pytest.raises(RecipeError, match=r"agents that are all alike; the groups .*adversar"):
         module.make_networks(groups, 16)
+
+
+@pytest.mark.parametrize(
+    ("scenario", "num_agents", "message"),
+    [
+        ("balance", 1, "VMAS can't make balance with --num-agents 1 (AssertionError at 'assert "),
+        (
+            "passage",
+            3,
+            "the number of agents in passage is 5, and --num-agents is 3: give --num-agents 5",
+        ),
+    ],
+)
+def test_a_number_of_agents_that_the_scenario_refuses_or_ignores(
+    scenario: str, num_agents: int, message: str, tmp_path: Path
+) -> None:
+    pytest.importorskip("vmas", reason=NEEDS_VMAS)
+    options = importlib.import_module("mappo").Options(scenario=scenario, num_agents=num_agents)
+    with pytest.raises(SystemExit) as end:
+        check_task_or_exit(options)
+    assert str(end.value).startswith(f"error: {message}")
+    check_task_or_exit(replace(options, resume=tmp_path))
+    check_task_or_exit(replace(options, num_agents=5))
 
 
 def test_what_draws_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
