@@ -42,10 +42,10 @@ KEYS["value"] = ("agents", "state_value")
 
 def make_networks(env: VmasEnv, hidden_units: int) -> tuple[ProbabilisticActor, TensorDictModule]:
     """The policy of an agent, of its own observation, and the value, of those of all agents."""
-    if list(env.group_map) != ["agents"] or env.het_specs:
+    if env.het_specs:
         raise RecipeError(
-            "this recipe trains one policy for agents that are all alike; the groups of this "
-            f"scenario are {env.group_map}"
+            "this recipe trains one policy for agents that are all alike; observations or actions "
+            f"of {', '.join(env.agent_names)} differ: take another --scenario"
         )
     space = env.full_action_spec_unbatched["agents", "action"].space
     sizes = {"n_agents": env.n_agents, "share_params": True, "depth": 2, "num_cells": hidden_units}

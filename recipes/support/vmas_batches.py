@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 
+from torchrl.envs import MarlGroupMapType
 from torchrl.envs.libs.vmas import VmasEnv
 
 from support.vmas_options import VmasOptions
@@ -26,5 +27,5 @@ def batches_of(options: VmasOptions) -> Callable[..., VmasEnv]:
 
 
 def _make(scenario: str, render_mode: str | None = None, **settings: int) -> VmasEnv:
-    """One batch; VMAS is told how to render when it does."""
-    return VmasEnv(scenario, **settings)
+    """One batch, with one group "agents" of all; VMAS is told how to render when it does."""
+    return VmasEnv(scenario, group_map=MarlGroupMapType.ALL_IN_ONE_GROUP, **settings)

@@ -157,9 +157,18 @@ def test_scenarios() -> None:
     module.Options(scenario="balance").check_task()
     with pytest.raises(RecipeError, match=r"no scenario chess; it has .*balance.*navigation"):
         module.Options(scenario="chess").check_task()
-    groups = module.VmasEnv("simple_adversary", num_envs=1)
-    with pytest.raises(RecipeError, match=r"agents that are all alike; the groups .*adversar"):
-        module.make_networks(groups, 16)
+    said = r"agents that are all alike; observations or actions of adversary_0, agent_0, .* differ"
+    with pytest.raises(RecipeError, match=said):
+        module.to_play(module.Options(scenario="simple_adversary"))
+
+
+@pytest.mark.parametrize("scenario", ["drone", "football"])
+def test_agents_that_are_alike_have_any_name(scenario: str) -> None:
+    pytest.importorskip("vmas", reason=NEEDS_VMAS)
+    module = importlib.import_module("mappo")
+    make_batch, actor = module.to_play(module.Options(scenario=scenario))
+    batch = make_batch(num_envs=1).rollout(2, actor)
+    assert batch["next", "agents", "reward"].shape[-2:] == (3, 1)
 
 
 @pytest.mark.parametrize(
