@@ -155,21 +155,29 @@ def read_values(directory: Path, which: str = "best") -> Values:
         RecipeError: if there are none, or they can't be read.
     """
     best, newest = directory / "best.pt", directory / "policy.pt"
+    other = ", or play best.pt by --policy best" if best.exists() else ""
     if which == "best" and best.exists():
-        found = _read(best)
+        without = "put the file back as it was, or move it away to go without it"
+        found = _read(best, without)
         try:
             return Values(best, dict(found["policy"]), int(found["step"]), float(found["return"]))
         except (KeyError, TypeError, ValueError) as error:
-            raise _damaged(best) from error
+            raise _damaged(best, without) from error
+    if not newest.exists() and (other or newest_step(directory) is not None):
+        raise RecipeError(
+            f"there is no {newest}, which comes with the first checkpoint: put the file back if it "
+            f"was there{other}"
+        )
     if not newest.exists():
         raise RecipeError(
             f"there is no policy in {directory} yet: runs leave policy.pt with their first "
             "checkpoint, and best.pt with their first evaluation"
         )
-    return Values(newest, _read(newest), newest_step(directory))
+    remedy = f"put the file back as it was{other}"
+    return Values(newest, _read(newest, remedy), newest_step(directory))
 
 
-def _read(file: Path) -> dict[str, Any]:
+def _read(file: Path, remedy: str) -> dict[str, Any]:
     try:
         return read_saved(file)
     except OSError as error:
@@ -177,14 +185,11 @@ def _read(file: Path) -> dict[str, Any]:
     except MemoryError:
         raise
     except Exception as error:
-        raise _damaged(file) from error
+        raise _damaged(file, remedy) from error
 
 
-def _damaged(file: Path) -> RecipeError:
-    return RecipeError(
-        f"{file} is damaged, or of another version: put the file back as it was, or move it away "
-        "to go without it"
-    )
+def _damaged(file: Path, remedy: str) -> RecipeError:
+    return RecipeError(f"{file} is damaged, or of another version: {remedy}")
 
 
 def fit(policy: nn.Module, values: Values) -> None:

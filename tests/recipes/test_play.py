@@ -303,7 +303,7 @@ def damages() -> Iterator[tuple[str, str]]:
     yield "config['options']['env_id'] = 'Pendulum-v1'", "plays environments with Discrete actions"
     yield "(run / 'best.pt').write_bytes(b'PK')", "best.pt is damaged, or of another version"
     yield "(run / 'best.pt').unlink(); (run / 'policy.pt').write_text('')", "policy.pt is damaged"
-    yield "[(run / name).unlink() for name in ('best.pt', 'policy.pt')]", "there is no policy in"
+    yield "[path.unlink() for path in run.rglob('*.pt')]", "there is no policy in"
 
 
 @pytest.mark.parametrize(("damage", "message"), [*damages()])
@@ -318,6 +318,20 @@ def test_a_run_that_is_damaged_or_of_another_version(
     assert message in output
     assert output.count("error: ") == 1
     assert "Traceback" not in output
+
+
+def test_what_to_do_without_the_newest_policy(changed: Path) -> None:
+    newest, advice = changed / "policy.pt", ", or play best.pt by --policy best\n"
+    newest.write_bytes(b"PK")
+    output = play(changed, "--policy", "newest", code=1)
+    assert output.endswith(f"or of another version: put the file back as it was{advice}")
+    newest.unlink()
+    output = play(changed, "--policy", "newest", code=1)
+    assert "error: there is no " in output
+    assert output.endswith(f"the first checkpoint: put the file back if it was there{advice}")
+    assert "best.pt, after" in play(changed, "--policy", "best")
+    (changed / "best.pt").unlink()
+    assert play(changed, code=1).endswith("put the file back if it was there\n")
 
 
 def test_every_recipe_offers_what_is_played() -> None:
