@@ -254,7 +254,9 @@ def test_a_state_of_another_environment_is_refused() -> None:
     def state_of(make_env: Callable[[], Any], lag: int) -> Any:
         with HTSCollector([make_env], marked(), frames_per_batch=4, lag=lag) as collector:
             next(iter(collector))
-            return collector.state_dict()
+            state = collector.state_dict()
+            del state["spaces"]  # as older versions have saved it
+            return state
 
     with (
         HTSCollector([CARTPOLE], marked(), frames_per_batch=4, lag=1) as collector,

@@ -62,7 +62,7 @@ class Run:
         layout = replace(self.layout, num_envs=count, first_env=rank * count, all_envs=NUM_ENVS)
         if layout.units:
             layout = replace(layout, units=layout.units[: len(layout.units) // size])
-        return own_state(states, self.policy, layout)
+        return own_state(states, self.policy, layout, self.state["spaces"])
 
     def shares(self, states: Any, size: int) -> list[Any]:
         """The shares of all learners."""
@@ -96,6 +96,13 @@ def test_any_number_goes_on_with_what_any_other_has_saved(run: Run) -> None:
     with collector(seed=9) as data:
         data.load_state_dict(two)
         assert [digest(batch) for batch in data][1:] == run.coming
+
+
+def test_the_spaces_of_each_state_are_looked_at(run: Run) -> None:
+    two = run.shares(run.state, 2)
+    two[1]["spaces"] = {"action space": "Discrete(2, start=5, int64)"}
+    with pytest.raises(ValueError, match=r"action space was Discrete\(2, start=5, int64\); here"):
+        run.own(two, 0, 2)
 
 
 def test_any_number_goes_on_with_batches_that_any_other_has_saved(warm_servers: None) -> None:

@@ -9,12 +9,13 @@ its true last observation.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import gymnasium as gym
 
+from torchrl_hts._executor import space_texts
 from torchrl_hts._executor.background_env import BackgroundEnv, overlaps
 from torchrl_hts._executor.generators import Generators
 from torchrl_hts._executor.gym_actions import action_reader
@@ -45,12 +46,14 @@ class GymDescription:
         observation_space, action_space: of the environment.
         observations: `trial_observations.Observations` of one of them; None where nobody looked.
         num_envs: how many environments it has, if it is a batch of them.
+        texts: what its spaces are (`space_texts`); empty where nobody asks.
     """
 
     observation_space: gym.Space[Any]
     action_space: gym.Space[Any]
     observations: Any = None
     num_envs: int = 1
+    texts: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -113,7 +116,9 @@ class GymEnvironment:
         self.tells = overlaps(env)
         self._has_begun_reset = False
         self._begins_episodes = isinstance(env, BackgroundEnv) and env.begins_episodes
-        self.description = GymDescription(env.observation_space, env.action_space)
+        self.description = GymDescription(
+            env.observation_space, env.action_space, texts=space_texts.of_env(env)
+        )
 
     def bind(self, memory: SharedMemory, options: RowOptions) -> None:
         """Find this environment's rows; call once the layout is known."""

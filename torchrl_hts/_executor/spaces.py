@@ -26,7 +26,7 @@ from torchrl_hts._executor.background_env import BackgroundEnv
 from torchrl_hts.env_state.attributes import attributes_of, is_a, set_attribute
 from torchrl_hts.errors import EnvError
 
-__all__ = ["own_spaces", "seed_spaces"]
+__all__ = ["all_layers", "own_spaces", "seed_spaces"]
 
 _NAMES = ("action_space", "observation_space")
 _SPAWN_KEY = 0x73706163  # "spac": sets these seeds apart from others of the same number
@@ -45,7 +45,7 @@ def own_spaces(env: gym.Env[Any, Any]) -> None:
     Raises:
         EnvError: if such a space can't be copied.
     """
-    layers = list(_layers(env))
+    layers = list(all_layers(env))
     base = layers[-1]
     of_classes = _of_classes({cls for layer in layers for cls in type(layer).__mro__})
     shared = {id(part) for space in of_classes for part in _within(space)}
@@ -80,7 +80,7 @@ def seed_spaces(env: gym.Env[Any, Any], seed: int) -> None:
     """
     spaces = {
         id(space): space
-        for layer in _layers(env)
+        for layer in all_layers(env)
         for value in attributes_of(layer).values()
         for space in _spaces_in(value)
     }
@@ -176,11 +176,12 @@ def _with_copies(
     return made
 
 
-def _layers(env: gym.Env[Any, Any]) -> Iterator[gym.Env[Any, Any]]:
+def all_layers(env: gym.Env[Any, Any]) -> Iterator[gym.Env[Any, Any]]:
+    """An environment's wrappers, the outermost first, then what is within them."""
     while isinstance(env, gym.Wrapper):
         yield env
         env = env.env
     if isinstance(env, BackgroundEnv) and env.held is not None:
-        yield from _layers(env.held)  # whose spaces it shows
+        yield from all_layers(env.held)  # whose spaces it shows
     else:
         yield env

@@ -9,16 +9,18 @@ Axes: k environments of a batch, S slots, T steps of a round.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
+import gymnasium as gym
 import torch
 from tensordict import TensorDictBase
 from torch import Tensor
 from torchrl.data import Composite
 from torchrl.envs import ActionMask, EnvBase, StepCounter, TransformedEnv
 
+from torchrl_hts._executor import space_texts
 from torchrl_hts._executor.generators import Generators
 from torchrl_hts._executor.gym_env import RowOptions
 from torchrl_hts._executor.primers import primed_keys
@@ -58,6 +60,7 @@ class TorchRLDescription:
         num_envs: how many environments it has, if it is a batch of them.
         masks_actions: whether a transform restricts the actions from step to step, or the
             environment draws random ones in a way of its own.
+        texts: what its specs are (`space_texts`), and the spaces of gymnasium's within.
     """
 
     specs: Composite
@@ -69,6 +72,7 @@ class TorchRLDescription:
     observations: Any = None
     num_envs: int = 1
     masks_actions: bool = False
+    texts: Mapping[str, str] = field(default_factory=dict)
 
 
 class TorchRLEnvironment:
@@ -115,8 +119,7 @@ class TorchRLEnvironment:
         self.env = env
         self.index = index
         self._generators = generators or Generators(index)
-        self._batch_size = env.batch_size
-        self._has_warned = False
+        self._batch_size, self._has_warned = env.batch_size, False
         # Those that can be seeded one by one.
         self._singles = list(singles_within(env))
         self._gymnasium = [gymnasium_within(single) for single in self._singles]
@@ -146,6 +149,7 @@ class TorchRLEnvironment:
             tuple(key for key in self._done_keys if key[-1] == "truncated"),
             num_envs=self._batch_size.numel(),
             masks_actions=_masks_actions(env),
+            texts=_texts(specs, self._gymnasium[0]),
         )
 
     def bind(self, memory: SharedMemory, options: RowOptions) -> None:
@@ -313,6 +317,12 @@ class TorchRLEnvironment:
     def close(self) -> None:
         """Close the environment."""
         self.env.close(raise_if_closed=False)
+
+
+def _texts(specs: Composite, within: gym.Env[Any, Any] | None) -> dict[str, str]:
+    """What its specs are, and the spaces of gymnasium's environment that it is around, if any."""
+    found = space_texts.of_specs(specs)
+    return found if within is None else found | space_texts.of_env(within)
 
 
 def _masks_actions(env: EnvBase) -> bool:

@@ -10,11 +10,13 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 from gymnasium.vector import SyncVectorEnv
 
+from torchrl_hts._executor import space_texts
 from torchrl_hts._executor.generators import Generators
 from torchrl_hts._executor.gym_env import RowOptions
 from torchrl_hts._executor.info import info_number, info_numbers
@@ -69,7 +71,10 @@ class VectorEnvironment:
             self._names.append(None)
             with contextlib.suppress(Exception):  # which is met again, and told, when it is saved
                 self._names[-1] = names_of(single)
-        self.description = self._engine.description
+        texts = space_texts.of_spaces(self._engine.observation_space, self._engine.action_space)
+        if self._singles:
+            texts = {**space_texts.of_env(self._singles[0]), **texts}
+        self.description = replace(self._engine.description, texts=texts)
         self.takes_seeds = self._engine.takes_seeds
         self.action: Any = None
         self.rewards: Array = np.zeros(self._engine.num_envs)

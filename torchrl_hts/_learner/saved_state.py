@@ -32,13 +32,16 @@ _ENTRIES = frozenset(
 _ALIKE = ("lag", "sync_interval", "round", "seed", "static_seed")
 
 
-def own_state(state: Any, policy: nn.Module, layout: Layout) -> Mapping[str, Any]:
+def own_state(
+    state: Any, policy: nn.Module, layout: Layout, spaces: Mapping[str, str]
+) -> Mapping[str, Any]:
     """The state of a collector's own environments, checked.
 
     Args:
         state: its state, or those of all learners of a run, however many there were.
         policy: its policy.
         layout: its sizes.
+        spaces: of its environments, in words, by name.
 
     Raises:
         TypeError, ValueError: the message says which entry is wrong, or what is missing.
@@ -51,6 +54,7 @@ def own_state(state: Any, policy: nn.Module, layout: Layout) -> Mapping[str, Any
         raise ValueError("no state to go on with: the list is empty")
     for one in states:
         _check_entries(one)
+        _check_spaces(one, spaces)
     all_envs = layout.all_envs
     if len(states) == 1:
         place = (_first_env(states[0]), _integer(states[0], "num_envs"))
@@ -137,6 +141,17 @@ def _check_entries(state: Any) -> None:
         raise ValueError(
             f"the state lacks {', '.join(sorted(missing))}: it is not one of HTSCollector"
         )
+
+
+def _check_spaces(state: Mapping[str, Any], spaces: Mapping[str, str]) -> None:
+    """Refuse environments of other spaces, as far as a state says: older ones don't."""
+    saved = _entry(state, "spaces", Mapping) if "spaces" in state else {}
+    for name, here in spaces.items():
+        if saved.get(name, here) != here:
+            raise ValueError(
+                f"the state is of environments whose {name} was {saved[name]}; here it is {here}. "
+                "Go on with environments as they were, or begin a new run"
+            )
 
 
 def _check_state(state: Mapping[str, Any], policy: nn.Module, layout: Layout) -> None:

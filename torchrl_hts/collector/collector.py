@@ -222,7 +222,7 @@ class HTSCollector(Uncopied, StockAttributes, BaseCollector):  # type: ignore[mi
         except BaseException:
             self.shutdown(timeout=1.0)  # for environments that are there to be closed
             raise
-        self._show_rounds(started.rounds)
+        self._show_rounds(started.rounds, started.spaces)
         self._supervisor, self._learner = started.supervisor, started.learner
         self._memory, self._invariant_sizes = started.supervisor.memory, started.invariant_sizes
         self._truncated_keys = started.truncated_keys if self.set_truncated else ()
@@ -245,8 +245,9 @@ class HTSCollector(Uncopied, StockAttributes, BaseCollector):  # type: ignore[mi
         self.world = settings.world
         self._num_learners = 1 if self.world is None else self.world.size
 
-    def _show_rounds(self, rounds: Rounds) -> None:
+    def _show_rounds(self, rounds: Rounds, spaces: Mapping[str, str]) -> None:
         """Set those that tell of the environments."""
+        self._spaces = spaces
         self.num_envs, self.sync_interval = rounds.num_envs, rounds.sync_interval
         self.frames_per_batch = self.requested_frames_per_batch = rounds.frames_per_batch
         self._last_round = rounds.num_rounds
@@ -502,6 +503,7 @@ class HTSCollector(Uncopied, StockAttributes, BaseCollector):  # type: ignore[mi
             num_envs=self._memory.layout.num_envs,
             sync_interval=self.sync_interval,
             invariant_sizes=asdict(self._invariant_sizes),
+            spaces=dict(self._spaces),
             **place,
             **self._learner.state_dict(),
         )
@@ -520,10 +522,10 @@ class HTSCollector(Uncopied, StockAttributes, BaseCollector):  # type: ignore[mi
 
         Raises:
             TypeError, ValueError: if an entry is missing, damaged, or of a collector of another
-                shape or policy; the message says which. Nothing has been changed then.
+                shape, policy or spaces; the message says which. Nothing has been changed then.
             WorldError: if learners have loaded states of different rounds or policies.
         """
-        state = own_state(state_dict, self.policy, self._memory.layout)
+        state = own_state(state_dict, self.policy, self._memory.layout, self._spaces)
         saved, sizes = saved_sizes(state), self._invariant_sizes
         alike = saved.fixed_rows == sizes.fixed_rows and saved.runs_like(sizes)
         if not alike or not set(sizes.sizes) & set(saved.sizes):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pickle
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from math import ceil, inf
@@ -54,6 +54,7 @@ class Started:
         rounds: what they are like.
         truncated_keys: ``("next", ...)`` keys of the truncation flags.
         invariant_sizes: batch sizes that all actors agree on.
+        spaces: what the environments' spaces are, in words, by name.
     """
 
     supervisor: Supervisor
@@ -61,6 +62,7 @@ class Started:
     rounds: Rounds
     truncated_keys: tuple[Key, ...]
     invariant_sizes: InvariantSizes
+    spaces: Mapping[str, str]
 
 
 class Startup:
@@ -195,7 +197,8 @@ class Startup:
             layout.first_env,
             rounds.units,
         )
-        return Started(supervisor, learner, rounds, plan.truncated_keys, sizes)
+        spaces = descriptions[0].texts
+        return Started(supervisor, learner, rounds, plan.truncated_keys, sizes, spaces)
 
     @property
     def _replaces(self) -> bool:

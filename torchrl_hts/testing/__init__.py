@@ -9,5 +9,6 @@ every batch and the final parameters by their bits (I7)::
 from __future__ import annotations
 
 from torchrl_hts.testing.checks import TASKS, RandomDelay, Task, digest, train
+from torchrl_hts.testing.spaces import spaces_of
 
-__all__ = ["TASKS", "RandomDelay", "Task", "digest", "train"]
+__all__ = ["TASKS", "RandomDelay", "Task", "digest", "spaces_of", "train"]
