@@ -28,7 +28,7 @@ def read_config(file: Path) -> dict[str, Any]:
     for name, kind in (("recipe", str), ("options", dict)):
         if not isinstance(config.get(name), kind):
             raise _wrong(name, config.get(name))
-    for name in ("versions", "machine"):
+    for name in ("versions", "machine", "spaces"):
         if not isinstance(config.get(name, {}), dict):
             raise _wrong(name, config[name])
     if not isinstance(config.get("id", ""), str):

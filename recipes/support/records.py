@@ -43,6 +43,8 @@ class Records:
         earlier_starts: see `starts_of`; of those before this one.
         kept_rows: of metrics; what was written after them is cut off.
         elapsed_before_s: the time that the run took before it was resumed.
+        first_step: that it goes on from.
+        spaces: of the environments of its training, in words.
 
     Attributes:
         run_id: of the run.
@@ -64,6 +66,7 @@ class Records:
         kept_rows: int,
         elapsed_before_s: float,
         first_step: int,
+        spaces: Mapping[str, str],
     ) -> None:
         self._options, self._claim, self._display = options, claim, display
         output_dir = claim.directory
@@ -85,6 +88,7 @@ class Records:
                 "options": to_json(options),
                 "versions": versions(),
                 "machine": machine(),
+                "spaces": dict(spaces),
                 "starts": with_this_start(earlier_starts, first_step),
             }
             write_atomically(

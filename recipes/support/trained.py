@@ -25,6 +25,7 @@ from support.errors import RecipeError, explaining
 from support.old_runs import newest_step, refuse_no_run
 from support.options import RunOptions, from_json
 from support.states import check_fits
+from torchrl_hts.testing import spaces_of
 
 __all__ = ["TrainedRun", "Values", "fit", "open_run", "read_values"]
 
@@ -74,6 +75,27 @@ class TrainedRun:
         if hasattr(self.recipe, "train_env"):
             make_env = self.recipe.train_env(self.options)
         return partial(make_env, render_mode="rgb_array") if render else make_env
+
+    def check_spaces(self) -> None:
+        """Refuse environments of other spaces, as far as config.json says which the run had.
+
+        Raises:
+            RecipeError: names the space.
+        """
+        saved = self.config.get("spaces")
+        if not saved:  # of a run that an older version began
+            return
+        with explaining(self.options.task):
+            env = self.training_env()()
+            here = spaces_of(env)
+            env.close()
+        for name, text in here.items():
+            if saved.get(name, text) != text:
+                raise RecipeError(
+                    f"{self.directory} is of environments whose {name} was {saved[name]}; here it "
+                    f"is {text}. Play them as they were, with the version of the environment that "
+                    "the run had"
+                )
 
 
 @dataclass(frozen=True)

@@ -294,7 +294,14 @@ def damages() -> Iterator[tuple[str, str]]:
     yield "config['recipe'] = 'ray_train'", "the recipe ray_train offers no Options"
     yield "config['options']['wings'] = 2", "doesn't fit this ppo_cartpole"
     yield "config['options']['env_id'] = 'CartPoll-v1'", "Environment `CartPoll` doesn't exist"
-    yield "config['options']['env_id'] = 'Acrobot-v1'", "is of shape [64, 4] there and of shape [64"
+    other = "config['options']['env_id'] = 'Acrobot-v1'"
+    yield (
+        other,
+        "observation space was Box([-4.8, -inf, -0.418879, -inf], [4.8, inf,",
+    )
+    older = f"{other}; del config['spaces']"  # as an older version has written it
+    yield older, "is of shape [64, 4] there and of shape [64"
+    yield "config['spaces'] = 2", "config.json is damaged (its spaces can't be 2)"
     yield (
         "config['options']['env_id'] = 'walks:Falls-v0'",
         "walks:Falls-v0 can't be made: OverflowE",
