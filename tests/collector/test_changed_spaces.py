@@ -123,6 +123,17 @@ def test_a_state_of_the_same_spaces_goes_on(
         assert [digest(batch) for batch in data] == coming
 
 
+def test_environments_may_differ_within_their_wrappers() -> None:
+    factories = [partial(clipped, SEEN, ACTS), partial(clipped, SEEN, Box(-2, 2, (1,)))]
+    for order in (factories, factories[::-1]):
+        with HTSCollector(order, None, frames_per_batch=8, num_executors=1, seed=0) as data:
+            next(iter(data))
+            state = data.state_dict()
+            data.load_state_dict(state)
+    assert "action space" in state["spaces"]
+    assert "action space within the wrappers" not in state["spaces"]
+
+
 def test_a_state_of_an_older_version_is_not_asked() -> None:
     state, _ = state_of(START)
     assert state.pop("spaces") == spaces_of(START())

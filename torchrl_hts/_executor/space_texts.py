@@ -19,8 +19,9 @@ from numpy.typing import NDArray
 from torchrl_hts._executor.background_env import BackgroundEnv
 from torchrl_hts._executor.spaces import all_layers
 
-__all__ = ["of_env", "of_spaces", "of_specs"]
+__all__ = ["WITHIN", "of_env", "of_spaces", "of_specs"]
 
+WITHIN = " within the wrappers"
 _MOST_SHOWN = 8  # bounds, where they differ
 _KINDS = ("full_observation_spec", "full_action_spec")
 
@@ -35,7 +36,7 @@ def of_env(env: gym.Env[Any, Any]) -> dict[str, str]:
     *_, base = all_layers(env)
     if not isinstance(base, BackgroundEnv):  # one that is elsewhere shows its wrappers' spaces
         with suppress(Exception):  # of what its wrappers may replace, so that nobody else reads it
-            found |= of_spaces(base.observation_space, base.action_space, " within the wrappers")
+            found |= of_spaces(base.observation_space, base.action_space, WITHIN)
     return found
 
 

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from torchrl_hts._executor.space_texts import WITHIN
 from torchrl_hts._learner.packing import recut
 from torchrl_hts._policy.invariance import InvariantSizes
 from torchrl_hts._rounds.shared_memory import Layout
@@ -54,7 +55,7 @@ def own_state(
         raise ValueError("no state to go on with: the list is empty")
     for one in states:
         _check_entries(one)
-        _check_spaces(one, spaces)
+    _check_spaces(states, spaces)
     all_envs = layout.all_envs
     if len(states) == 1:
         place = (_first_env(states[0]), _integer(states[0], "num_envs"))
@@ -143,14 +144,17 @@ def _check_entries(state: Any) -> None:
         )
 
 
-def _check_spaces(state: Mapping[str, Any], spaces: Mapping[str, str]) -> None:
-    """Refuse environments of other spaces, as far as a state says: older ones don't."""
-    saved = _entry(state, "spaces", Mapping) if "spaces" in state else {}
+def _check_spaces(states: Sequence[Mapping[str, Any]], spaces: Mapping[str, str]) -> None:
+    """Refuse environments of other spaces, as far as all states say: older ones don't."""
+    saved = [_entry(one, "spaces", Mapping) if "spaces" in one else {} for one in states]
     for name, here in spaces.items():
-        if saved.get(name, here) != here:
+        there = {one.get(name, here) for one in saved}
+        if len(there) > 1 and WITHIN in name:  # there environments may differ from each other
+            continue
+        if odd := there - {here}:
             raise ValueError(
-                f"the state is of environments whose {name} was {saved[name]}; here it is {here}. "
-                "Go on with environments as they were, or begin a new run"
+                f"the state is of environments whose {name} was {odd.pop()}; here it is {here}. Go "
+                "on with environments as they were, or begin a new run"
             )
 
 

@@ -54,7 +54,8 @@ class Started:
         rounds: what they are like.
         truncated_keys: ``("next", ...)`` keys of the truncation flags.
         invariant_sizes: batch sizes that all actors agree on.
-        spaces: what the environments' spaces are, in words, by name.
+        spaces: what the environments' spaces are, in words, by name. Within their wrappers they may
+            differ from each other; those that do aren't there.
     """
 
     supervisor: Supervisor
@@ -197,7 +198,11 @@ class Startup:
             layout.first_env,
             rounds.units,
         )
-        spaces = descriptions[0].texts
+        spaces = {
+            name: text
+            for name, text in descriptions[0].texts.items()
+            if all(each.texts.get(name) == text for each in descriptions)
+        }
         return Started(supervisor, learner, rounds, plan.truncated_keys, sizes, spaces)
 
     @property
