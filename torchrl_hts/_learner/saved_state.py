@@ -147,14 +147,17 @@ def _check_entries(state: Any) -> None:
 def _check_spaces(states: Sequence[Mapping[str, Any]], spaces: Mapping[str, str]) -> None:
     """Refuse environments of other spaces, as far as all states say: older ones don't."""
     saved = [_entry(one, "spaces", Mapping) if "spaces" in one else {} for one in states]
+    if odd := [text for one in saved for text in one.values() if type(text) is not str]:
+        kind = type(odd[0]).__name__
+        raise TypeError(f"state_dict['spaces'] holds texts as they were saved; got a {kind}")
     for name, here in spaces.items():
         there = {one.get(name, here) for one in saved}
         if len(there) > 1 and WITHIN in name:  # there environments may differ from each other
             continue
-        if odd := there - {here}:
+        if others := there - {here}:
             raise ValueError(
-                f"the state is of environments whose {name} was {odd.pop()}; here it is {here}. Go "
-                "on with environments as they were, or begin a new run"
+                f"the state has spaces of environments whose {name} was {others.pop()}; here it is "
+                f"{here}. Go on with environments as they were, or begin a new run"
             )
 
 
