@@ -10,8 +10,8 @@ with the mean that its executors took, its update, and the exchange as it was ti
 more learners than were measured the exchange is `theory.exchange_time` with 0.1 ms and 1 Gbit/s.
 The column large is the exchange of 1.7 million values, as the Nature CNN has, timed likewise. The
 last are microseconds of processor time for a step, by kind of process, and rows of an actor's pass.
-With ``--in-threads`` the environments of a learner are in threads of one executor. Its steps can't
-be timed, so predictions take the mean of what is slept.
+With ``--in-threads`` the environments of a learner are in threads of one executor. How long that is
+busy doesn't tell how long steps take, so predictions take the mean of what is slept.
 Writes learner_scaling.json after each run, so that a command that was stopped, or of which a run
 has failed, goes on where it was. And learner_scaling.svg.
 """
@@ -278,7 +278,7 @@ def main() -> None:
     wanted = [(kind, size) for kind in kinds for size in options.learners]
     conditions = {**essentials(), "rounds": options.rounds, "shards": options.shards}
     conditions |= {"on_hosts": why_not() is None, "mean_s": SLEEP_MEAN_S}
-    conditions |= {"in_threads": True} if options.in_threads else {}
+    conditions |= {"in_threads": options.in_threads}
     measurements = Measurements(options.output_dir / "learner_scaling.json", conditions)
     measure_missing(measurements, wanted, options)
     medians = medians_of(measurements.records, wanted)

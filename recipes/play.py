@@ -110,7 +110,6 @@ def main(options: argparse.Namespace) -> int:
 
     with keep_servers():
         run = open_run(options.run_dir, options.recipe)
-        run.check_spaces()
         values = read_values(run.directory, options.policy)
         make_env, policy = run.to_play()
         fit(policy, values)

@@ -93,7 +93,6 @@ def main(options: argparse.Namespace) -> int:
     from support.trained import open_run
 
     run = open_run(options.run_dir, options.recipe)
-    run.check_spaces()
     start = find_start(run, options.round, from_start=options.from_start)
     place = "from its beginning" if start.checkpoint is None else f"from {start.checkpoint.name}"
     print(f"{run.title}, {place}" + (f": {start.why}" if start.why else ""), flush=True)

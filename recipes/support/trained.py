@@ -11,6 +11,7 @@ import importlib
 import re
 import sys
 from collections.abc import Callable, Mapping
+from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -76,27 +77,6 @@ class TrainedRun:
             make_env = self.recipe.train_env(self.options)
         return partial(make_env, render_mode="rgb_array") if render else make_env
 
-    def check_spaces(self) -> None:
-        """Refuse environments of other spaces, as far as config.json says which the run had.
-
-        Raises:
-            RecipeError: names the space.
-        """
-        saved = self.config.get("spaces")
-        if not saved:  # of a run that an older version began
-            return
-        with explaining(self.options.task):
-            env = self.training_env()()
-            here = spaces_of(env)
-            env.close()
-        for name, text in here.items():
-            if saved.get(name, text) != text:
-                raise RecipeError(
-                    f"{self.directory} is of environments whose {name} was {saved[name]}; here it "
-                    f"is {text}. Play them as they were, with the version of the environment that "
-                    "the run had"
-                )
-
 
 @dataclass(frozen=True)
 class Values:
@@ -123,7 +103,8 @@ def open_run(directory: Path, script: Path | None = None) -> TrainedRun:
         script: the recipe's file, if it is not one of these.
 
     Raises:
-        RecipeError: if there is no run, or it is damaged or of another version.
+        RecipeError: if there is no run, it is damaged or of another version, or the spaces of its
+            environments were others.
     """
     refuse_no_run(directory)
     file = directory / "config.json"
@@ -141,7 +122,25 @@ def open_run(directory: Path, script: Path | None = None) -> TrainedRun:
         raise RecipeError(
             f"{file} doesn't fit this {name} ({error}): use the version that made it"
         ) from error
-    return TrainedRun(directory, config, recipe, options)
+    run = TrainedRun(directory, config, recipe, options)
+    _refuse_other_spaces(run)
+    return run
+
+
+def _refuse_other_spaces(run: TrainedRun) -> None:
+    """As far as config.json says which spaces the run's environments had: older ones don't."""
+    saved = run.config.get("spaces")
+    if not saved:
+        return
+    with explaining(run.options.task), closing(run.training_env()()) as env:
+        here = spaces_of(env)
+    for name, text in here.items():
+        if saved.get(name, text) != text:
+            raise RecipeError(
+                f"{run.directory} is of environments whose {name} was {saved[name]}; here it is "
+                f"{text}. Play them as they were, with the version of the environment that the "
+                "run had"
+            )
 
 
 def _module(name: Any, script: Path | None, file: Path) -> ModuleType:

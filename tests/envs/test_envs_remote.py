@@ -13,16 +13,16 @@ from pathlib import Path
 from typing import Any
 
 import gymnasium as gym
+import played_elsewhere
 import pytest
 import torch
 from environments import wrapped_in_disguise
 from gymnasium.envs import registration
-from policies import categorical
+from played_elsewhere import check_going_on, gather, gather_twice
 from probe import closes_within, take_for_hung_after
 from processes import wait_until_gone
 from remote_environments import BadEnv, DrawingEnv, HeldEnv, RaisingEnv, WhereEnv
 from seeding import Seeding
-from tensordict import TensorDictBase
 
 from torchrl_hts import HTSCollector, WorkerError
 from torchrl_hts._processes.surroundings import WORKER_ENVIRONMENT
@@ -30,6 +30,8 @@ from torchrl_hts.env_state import CannotSaveError, restore_environment, save_env
 from torchrl_hts.envs import make_remote
 
 ray = pytest.importorskip("ray", reason="ray is not installed: pip install 'torchrl_hts[ray]'")
+
+start = partial(played_elsewhere.start, num_inputs=6)
 
 # Ray's own threads and files are not what these tests are about.
 pytestmark = [
@@ -57,17 +59,6 @@ def remote(address: str) -> Any:
     return partial(make_remote, address=address)
 
 
-def start(factories: list[Any], **options: Any) -> HTSCollector:
-    frames = 12 * len(factories)
-    options = {"num_actors": 1, "seed": 5, "frames_per_batch": frames, **options}
-    return HTSCollector(factories, categorical(6), **options)
-
-
-def gather(collector: HTSCollector, rounds: int = 2) -> TensorDictBase:
-    batches = iter(collector)
-    return torch.stack([next(batches).clone() for _ in range(rounds)])
-
-
 def actors_in(folder: Path) -> set[int]:
     """Processes in which environments have been made."""
     return {int(path.name) for path in folder.iterdir() if path.name.isdecimal()}
@@ -78,31 +69,18 @@ def actors_in(folder: Path) -> set[int]:
 def test_i7_remote_environments_give_the_bits_of_local_ones(
     remote: Any, lag: int, num_executors: int, tmp_path: Path
 ) -> None:
-    with start([DrawingEnv] * 3, num_executors=1, lag=lag) as collector:
-        expected = gather(collector)
-        collector.set_seed(7)
-        expected = torch.cat([expected, gather(collector)])
+    options: dict[str, Any] = {"num_inputs": 6, "lag": lag}
     make = partial(remote, partial(DrawingEnv, str(tmp_path)))
-    with start([make, DrawingEnv, make], num_executors=num_executors, lag=lag) as collector:
-        gathered = gather(collector)
-        collector.set_seed(7)
-        assert (torch.cat([gathered, gather(collector)]) == expected).all()
+    mixed = [make, DrawingEnv, make]
+    gathered = gather_twice(mixed, num_executors=num_executors, **options)
+    assert (gathered == gather_twice([DrawingEnv] * 3, num_executors=1, **options)).all()
     pids = actors_in(tmp_path)
     assert len(pids) >= 2
     wait_until_gone(pids)
 
 
 def test_a_run_of_remote_environments_goes_on_bit_for_bit(remote: Any) -> None:
-    make = partial(remote, DrawingEnv)
-    with start([DrawingEnv] * 2, num_executors=1) as collector:
-        expected = gather(collector, 4)
-    with start([make] * 2, num_executors=1) as collector:
-        assert (gather(collector) == expected[:2]).all()
-        state = collector.state_dict()
-        assert not state["why_environments_are_lost"]
-    with start([make] * 2, num_executors=2) as collector:
-        collector.load_state_dict(state)
-        assert (gather(collector) == expected[2:]).all()
+    check_going_on(DrawingEnv, partial(remote, DrawingEnv), num_inputs=6)
 
 
 def test_a_state_goes_on_in_another_actor_as_it_would_here(remote: Any) -> None:

@@ -11,12 +11,12 @@ from pathlib import Path
 from typing import Any
 
 import gymnasium as gym
+import played_elsewhere
 import pytest
-import torch
 from environments import EchoEnv, wrapped_in_disguise
-from policies import categorical
+from played_elsewhere import check_going_on, gather, gather_twice
 from probe import ask_for_states, take_for_hung_after
-from tensordict import TensorDictBase
+from resumption import check_resumption
 from thread_environments import (
     ClosedTogether,
     Faulty,
@@ -27,37 +27,23 @@ from thread_environments import (
     the_same,
 )
 
-from torchrl_hts import HTSCollector, WorkerError
-from torchrl_hts.env_state import restore_environment, save_environment
+from torchrl_hts import WorkerError
 from torchrl_hts.envs import make_in_thread
 
 pytestmark = pytest.mark.usefixtures("nothing_left")
 
 
-def start(factories: list[Any], **options: Any) -> HTSCollector:
-    frames = 12 * len(factories)
-    options = {"num_executors": 1, "num_actors": 1, "seed": 5, "frames_per_batch": frames} | options
-    return HTSCollector(factories, categorical(4), **options)
-
-
-def gather(collector: HTSCollector, rounds: int = 2) -> TensorDictBase:
-    batches = iter(collector)
-    return torch.stack([next(batches).clone() for _ in range(rounds)])
+start = partial(played_elsewhere.start, num_executors=1)
 
 
 @pytest.mark.parametrize("lag", [0, 1])
 @pytest.mark.parametrize("num_executors", [1, 3])
 def test_i7_environments_in_threads_give_the_bits_of_others(num_executors: int, lag: int) -> None:
     """They keep their observations in one array, which the next episode's first is written to."""
-    with start([OwnDraws] * 4, lag=lag) as collector:
-        expected = gather(collector)
-        collector.set_seed(7)
-        expected = torch.cat([expected, gather(collector)])
     make = partial(make_in_thread, OwnDraws)
-    with start([make, OwnDraws, make, make], num_executors=num_executors, lag=lag) as collector:
-        gathered = gather(collector)
-        collector.set_seed(7)
-        assert (torch.cat([gathered, gather(collector)]) == expected).all()
+    mixed = [make, OwnDraws, make, make]
+    gathered = gather_twice(mixed, num_executors=num_executors, lag=lag)
+    assert (gathered == gather_twice([OwnDraws] * 4, num_executors=1, lag=lag)).all()
 
 
 def test_what_environments_write_to_again_is_read_before() -> None:
@@ -85,32 +71,12 @@ def test_they_close_side_by_side(tmp_path: Path) -> None:
 
 
 def test_a_run_goes_on_bit_for_bit() -> None:
-    make = partial(make_in_thread, OwnDraws)
-    with start([OwnDraws] * 2) as collector:
-        expected = gather(collector, 4)
-    with start([make] * 2) as collector:
-        assert (gather(collector) == expected[:2]).all()
-        state = collector.state_dict()
-        assert not state["why_environments_are_lost"]
-    with start([make] * 2, num_executors=2) as collector:
-        collector.load_state_dict(state)
-        assert (gather(collector) == expected[2:]).all()
+    check_going_on(OwnDraws, partial(make_in_thread, OwnDraws))
 
 
-def test_a_state_of_an_environment_without_a_protocol_goes_on_in_another() -> None:
-    def after(env: gym.Env[Any, Any]) -> list[Any]:
-        return [tuple(map(str, env.step(action))) for action in (0, 1, 2, 3)]
-
+def test_an_environment_without_a_protocol_is_resumed() -> None:
     make = partial(gym.make, "FrozenLake-v1")  # slips at random
-    env, other = make_in_thread(make), make_in_thread(make)
-    env.reset(seed=3)
-    env.step(1)
-    state = save_environment(env, "with it")
-    expected = after(env)
-    assert restore_environment(other, state) == "with it"
-    assert after(other) == expected
-    env.close()
-    other.close()
+    check_resumption(partial(make_in_thread, make), steps=60)
 
 
 def test_without_a_number_one_executor_has_those_that_wait() -> None:

@@ -7,7 +7,7 @@ import random
 import pytest
 from probe import set_patience
 
-from torchrl_hts._executor.generators import Generators, begin_in_thread, end_in_thread
+from torchrl_hts._executor.generators import Generators, threads
 
 
 def test_steps_beside_threads_count_as_steps_without_a_draw(
@@ -20,9 +20,9 @@ def test_steps_beside_threads_count_as_steps_without_a_draw(
         one = Generators(0, 1)
         for step in range(12):
             if step in playing:
-                begin_in_thread()
+                threads.begin()
             one.enter_step()
             if step in playing:
-                end_in_thread()
+                threads.end()
         drawn.append(random.random())
     assert drawn == drawn[:1] * 3

@@ -45,12 +45,9 @@ from torchrl_hts._executor.vmas_states import VmasStates, fresh_vmas_states, vma
 __all__ = [
     "GeneratorState",
     "Generators",
-    "begin_in_thread",
-    "check_draws",
     "draws_are_seen",
-    "end_in_thread",
     "entered_state",
-    "give_up_in_thread",
+    "threads",
 ]
 
 # A state, as plain values that any pickle can hold: Python's and numpy's words; torch's state, or
@@ -108,7 +105,7 @@ class Generators:
         """Let what is drawn from now on come from these generators."""
         process = _process
         process.look()
-        if _threads.num_playing:
+        if threads.num_playing:
             return
         process.last = self
         if process.owner is not self:
@@ -127,17 +124,14 @@ class Generators:
             process.last = self
             return
         process.look()
-        if _threads.num_playing:
-            if self._patience:
-                self._patience -= 1
-            return
-        process.last = self
+        owner = self if self._patience else _nobody
         if self._patience:
             self._patience -= 1
-            if process.owner is not self:
-                process.put(self)
-        elif process.owner is not _nobody:
-            process.put(_nobody)
+        if threads.num_playing:
+            return
+        process.last = self
+        if process.owner is not owner:
+            process.put(owner)
         if process.torch is not None and process.torch_owner is not self:
             process.put_torch(self)
 
@@ -174,39 +168,6 @@ def draws_are_seen() -> bool:
     return isinstance(_python, InMemory) and isinstance(_numpy, InMemory)
 
 
-def begin_in_thread() -> None:
-    """An environment begins to play in a thread: until it ends, nobody may draw.
-
-    Raises:
-        RuntimeError: somebody has, while another played.
-    """
-    _process.look()
-    _threads.begin()
-
-
-def end_in_thread() -> None:
-    """It has ended.
-
-    Raises:
-        RuntimeError: somebody has drawn meanwhile.
-    """
-    _threads.end()
-
-
-def give_up_in_thread() -> None:
-    """Nobody asks any more for what an environment plays that hasn't ended."""
-    _threads.give_up()
-
-
-def check_draws() -> None:
-    """See that nobody has drawn who must not.
-
-    Raises:
-        RuntimeError: somebody has, while environments played in threads.
-    """
-    _threads.check()
-
-
 def _as_bytes(state: Any) -> bytes | None:
     """A state of torch's generator that may be a tensor."""
     return state if state is None or isinstance(state, bytes) else bytes(state.numpy().data)
@@ -221,7 +182,7 @@ def _checked_words(state: bytes, index: int) -> array[int]:
 
 _python, _numpy = find_python(), find_numpy()
 _python_mark, _numpy_mark = _python.mark, _numpy.mark
-_threads = ThreadWatch(_python_mark, _numpy_mark)
+threads = ThreadWatch(_python_mark, _numpy_mark)  # of this process
 
 
 class _Process:
@@ -253,8 +214,8 @@ class _Process:
         Raises:
             RuntimeError: somebody has drawn, and environments play in threads.
         """
-        if _threads.num_playing:
-            _threads.check()
+        if threads.num_playing:
+            threads.check()
             return  # without another look, which would take what is drawn meanwhile for granted
         if _python_mark[0] == self.python_mark and _numpy_mark[0] == self.numpy_mark:
             return
@@ -323,7 +284,7 @@ class _Process:
         self.quiet_python_mark = None
         if self.last is not None:
             self.put_torch(self.last)
-        _threads.found_torch(torch)
+        threads.found_torch(torch)
 
 
 class _TorchWatch(importlib.abc.MetaPathFinder):

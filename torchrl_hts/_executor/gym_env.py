@@ -30,17 +30,12 @@ from torchrl_hts.env_state import names_of, restore_environment, save_environmen
 from torchrl_hts.env_state.compressed import compressed, decompressed
 from torchrl_hts.env_state.names import Names
 
-__all__ = [
-    "Carried",
-    "GymDescription",
-    "GymEnvironment",
-    "RowOptions",
-]
+__all__ = ["Carried", "GymDescription", "GymEnvironment", "RowOptions"]
 
 
 @dataclass(frozen=True)
 class GymDescription:
-    """What the main process needs to know of an environment; equal for all of a collector.
+    """What the main process needs to know of an environment; the spaces are equal for all.
 
     Attributes:
         observation_space, action_space: of the environment.

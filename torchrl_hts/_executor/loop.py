@@ -17,7 +17,7 @@ from multiprocessing.connection import Connection
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from torchrl_hts._executor.background import BackgroundSteps
-from torchrl_hts._executor.generators import check_draws
+from torchrl_hts._executor.generators import threads
 from torchrl_hts._executor.gym_env import GymEnvironment
 from torchrl_hts._executor.making import (
     FAILURES,
@@ -191,7 +191,7 @@ class StepLoop:
                 environment.restore(start)
             else:
                 environment.reset(start, self.schedule.steps[env])
-            check_draws()
+            threads.check()
         except FAILURES as error:
             raise EnvironmentFailedError(self._rows(env), *position, error) from error
         self.counters[Counter.AT] = 0
@@ -369,7 +369,7 @@ class StepLoop:
             return True
         round_, t = self.schedule.position(env)
         ended = self.environments[env].step(self.schedule.slot(round_), t)
-        check_draws()
+        threads.check()
         if ended and env in self.background and self.background[env].begin_episode():
             self.between.add(env)
             told.watch(env, self.background[env], began)

@@ -38,14 +38,8 @@ class ThreadWatch:
         self._was_set = False
 
     def begin(self) -> None:
-        """An environment begins to play in a thread.
-
-        Raises:
-            RuntimeError: somebody has drawn, while another played.
-        """
-        if self.num_playing:
-            self.check()
-        else:
+        """An environment begins to play in a thread: until it ends, nobody may draw."""
+        if not self.num_playing:
             self._before = [mark[0] for mark in self._marks]
             self._was_set = False
             self._look_at_torch(sys.modules.get("torch"))

@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import reprlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import gymnasium as gym
 import torch
 from torch import Tensor
 
-from torchrl_hts._executor.background_env import BackgroundEnv
 from torchrl_hts._executor.generators import Generators
 from torchrl_hts._executor.gym_actions import action_reader
 from torchrl_hts._executor.observations import ObservationReader
 from torchrl_hts._executor.old_gym import checked_reset, of_done, of_step
 from torchrl_hts._executor.own_seeds import own_draws, unseeded_spaces
-from torchrl_hts._executor.spaces import own_spaces, seed_spaces
+from torchrl_hts._executor.spaces import all_layers, own_spaces, seed_spaces
 from torchrl_hts._executor.values import checked_reward
 from torchrl_hts._learner.learner import environment_seed
 from torchrl_hts._learner.packing import to_bytes, to_tensor
@@ -105,7 +104,7 @@ class EnvironmentReplay:
         Raises:
             ValueError: if it is damaged, or of an environment of another make.
         """
-        kept = [(layer, vars(layer).get("render_mode")) for layer in self._layers()]
+        kept = [(layer, vars(layer).get("render_mode")) for layer in all_layers(self.env)]
         self._generators.enter()
         state = decompressed(to_bytes(saved))
         extra = restore_environment(self.env, state, names=self._names)
@@ -178,15 +177,6 @@ class EnvironmentReplay:
     def close(self) -> None:
         """Close the environment."""
         self.env.close()
-
-    def _layers(self) -> Iterator[gym.Env[Any, Any]]:
-        layer: gym.Env[Any, Any] | None = self.env
-        while layer is not None:
-            yield layer
-            if isinstance(layer, gym.Wrapper):
-                layer = layer.env
-            else:
-                layer = layer.held if isinstance(layer, BackgroundEnv) else None
 
 
 def _part(action: Any, key: Key) -> Tensor:

@@ -14,91 +14,64 @@ import threading
 import time
 import weakref
 from collections.abc import Callable
+from concurrent.futures import Future, wait
 from functools import partial
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeAlias
 
 import gymnasium as gym
 import numpy as np
 
 from torchrl_hts._executor.background_env import BackgroundEnv
-from torchrl_hts._executor.generators import (
-    begin_in_thread,
-    draws_are_seen,
-    end_in_thread,
-    give_up_in_thread,
-)
+from torchrl_hts._executor.generators import draws_are_seen, threads
 from torchrl_hts._processes.raised import exits_well
 from torchrl_hts.env_state import names_of, restore_environment, save_environment
 from torchrl_hts.env_state.names import Names
 
 __all__ = ["ThreadEnv", "make_in_thread"]
 
+_Call: TypeAlias = tuple["Future[Any]", Callable[[], Any]]  # what comes of it, and a method
+
 _CLOSE_S = 30.0
 
 
-class _Call:
-    """A call that a thread makes, and what comes of it."""
-
-    def __init__(self, method: Callable[[], Any]) -> None:
-        self._method = method
-        self._outcomes: queue.SimpleQueue[tuple[Any, BaseException | None]] = queue.SimpleQueue()
-
-    def make(self) -> BaseException | None:
-        """Call the method; returns what it raised."""
-        value = error = None
-        try:
-            value = self._method()
-        except BaseException as raised:
-            error = raised
-        self._outcomes.put((value, error))
-        return error
-
-    def outcome(self, timeout_s: float | None = None) -> Callable[[], Any]:
-        """What gives the method's value, or raises its error, once there is one.
-
-        Raises:
-            queue.Empty: after the time-out.
-        """
-        value, error = self._outcomes.get(timeout=timeout_s)
-
-        def get() -> Any:
-            if error is not None:
-                raise error
-            return value
-
-        return get
-
-
 class _Thread:
-    """A thread that makes calls, one after the other."""
+    """A thread that calls methods, one after the other."""
 
     def __init__(self) -> None:
         self._calls: queue.SimpleQueue[_Call | None] = queue.SimpleQueue()  # None ends the thread
         self._end = weakref.finalize(self, self._calls.put, None)
         threading.Thread(target=_run, args=[self._calls], name="environment", daemon=True).start()
 
-    def begin(self, method: Callable[[], Any]) -> _Call:
+    def begin(self, method: Callable[..., Any], *args: Any, **kwargs: Any) -> Future[Any]:
         """Call a method, once everything before it has been called."""
-        call = _Call(method)
-        self._calls.put(call)
-        return call
+        outcome: Future[Any] = Future()
+        self._calls.put((outcome, partial(method, *args, **kwargs)))
+        return outcome
 
     def call(self, method: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """What a method returns or raises."""
-        return self.begin(partial(method, *args, **kwargs)).outcome()()
+        return self.begin(method, *args, **kwargs).result()
 
     def end(self) -> None:
         """End the thread, once everything has been called."""
         self._end()
 
 
-def _run(calls: queue.SimpleQueue[Any]) -> None:
+def _run(calls: queue.SimpleQueue[_Call | None]) -> None:
     pid = os.getpid()
-    for call in iter(calls.get, None):
-        error = call.make()
+    for outcome, method in iter(calls.get, None):
+        value = error = None
+        try:
+            value = method()
+        except BaseException as raised:
+            error = raised
         if os.getpid() != pid:  # a fork that an environment has made, and that was to end
             os._exit(0 if error is None or exits_well(error) else 1)
-        del call, error  # not to be held until the next one
+        if error is None:
+            outcome.set_result(value)
+        else:
+            outcome.set_exception(error)
+        del outcome, method, value, error  # not to be held until the next call
 
 
 class _Closed:
@@ -131,10 +104,8 @@ class ThreadEnv(BackgroundEnv):
         self._names: Names | None = None
         with contextlib.suppress(Exception):  # which is met again, and told, where it is saved
             self._names = names_of(self._env)
-        self.metadata = self._env.metadata
-        self.render_mode = self._env.render_mode
-        self._begun: _Call | None = None  # what comes next
-        self._closing: _Call | None = None
+        self._begun: Future[Any] | None = None  # what comes next
+        self._closing: Future[Any] | None = None
         self._closed_by = 0.0  # by time.monotonic(), else it hangs
 
     @property
@@ -147,6 +118,16 @@ class ThreadEnv(BackgroundEnv):
         """The environment's own."""
         return self._env.action_space
 
+    @property
+    def metadata(self) -> dict[str, Any]:  # type: ignore[override]
+        """The environment's own."""
+        return self._env.metadata
+
+    @property
+    def render_mode(self) -> str | None:  # type: ignore[override]
+        """The environment's own."""
+        return self._env.render_mode
+
     @property  # type: ignore[misc]
     def np_random(self) -> np.random.Generator:
         """The environment's own."""
@@ -154,7 +135,7 @@ class ThreadEnv(BackgroundEnv):
 
     def begin_reset(self, seed: int | None) -> None:
         """See `BackgroundEnv`."""
-        self._begin(partial(self._env.reset, seed=seed))
+        self._begin(self._env.reset, seed=seed)
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
         """What the environment's ``reset`` does, or the rest of one that has begun."""
@@ -165,11 +146,14 @@ class ThreadEnv(BackgroundEnv):
 
     def begin_step(self, action: Any) -> bool:
         """See `BackgroundEnv`."""
-        return self._begin(partial(self._env.step, action))
+        return self._begin(self._env.step, action)
 
     def tell_when_over(self, tell: Callable[[], None]) -> None:
         """See `BackgroundEnv`."""
-        self._thread.begin(tell)
+        if self._begun is None:  # it is to be done when it is asked for
+            tell()
+        else:
+            self._begun.add_done_callback(lambda _: tell())
 
     def step(self, action: Any) -> Any:
         """What the environment's ``step`` does, or the rest of one that has begun."""
@@ -214,35 +198,34 @@ class ThreadEnv(BackgroundEnv):
         closing, self._closing = self._closing, None
         if closing is None:
             return
-        try:
-            get = closing.outcome(max(0.0, self._closed_by - time.monotonic()))
-        except queue.Empty:
+        wait([closing], max(0.0, self._closed_by - time.monotonic()))
+        if not closing.done():
             raise TimeoutError(
                 f"an environment of make_in_thread was not closed within {_CLOSE_S:g} s, for it "
                 "hangs in its close, or still in what it was asked for before"
-            ) from None
-        get()
+            )
+        closing.result()
 
-    def _begin(self, method: Callable[[], Any]) -> bool:
+    def _begin(self, method: Callable[..., Any], *args: Any, **kwargs: Any) -> bool:
         """Begin it, unless nobody would see draws."""
         if draws_are_seen():
-            begin_in_thread()
-            self._begun = self._thread.begin(method)
+            threads.begin()
+            self._begun = self._thread.begin(method, *args, **kwargs)
         return self._begun is not None
 
     def _forget(self) -> None:
         """Nobody asks any more for what has begun."""
         if self._begun is not None:
             self._begun = None
-            give_up_in_thread()
+            threads.give_up()
 
-    def _finish(self, begun: _Call) -> Any:
-        get = begun.outcome()
+    def _finish(self, begun: Future[Any]) -> Any:
+        begun.exception()  # waits; what has begun still comes next if that is interrupted
         self._begun = None
         try:
-            return get()
+            return begun.result()
         finally:
-            end_in_thread()
+            threads.end()
 
 
 def _checked(env: Any) -> gym.Env[Any, Any]:

@@ -366,7 +366,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         check.error(f"--batch {odd[0]} does not divide --num-envs {args.num_envs}: give a divisor")
     lacking = {task: what for task, what in _NEEDS.items() if find_spec(what[0]) is None}
     if args.tasks is None:
-        args.tasks = [*_EVERYWHERE, *{"pong"} - lacking.keys()]
+        args.tasks = [task for task in (*_EVERYWHERE, "pong") if task not in lacking]
         if "pong" in lacking:
             print("left out: pong, which needs {}: {}".format(*lacking["pong"]))
     for task in args.tasks:
