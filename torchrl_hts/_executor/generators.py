@@ -70,6 +70,7 @@ class Generators:
         numbers: integers >= 0 that determine all that is drawn.
 
     Example:
+        >>> import random
         >>> one, other = Generators(0, 1), Generators(0, 2)
         >>> one.enter(); first = [random.random() for _ in range(3)]
         >>> other.enter(); random.random() in first
