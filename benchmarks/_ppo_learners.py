@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import _recipes  # noqa: F401  so that the recipes are found
@@ -79,8 +80,9 @@ def control_learner(
     env_id: str,
     world: World,
     *,
-    normalises: bool,
     lag: int | None,
+    normalises_observations: bool = True,
+    normalises_rewards: bool = True,
     rounds: int | None = None,
     num_envs: int = 8,
     seed: int = 0,
@@ -90,9 +92,10 @@ def control_learner(
     Args:
         env_id: the task.
         world: this process alone.
-        normalises: whether the networks and the learner do, as in the recipe; or what they are
-            given is normalised already.
         lag: see `Learner`.
+        normalises_observations: whether the networks do, as in the recipe; or what they are given
+            is normalised already.
+        normalises_rewards: whether the learner does, as in the recipe.
         rounds: after which the learning rate is 0; None keeps it.
         num_envs: rows of a batch.
         seed: of the order of steps.
@@ -101,7 +104,7 @@ def control_learner(
     env = make_continuous(env_id)
     observations, actor, critic = ppo_mujoco.make_networks(env, options.hidden_units)
     env.close()
-    if not normalises:
+    if not normalises_observations:
         for network in (actor, critic):
             _take_out(observations, network)
     loss_module = ppo_mujoco.make_loss(actor, critic, options)
@@ -120,8 +123,8 @@ def control_learner(
         options.epochs,
         options.minibatch_size,
         options.max_grad_norm,
-        prepare=(lambda batch: rewards.normalize_(batch, world)) if normalises else _nothing,
-        finish=(lambda batch: observations.update(batch, world)) if normalises else _nothing,
+        prepare=partial(rewards.normalize_, world=world) if normalises_rewards else _nothing,
+        finish=partial(observations.update, world=world) if normalises_observations else _nothing,
         lag=lag,
         seed=seed,
     )

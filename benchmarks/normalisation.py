@@ -1,12 +1,13 @@
-"""Returns by what normalises observations and rewards: one PPO, three ways, several seeds.
+"""Returns by what normalises observations and rewards: one PPO, four ways, several seeds.
 
     python benchmarks/normalisation.py --output-dir runs/normalisation
 
 `policy` are `RunningNorm` in both networks and `RunningRewardNorm` in the learner, as in
 recipes/ppo_mujoco.py. `gymnasium` are its wrappers around each environment: `NormalizeObservation`
 and `NormalizeReward`, each clipped to 10. `VecNormV2` is TorchRL's transform around each
-environment, of the observation alone, as in TorchRL's own PPO for MuJoCo. All else is the same:
-that recipe's networks, loss and settings, with lag 1.
+environment, of the observation alone, as in TorchRL's own PPO for MuJoCo. `VecNormV2-rewards` is
+that with `RunningRewardNorm` in the learner. All else is the same: that recipe's networks, loss and
+settings, with lag 1.
 
 Each run writes TASK-WAY-SEED.csv; those that are there are not run again, and must be as long as
 --total-frames says. Draws normalisation.svg
@@ -67,6 +68,7 @@ WAYS: dict[str, Callable[[str], Any]] = {
     "policy": make_continuous,
     "gymnasium": by_gymnasium,
     "VecNormV2": by_torchrl,
+    "VecNormV2-rewards": by_torchrl,
 }
 
 
@@ -85,7 +87,13 @@ def train(env_id: str, way: str, seed: int, total_frames: int, file: Path) -> No
     curve = []
     with World(threads=1) as world:
         learner = control_learner(
-            env_id, world, normalises=way == "policy", lag=1, rounds=rounds, seed=seed
+            env_id,
+            world,
+            normalises_observations=way == "policy",
+            normalises_rewards=way in ("policy", "VecNormV2-rewards"),
+            lag=1,
+            rounds=rounds,
+            seed=seed,
         )
         with HTSCollector(
             [partial(WAYS[way], env_id)] * ENVS,

@@ -87,14 +87,20 @@ def _world(stack: ExitStack, threads: int = 1) -> World:
 
 def control_hts(lag: int, stack: ExitStack) -> tuple[Learner, HTSCollector]:
     """The recipe."""
-    learner = control_learner(_TASK, _world(stack), normalises=True, lag=lag, num_envs=_ENVS)
+    learner = control_learner(_TASK, _world(stack), lag=lag, num_envs=_ENVS)
     envs = [partial(make_continuous, _TASK)] * _ENVS
     return learner, _hts(stack, envs, learner, _ENVS * _ALPHA)
 
 
 def control_torchrl(envs: int, threads: int, stack: ExitStack) -> tuple[Learner, Collector]:
     """TorchRL's collector over one environment, or over processes of one each."""
-    learner = control_learner(_TASK, _world(stack, threads), normalises=False, lag=None)
+    learner = control_learner(
+        _TASK,
+        _world(stack, threads),
+        lag=None,
+        normalises_observations=False,
+        normalises_rewards=False,
+    )
     make_env = normalised if envs == 1 else partial(ParallelEnv, envs, normalised)
     return learner, _torchrl(stack, make_env, learner, _ENVS * _ALPHA, threads)
 
