@@ -135,7 +135,7 @@ class Run:
                     kept_rows=kept_rows,
                     elapsed_before_s=self._elapsed_before_s,
                     first_step=self._first_step,
-                    spaces=self._collector._spaces,
+                    spaces=self._collector.spaces,
                 )
                 undoing.callback(self._close_records, failed=True)
                 self._id = self._records.run_id

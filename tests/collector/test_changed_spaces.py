@@ -57,6 +57,7 @@ def state_of(make_env: Callable[[], Any]) -> tuple[dict[str, Any], list[str]]:
         batches = iter(data)
         next(batches)
         state = data.state_dict()
+        assert state["spaces"] == data.spaces
         return state, [digest(batch) for batch in batches]
 
 

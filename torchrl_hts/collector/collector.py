@@ -390,6 +390,11 @@ class HTSCollector(Uncopied, StockAttributes, BaseCollector):  # type: ignore[mi
         """What environments and action noise are seeded from."""
         return self._learner.seed
 
+    @property
+    def spaces(self) -> dict[str, str]:
+        """What its environments' spaces are, in words; see `torchrl_hts.testing.spaces_of`."""
+        return dict(self._spaces)
+
     def set_seed(self, seed: int, static_seed: bool = False) -> int:
         """Seed environments and action noise, and reset the environments.
 
@@ -503,7 +508,7 @@ class HTSCollector(Uncopied, StockAttributes, BaseCollector):  # type: ignore[mi
             num_envs=self._memory.layout.num_envs,
             sync_interval=self.sync_interval,
             invariant_sizes=asdict(self._invariant_sizes),
-            spaces=dict(self._spaces),
+            spaces=self.spaces,
             **place,
             **self._learner.state_dict(),
         )

@@ -17,7 +17,7 @@ __all__ = ["spaces_of"]
 def spaces_of(env: Any) -> dict[str, str]:
     """What the spaces of an environment are, in words: to find out whether they have changed.
 
-    A collector says the same of its environments, in ``state_dict()["spaces"]``.
+    A collector says the same of its environments, in `HTSCollector.spaces`.
 
     Args:
         env: an environment or a batch of them, as ``create_env_fn`` makes them. It is of no further
