@@ -21,7 +21,7 @@ from gymnasium.envs import registration
 from played_elsewhere import check_going_on, gather, gather_twice
 from probe import closes_within, take_for_hung_after
 from processes import wait_until_gone
-from remote_environments import BadEnv, DrawingEnv, HeldEnv, RaisingEnv, WhereEnv
+from remote_environments import BadEnv, DrawingEnv, HeldEnv, RaisingEnv, ResetTogether, WhereEnv
 from seeding import Seeding
 
 from torchrl_hts import HTSCollector, WorkerError
@@ -77,6 +77,20 @@ def test_i7_remote_environments_give_the_bits_of_local_ones(
     pids = actors_in(tmp_path)
     assert len(pids) >= 2
     wait_until_gone(pids)
+
+
+def test_episodes_that_are_cut_begin_anew_with_the_bits_of_local_ones(remote: Any) -> None:
+    options: dict[str, Any] = {"num_inputs": 6, "max_frames_per_traj": 4, "num_executors": 1}
+    make = partial(remote, DrawingEnv)
+    gathered = gather_twice([make] * 2, **options)
+    assert (gathered == gather_twice([DrawingEnv] * 2, **options)).all()
+
+
+def test_they_begin_episodes_that_are_cut_side_by_side(remote: Any, tmp_path: Path) -> None:
+    makes = [partial(remote, partial(ResetTogether, name, 2, str(tmp_path))) for name in "ab"]
+    with start(makes, num_inputs=4, max_frames_per_traj=4, num_executors=1) as collector:
+        batch = gather(collector)
+    assert batch["next", "done"].sum() == 12
 
 
 def test_a_run_of_remote_environments_goes_on_bit_for_bit(remote: Any) -> None:

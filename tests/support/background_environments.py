@@ -26,8 +26,9 @@ class BackgroundEcho(EchoEnv, BackgroundEnv):
         self.steps = 0
         self.expected: Any = None
 
-    def begin_reset(self, seed: int) -> None:
+    def begin_reset(self, seed: int | None) -> bool:
         self.expected = ("reset", seed)
+        return False
 
     def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
         assert seed is None or self.expected == ("reset", seed)

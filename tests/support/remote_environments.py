@@ -7,6 +7,7 @@ import random
 import signal
 import sys
 import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -86,6 +87,26 @@ class RaisingEnv(DrawingEnv):
             raise KeyboardInterrupt
         handle = threading.Lock() if self.what == "held" else None
         raise HandleError("the door", handle)
+
+
+class ResetTogether(EchoEnv):
+    """Each of its episodes begins once those of all have come to where they begin theirs."""
+
+    def __init__(self, name: str, number: int, folder: str) -> None:
+        super().__init__(lengths=(100,))
+        self.name, self.number, self.folder = name, number, Path(folder)
+        self.episodes = 0
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        if seed is None:  # those with seeds are asked for one by one
+            self.episodes += 1
+            (self.folder / f"{self.episodes}-{self.name}").touch()
+            until = time.monotonic() + 20
+            while len([*self.folder.glob(f"{self.episodes}-*")]) < self.number:
+                if time.monotonic() > until:
+                    raise TimeoutError("the others don't begin their episodes meanwhile")
+                time.sleep(0.002)
+        return super().reset(seed=seed)
 
 
 class HeldEnv(EchoEnv):

@@ -20,7 +20,7 @@ class BackgroundEnv(gym.Env[Any, Any]):
         tells: whether it calls what `tell_when_over` gets. Else steps are waited for in the order
             in which they began.
         begins_episodes: whether it tells, and an episode that follows on another is to be begun by
-            ``begin_reset(None)`` too, for it takes as long as a step.
+            ``begin_reset(None)`` too, for it may take as long as a step.
         held: the environment of this process that it plays, if there is one.
     """
 
@@ -28,8 +28,12 @@ class BackgroundEnv(gym.Env[Any, Any]):
     begins_episodes = False
     held: gym.Env[Any, Any] | None = None
 
-    def begin_reset(self, seed: int | None) -> None:
-        """Get ready for a `reset` with this seed, which comes next."""
+    def begin_reset(self, seed: int | None) -> bool:
+        """Begin a `reset` with this seed, which comes next, or get ready for it.
+
+        Returns False if `reset` is to do it all.
+        """
+        return False
 
     def begin_step(self, action: Any) -> bool:
         """Begin a `step` with this action, which comes next and waits for it.

@@ -276,12 +276,15 @@ class GymEnvironment:
         return done
 
     def begin_episode(self) -> bool:
-        """Begin the episode that follows on one that has ended; False if `step` has done it all."""
-        if self._begins_episodes:
-            assert isinstance(self.env, BackgroundEnv)
-            self._generators.enter()
-            self.env.begin_reset(None)
-        return self._begins_episodes
+        """Begin the episode that follows on one that has ended; False if it is there."""
+        if not self._begins_episodes:  # `step` has done it all
+            return False
+        assert isinstance(self.env, BackgroundEnv)
+        self._generators.enter()
+        if self.env.begin_reset(None):
+            return True
+        self._begin_episode(None)
+        return False
 
     def finish_episode(self) -> None:
         """Wait for the beginning of the episode that has begun."""

@@ -111,9 +111,10 @@ class FootballEnv(BackgroundEnv):
         self._is_playing = True
         return self._observation(), self._info(moment)
 
-    def begin_reset(self, seed: int | None) -> None:
+    def begin_reset(self, seed: int | None) -> bool:
         """See `BackgroundEnv`."""
         self._engine.begin_reset(_engines_seed(gym.utils.seeding.np_random(seed)[0]))
+        return False
 
     def begin_step(self, action: Any) -> bool:
         """See `BackgroundEnv`."""

@@ -133,9 +133,9 @@ class ThreadEnv(BackgroundEnv):
         """The environment's own."""
         return self._env.np_random
 
-    def begin_reset(self, seed: int | None) -> None:
+    def begin_reset(self, seed: int | None) -> bool:
         """See `BackgroundEnv`."""
-        self._begin(self._env.reset, seed=seed)
+        return self._begin(self._env.reset, seed=seed)
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
         """What the environment's ``reset`` does, or the rest of one that has begun."""
@@ -150,10 +150,8 @@ class ThreadEnv(BackgroundEnv):
 
     def tell_when_over(self, tell: Callable[[], None]) -> None:
         """See `BackgroundEnv`."""
-        if self._begun is None:  # it is to be done when it is asked for
-            tell()
-        else:
-            self._begun.add_done_callback(lambda _: tell())
+        assert self._begun is not None
+        self._begun.add_done_callback(lambda _: tell())
 
     def step(self, action: Any) -> Any:
         """What the environment's ``step`` does, or the rest of one that has begun."""

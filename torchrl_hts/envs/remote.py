@@ -58,6 +58,7 @@ class RemoteEnv(BackgroundEnv):
     """
 
     tells = True
+    begins_episodes = True
 
     def __init__(self, actor: Any, shown: dict[str, Any]) -> None:
         self.observation_space = shown["observation_space"]
@@ -81,9 +82,12 @@ class RemoteEnv(BackgroundEnv):
             "into make_remote's factory"
         )
 
-    def begin_reset(self, seed: int | None) -> None:
+    def begin_reset(self, seed: int | None) -> bool:
         """See `BackgroundEnv`."""
+        if seed is None and self._next is not None:
+            return False
         self._begun = self._actor.reset.remote(seed, None)
+        return True
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
         """What the environment's ``reset`` does, or the rest of one that has begun."""
