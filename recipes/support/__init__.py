@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import shlex
 import sys
+from pathlib import Path
 from types import TracebackType
 
 
@@ -37,6 +39,6 @@ sys.excepthook = _say_what_ended  # as early as can be: a recipe imports this fi
 for _package in ("matplotlib", "rich"):
     if importlib.util.find_spec(_package) is None:
         sys.exit(
-            f"error: the recipes need the package {_package}, which is not installed: "
-            "pip install 'torchrl_hts[recipes]'"
+            f"error: the recipes need the package {_package}, which is not installed: pip install "
+            + shlex.quote(f"{Path(__file__).parents[2]}[recipes]")
         )

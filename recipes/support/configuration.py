@@ -9,7 +9,9 @@ import json
 from pathlib import Path
 from typing import Any
 
-__all__ = ["read_config"]
+from support.errors import RecipeError
+
+__all__ = ["config_to_go_on_with", "read_config"]
 
 
 def read_config(file: Path) -> dict[str, Any]:
@@ -38,6 +40,22 @@ def read_config(file: Path) -> dict[str, Any]:
         raise _wrong("starts", starts)
     if names is not None and not (isinstance(names, dict) and {"id", "name"} <= names.keys()):
         raise _wrong("wandb", names)
+    return config
+
+
+def config_to_go_on_with(directory: Path, recipe: str) -> dict[str, Any]:
+    """What the config.json of a run holds that a recipe is to go on with.
+
+    Raises:
+        OSError, ValueError: see `read_config`.
+        RecipeError: if the run is of another recipe.
+    """
+    config = read_config(directory / "config.json")
+    if config["recipe"] != recipe:
+        raise RecipeError(
+            f"{directory} is a run of {config['recipe']!r}, and this is {recipe!r}: resume with "
+            "the recipe that made it, or give another --output-dir instead of --resume"
+        )
     return config
 
 

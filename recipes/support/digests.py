@@ -52,10 +52,12 @@ class Digests:
 
     def check_parameters(self, step: int, policy: nn.Module) -> None:
         """Compare the parameters after a number of environment steps."""
-        name, saved = self._parameters.get(step, ("", {}))
+        self._compare(step, policy.state_dict())
+
+    def _compare(self, step: int, own: Mapping[str, Any]) -> None:
+        name, saved = self._parameters.pop(step, ("", {}))
         if not saved:
             return
-        own = policy.state_dict()
         wrong = [
             key
             for key, value in saved.items()
@@ -67,8 +69,12 @@ class Digests:
         else:
             self.compared["sets of parameters"] += 1
 
-    def check_rows(self, directory: Path) -> None:
-        """Compare the rows of metrics that were written into another directory."""
+    def check_files(self, directory: Path) -> None:
+        """Compare what was written into another directory: rows, and parameters of its end."""
+        checkpoints = Checkpoints(directory / "checkpoints", 1)
+        for path in checkpoints.paths():
+            if (state := checkpoints.load(path)) is not None:
+                self._compare(int(path.stem[5:]), _policy_in(path, state))
         for step, row in _rows(directory).items():
             saved = self._rows.get(step)
             if saved is None:

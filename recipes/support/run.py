@@ -14,7 +14,7 @@ from tensordict import TensorDictBase
 from torch import Tensor
 
 from support.checkpoints import Checkpoints, save_atomically
-from support.configuration import read_config
+from support.configuration import config_to_go_on_with
 from support.display import Display
 from support.errors import RecipeError, quoted
 from support.evaluations import Evaluations
@@ -372,7 +372,7 @@ class Run:
 
     def _resume(self) -> int:
         """Load the newest checkpoint; returns the rows of metrics before it."""
-        config = read_config(self.output_dir / "config.json")
+        config = config_to_go_on_with(self.output_dir, self._recipe)
         self._wandb_names = config.get("wandb")
         self._earlier_starts = starts_of(config)
         newest, world = self._told(self._checkpoints.newest), self._world

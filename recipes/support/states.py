@@ -212,8 +212,8 @@ def why_other_bits(config: Mapping[str, Any], after: int, step: int | None = Non
         return "; ".join(other)
     return (
         "the versions and the kind of CPU that its config.json names for these steps are the same "
-        "here, so that something else has changed: the recipe, the environment's package, or a "
-        "driver"
+        "here, so that something else has changed: the recipe, the environment's package, a "
+        "driver, or the run's files"
     )
 
 

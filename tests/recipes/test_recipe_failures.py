@@ -106,6 +106,16 @@ def kill(evaluator: Evaluator) -> None:
     wait_until_gone({evaluator.pid})
 
 
+def test_a_run_of_another_recipe_is_left_as_it_is(tmp_path: Path) -> None:
+    """Also before its first checkpoint, which would tell too."""
+    config = json.dumps({"recipe": "reinforce", "options": {}})
+    (tmp_path / "config.json").write_text(config)
+    said = run("ppo_cartpole.py", "--resume", str(tmp_path), code=1)
+    assert f"{tmp_path} is a run of 'reinforce', and this is 'ppo_cartpole': resume with" in said
+    assert (tmp_path / "config.json").read_text() == config
+    assert not (tmp_path / "metrics.csv").exists()
+
+
 def test_evaluations_go_on_where_their_process_is_killed(
     whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -36,6 +36,9 @@ FLAGS = (
 )
 
 
+COMPARED = re.compile(r"bit for bit: rows of metrics.csv \(\d+\), sets of parameters \(\d")
+
+
 def files(directory: Path) -> dict[Path, tuple[bytes, int]]:
     """All of a directory, and when it was written."""
     return {
@@ -111,7 +114,21 @@ def test_parameters_are_compared_too(trained: Path) -> None:
     assert "from step-000000001280.pt" in output
     assert "seen from the checkpoint on" in output
     output = replay(trained, "--round", 17, "--env", 1, "--from-start")
-    assert re.search(r"bit for bit: rows of metrics.csv \(\d+\), sets of parameters \(\d", output)
+    assert COMPARED.search(output)
+
+
+def test_parameters_that_a_run_ended_with_are_compared(changed: Path) -> None:
+    """Where no row comes before."""
+    *rows, _, last = (changed / "metrics.csv").read_text().splitlines(keepends=True)
+    (changed / "metrics.csv").write_text("".join([*rows, last]))
+    assert COMPARED.search(replay(changed, "--round", 21, "--env", 1))
+    file = changed / "checkpoints" / "step-000000001536.pt"
+    state = torch.load(file)
+    value = next(iter(state["parts"]["collector"]["policy_state_dict"].values()))
+    value += 1
+    torch.save(state, file)
+    output = replay(changed, "--round", 21, "--env", 1, code=1)
+    assert re.search(rf"this is not the run .*: after 1,536 steps .* that of {file.name}", output)
 
 
 def change_row(directory: Path, index: int) -> None:
