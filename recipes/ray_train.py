@@ -97,10 +97,12 @@ def learn(settings: dict[str, Any]) -> None:
 def main(options: argparse.Namespace) -> int:
     """Starts the learners and waits for them."""
     run = checked(options.recipe, options.arguments)
+    run.check_learners(options.learners)
     check_task_or_exit(run)  # here once, in place of by each learner again and again
-    from support.ray_start import scaling, start_ray
+    from support.ray_start import check_room, scaling, start_ray
 
     start_ray(options.address)
+    check_room(options, run)
     from ray import train
     from ray.train.torch import TorchConfig, TorchTrainer
 

@@ -138,17 +138,18 @@ class Checkpoints:
     def _read(self, path: Path, checkpoint: Path) -> dict[str, Any]:
         try:
             return read_saved(path)
-        except OSError as error:
-            raise RecipeError(f"the checkpoint {path} can't be read: {error.strerror}") from error
         except MemoryError:
             raise
         except Exception as error:
             earlier = [each for each in self.paths() if each < checkpoint]
             before = f"go on from {earlier[-1].name}" if earlier else "begin anew"
             moved = "it" if path == checkpoint else str(checkpoint)
+            fault = "is damaged, cut off, of another version of torch, or not only data"
+            if isinstance(error, OSError):
+                fault = f"can't be read: {error.strerror}; put it back"
+            or_ = ", or" if isinstance(error, OSError) else ":"
             raise RecipeError(
-                f"the checkpoint {path} is damaged, cut off, of another version of torch, or not "
-                f"only data: move {moved} away to {before}"
+                f"the checkpoint {path} {fault}{or_} move {moved} away to {before}"
             ) from error
 
 

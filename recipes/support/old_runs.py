@@ -8,6 +8,7 @@ from __future__ import annotations
 import fcntl
 from pathlib import Path
 
+from support.configuration import read_config
 from support.errors import RecipeError, quoted
 
 __all__ = [
@@ -77,6 +78,13 @@ def moved(directory: Path) -> RecipeError:
 def refuse_old_run(directory: Path) -> None:
     """Raise RecipeError if a directory holds a run already, or what is left of one."""
     if (directory / "config.json").exists():
+        try:
+            read_config(directory / "config.json")
+        except (OSError, ValueError) as error:
+            raise RecipeError(
+                f"{directory} holds a run whose config.json is damaged ({error}): put that file "
+                "back, or give another --output-dir"
+            ) from error
         raise RecipeError(
             f"{directory} holds a run already: go on with it by --resume {quoted(directory)}, or "
             "give another --output-dir"

@@ -161,15 +161,32 @@ class RunOptions:
         if self.record_video and not self.eval_interval:
             raise RecipeError("--record-video films evaluations: leave --eval-interval 0 out")
 
+    def check_learners(self, number: int) -> None:
+        """Refuse what so many learners can't have equally."""
+        if self.shards is None:
+            self.check_parts(number)
+        elif self.shards % number:
+            raise RecipeError(
+                f"--shards {self.shards} can't be shared out equally among {number} learners: "
+                "start 1, or another divisor of it"
+            )
+
     def check_parts(self, parts: int | None) -> None:
         """Refuse what parts of a batch can't have equally.
 
         Args:
             parts: shards, or learners without shards; None: one learner alone.
         """
+        envs = vars(self).get("num_envs")
+        if envs is not None and envs % (parts or 1):
+            of = "learners" if self.shards is None else "shards"
+            raise RecipeError(
+                f"--num-envs {envs} environments can't be shared out equally among {parts} {of}: "
+                f"give a multiple of {parts}"
+            )
         if (size := vars(self).get("minibatch_size")) is not None:
-            batch, rows = vars(self)["num_envs"], vars(self)["sync_interval"]
-            check_minibatches(batch * rows, size, parts, rows if self.whole_rows else 1)
+            rows = vars(self)["sync_interval"]
+            check_minibatches(envs * rows, size, parts, rows if self.whole_rows else 1)
 
 
 def check_minibatches(total: int, size: int, parts: int | None, length: int = 1) -> None:
@@ -189,11 +206,14 @@ def check_minibatches(total: int, size: int, parts: int | None, length: int = 1)
             f"--minibatch-size {size} is no number of whole rows, which have {length} steps: give "
             f"a multiple of {length}"
         )
-    count = max(1, total // size)
-    if parts is not None and (count * size != total or total // length % (parts * count)):
+    count, items = max(1, total // size), total // length
+    if parts is not None and (count * size != total or items % (parts * count)):
+        fitting = [total // n for n in range(1, items // parts + 1) if items % (parts * n) == 0]
+        nearest = min(fitting, key=lambda fit: abs(fit - size), default=total)
         raise RecipeError(
             f"--minibatch-size {size} does not fit a batch of {total} steps in {parts} parts: with "
-            "several parts every minibatch must have the same number of steps of each"
+            "several parts every minibatch must have the same number of steps of each, as with "
+            f"--minibatch-size {nearest}"
         )
 
 
@@ -244,7 +264,8 @@ def parse_options(
         advice = (
             "put the file back as it was, or begin anew with another --output-dir"
             if config is None
-            else f"it is of {config['recipe']!r}: resume with that, of the version that made it"
+            else f"it is of {config['recipe']!r}: resume with that, of the version that made it, "
+            "and put the file back if it was changed"
         )
         raise RecipeError(
             f"{file} is not the configuration of a run of this recipe ({error}); {advice}"

@@ -8,9 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from support.errors import RecipeError
+from support.start import announce
 from torchrl_hts.envs import reaching_ray
 
-__all__ = ["scaling", "start_ray"]
+__all__ = ["check_room", "scaling", "start_ray"]
 
 _RECIPES = Path(__file__).resolve().parents[1]
 
@@ -43,6 +44,35 @@ def start_ray(address: str | None) -> None:
             )
     except (ConnectionError, AuthenticationError) as error:
         raise RecipeError(str(error)) from error
+
+
+def check_room(options: argparse.Namespace, run: Any) -> None:
+    """Find out whether the cluster can ever have the learners side by side.
+
+    Args:
+        options: of the script.
+        run: those of the recipe.
+
+    Raises:
+        RecipeError: if it is this machine alone, and lacks something. Others may grow: of those it
+            is said.
+    """
+    import ray
+
+    asked = scaling(options, run)
+    each = {**asked["resources_per_worker"], **({"GPU": 1} if asked["use_gpu"] else {})}
+    there = ray.cluster_resources()
+    for name, number in each.items():
+        needed, found = number * options.learners, there.get(name, 0)
+        if needed > found:
+            lacking = f"{options.learners} learners need {needed:g} {name}s, and the cluster has "
+            lacking += f"{found:g}"
+            if options.address is None:
+                raise RecipeError(
+                    f"{lacking}, those of this machine: give fewer --learners, or less --cpus "
+                    "each; or --address of a larger cluster"
+                )
+            announce(f"{lacking} now: waiting until it has more")
 
 
 def scaling(options: argparse.Namespace, run: Any) -> dict[str, Any]:

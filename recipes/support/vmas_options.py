@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import traceback
+import warnings
 from dataclasses import dataclass
 
 from support.errors import RecipeError
@@ -57,13 +58,13 @@ class VmasOptions(RunOptions):
 
     def check_parts(self, parts: int | None) -> None:
         """Refuse what parts of a batch can't have equally; simulations stay whole."""
-        super().check_parts(parts)
         if parts is not None and self.num_batches % parts:
             of = "learners" if self.shards is None else "shards"
             raise RecipeError(
                 f"--num-batches {self.num_batches} simulations can't be shared out equally among "
                 f"{parts} {of}: give a multiple of {parts}"
             )
+        super().check_parts(parts)
 
     @property
     def task(self) -> str:
@@ -74,9 +75,10 @@ class VmasOptions(RunOptions):
         """Find out whether there is such a scenario."""
         if importlib.util.find_spec("vmas") is None:
             raise RecipeError("this needs the package vmas: pip install 'torchrl_hts[vmas]'")
-        from torchrl.envs.libs.vmas import VmasEnv
+        with warnings.catch_warnings():  # gym, which VMAS imports, has all deprecations shown
+            from torchrl.envs.libs.vmas import VmasEnv
 
-        known = sorted(VmasEnv.available_envs)
+            known = sorted(VmasEnv.available_envs)
         if self.scenario not in known:
             raise RecipeError(f"VMAS has no scenario {self.scenario}; it has {', '.join(known)}")
 

@@ -64,6 +64,18 @@ def test_a_cluster_that_is_not_there_is_told_at_once(nobodys_address: str) -> No
         ray_train.main(parsed(*flags))
 
 
+def test_learners_that_find_no_room_are_refused(tmp_path: Path) -> None:
+    """Ray would try again without end."""
+    ray = pytest.importorskip("ray", reason=REASON)
+    pytest.importorskip("ray.train", reason=REASON)
+    flags = ["--learners", "64", "ppo_cartpole", "--num-envs", "64", "--minibatch-size", "512"]
+    try:
+        with pytest.raises(RecipeError, match="64 learners need 64000 CPUs, and the cluster has "):
+            ray_train.main(parsed("--cpus", "1000", *flags, "--output-dir", str(tmp_path / "run")))
+    finally:
+        ray.shutdown()
+
+
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
@@ -98,6 +110,13 @@ def main(recipe: str, *arguments: str) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(sys.modules, "ray", None)
         ray_train.main(options)
+
+
+def test_learners_that_cannot_share_the_shards_are_refused() -> None:
+    with pytest.raises(
+        RecipeError, match="--shards 1 can't be shared out equally among 2 learners"
+    ):
+        main("ppo_cartpole", "--shards", "1", *DIRECTORY)
 
 
 def test_a_directory_has_to_be_named() -> None:

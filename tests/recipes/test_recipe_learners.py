@@ -225,6 +225,13 @@ def test_a_logger_that_fails_ends_all_learners_and_what_was_learned_is_saved(
     assert "error: Records.send has failed" in ended[0].said
     assert "error: the run ends, since its first learner has failed" in ended[1].said
     assert max((tmp_path / "checkpoints").iterdir()).name == "step-000000000384.pt"
+    part = tmp_path / "checkpoints" / "step-000000000384.part-1-of-2"
+    part.rename(tmp_path / "part")
+    said = run("ppo_cartpole.py", "--resume", str(tmp_path), code=1)
+    assert (
+        f"the checkpoint {part} can't be read: No such file or directory; put it back, or m" in said
+    )
+    (tmp_path / "part").rename(part)
     run("ppo_cartpole.py", "--resume", str(tmp_path))
     assert_equal_runs(whole, tmp_path)
 
@@ -237,7 +244,10 @@ def test_a_logger_that_fails_ends_all_learners_and_what_was_learned_is_saved(
             "--minibatch-size 48",
             "error: --minibatch-size 48 does not fit a batch of 128 steps in 4",
         ),
-        ("--num-envs 6", "error: 6 environments can't be shared out equally among 4 shards"),
+        (
+            "--num-envs 6",
+            "error: --num-envs 6 environments can't be shared out equally among 4 shards: give a",
+        ),
     ],
 )
 def test_what_learners_cannot_do_is_told_by_each(flags: str, message: str, tmp_path: Path) -> None:

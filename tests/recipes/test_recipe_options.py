@@ -57,11 +57,34 @@ def test_a_switch_takes_nothing_else(capsys: pytest.CaptureFixture[str]) -> None
             ["--sync-interval", "48"],
             "whole rows, which have 48 steps",
         ),
-        ("ppo_cartpole", ["--shards", "8", "--minibatch-size", "60"], "steps in 8 parts"),
-        ("ppo_atari", ["--shards", "8", "--minibatch-size", "100"], "steps in 8 parts"),
+        (
+            "ppo_cartpole",
+            ["--shards", "8", "--minibatch-size", "60"],
+            "512 steps in 8 parts: .*, as with --minibatch-size 64$",
+        ),
+        (
+            "ppo_atari",
+            ["--shards", "8", "--minibatch-size", "100"],
+            "1024 steps in 8 parts: .*, as with --minibatch-size 128$",
+        ),
+        (
+            "ppo_recurrent",
+            ["--shards", "4", "--minibatch-size", "96", "--sync-interval", "48", "--num-envs", "4"],
+            "192 steps in 4 parts: .*, as with --minibatch-size 192$",
+        ),
+        (
+            "ppo_cartpole",
+            ["--shards", "32"],
+            "--num-envs 16 environments can't be shared .* 32 shards: give a multiple of 32",
+        ),
+        (
+            "a2c_atari",
+            ["--shards", "8", "--num-envs", "12"],
+            "--num-envs 12 environments can't be shared .* 8 shards: give a multiple of 8",
+        ),
     ],
 )
-def test_minibatches_that_do_not_fit_are_refused_before_anything_is_made(
+def test_parts_that_do_not_fit_are_refused_before_anything_is_made(
     recipe: str, flags: list[str], message: str
 ) -> None:
     with pytest.raises(RecipeError, match=message):
@@ -261,6 +284,21 @@ def test_ignoring_versions_is_asked_for_each_time(tmp_path: Path) -> None:
 def test_an_output_directory_is_not_overwritten(tmp_path: Path) -> None:
     with pytest.raises(RecipeError, match=r"holds a run already.*--resume"):
         parse_options(Options, "", ["--output-dir", str(saved_run(tmp_path))])
+
+
+def test_a_run_without_its_configuration_is_not_said_to_go_on(tmp_path: Path) -> None:
+    run = saved_run(tmp_path)
+    (run / "config.json").write_text("{")
+    with pytest.raises(
+        RecipeError, match=r"config\.json is damaged .*or give another --output-dir$"
+    ):
+        parse_options(Options, "", ["--output-dir", str(run)])
+
+
+def test_learners_that_do_not_fit_are_refused() -> None:
+    with pytest.raises(RecipeError, match="--shards 8 can't be shared out equally among 3 learn"):
+        Options(shards=8).check_learners(3)
+    Options(shards=8).check_learners(4)
 
 
 def test_differences_name_what_may_not_change() -> None:

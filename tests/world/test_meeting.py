@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import socket
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -98,6 +99,16 @@ def test_a_rank_that_is_never_started(
         monkeypatch.setenv(f"SLURM_{name}", value)
     with pytest.raises(WorldError, match=message):
         World(timeout_s=1)
+
+
+def test_a_port_that_is_taken_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        variables = {"RANK": 0, "WORLD_SIZE": 2, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+        for name, value in variables.items():
+            monkeypatch.setenv(name, str(value))
+        with pytest.raises(WorldError, match=rf"port {port} of .* is taken.*another MASTER_PORT"):
+            World(timeout_s=1)
 
 
 def gathered() -> list[str]:

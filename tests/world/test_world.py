@@ -198,6 +198,8 @@ def test_a_loop_over_gradients_that_is_left_early_ends_the_run() -> None:
     found = results(run_ranks(leave_early, 2))
     assert found[1] == "left"
     assert found[0].startswith("rank 1 has parameters") or "rank 1 did not come" in found[0]
+    for words in ("pytorch/", "GLHF", "Check the logs"):
+        assert words not in found[0], "those of the network's library"
 
 
 def write(directory: str, full: int | None) -> str:

@@ -23,7 +23,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from torchrl_hts._world.digest import digest
-from torchrl_hts._world.joining import over_the_network
+from torchrl_hts._world.joining import over_the_network, what_failed
 from torchrl_hts._world.order import Order
 from torchrl_hts._world.tree import swaps
 from torchrl_hts.errors import WorldError
@@ -70,7 +70,7 @@ class Group:
             raise WorldError(
                 f"rank {self.rank} of {self.size} can't reach the worlds of other ranks: every "
                 f"rank must make one, the last within timeout_s={timeout_s:g} of the first, and "
-                f"none may have ended ({str(error).partition(chr(10))[0]})"
+                f"none may have ended ({what_failed(error)})"
             ) from error
         self._posts = _Posts(self._group.get_group_store(), self.rank, self.size, timeout_s)
         self._number = 0
@@ -225,7 +225,7 @@ class Group:
                 self._failure = (
                     f"{self._posts.blame(self._number, name)} (rank {self.rank} of {self.size}, "
                     f"exchange {self._number}, timeout_s={self._timeout_s:g}: "
-                    f"{str(error).splitlines()[0]})"
+                    f"{what_failed(error)})"
                 )
                 raise WorldError(self._failure) from error
             except BaseException:  # Ctrl-C in the middle

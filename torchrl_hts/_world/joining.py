@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import socket
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -17,7 +18,7 @@ from torchrl_hts._world.launch import Place
 from torchrl_hts._world.meeting import meet
 from torchrl_hts.errors import HTSError, WorldError
 
-__all__ = ["join", "over_the_network"]
+__all__ = ["join", "over_the_network", "what_failed"]
 
 _own_stores: dict[tuple[str, int], Any] = {}  # a port can't be listened at twice
 
@@ -53,11 +54,18 @@ def join(own: Place | None, timeout_s: float) -> tuple[int, int, int | None]:
             )
     except dist.DistError as error:
         by = "RANK and WORLD_SIZE" if "RANK" in os.environ else "SLURM_PROCID"
+        who = f"rank {own.rank} of {own.size} (by {by})"
+        if "EADDRINUSE" in str(error):
+            raise WorldError(
+                f"{who} can't listen on port {own.port} of {own.address}, which is taken, by "
+                "another run or by a second rank 0: give all ranks another MASTER_PORT, and each "
+                "a RANK of its own"
+            ) from error
         raise WorldError(
-            f"rank {own.rank} of {own.size} (by {by}) can't reach the others by way of rank 0 at "
-            f"{own.address}:{own.port} within timeout_s={timeout_s:g}: start every rank, and let "
-            f"the firewall pass that port; or take the variables away, for one learner "
-            f"({str(error).splitlines()[0]})"
+            f"{who} can't reach the others by way of rank 0 at {own.address}:{own.port} within "
+            f"timeout_s={timeout_s:g}: start every rank, give all the address of rank 0's machine, "
+            "and let the firewall pass that port; or take the variables away, for one learner "
+            f"({what_failed(error)})"
         ) from error
     if own.rank == 0:
         _own_stores[own.address, own.port] = store
@@ -80,6 +88,12 @@ def _store(own: Place, patience: timedelta) -> Any:
     return store
 
 
+def what_failed(error: Exception) -> str:
+    """What the network's library has met with, without places in its source and its own advice."""
+    line, *_ = [*str(error).splitlines(), ""]
+    return re.sub(r"^\[\S+:\d+\] ", "", line).partition(". This is typically")[0]
+
+
 @contextmanager
 def over_the_network() -> Iterator[None]:
     """Inside, gloo connects ranks; where it finds no address for this machine, say what helps.
@@ -98,5 +112,5 @@ def over_the_network() -> Iterator[None]:
         fault = "is not set" if name is None else f"is {name!r}"
         raise WorldError(
             f"gloo can't connect this machine, and the variable GLOO_SOCKET_IFNAME {fault}: set it "
-            f"to one of the machine's network interfaces, {found} ({str(error).splitlines()[0]})"
+            f"to one of the machine's network interfaces, {found} ({what_failed(error)})"
         ) from error

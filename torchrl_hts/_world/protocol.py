@@ -78,7 +78,7 @@ def agree(facts: Mapping[str, Any]) -> Conversation[None]:
             odd = [rank for rank, text in enumerate(column) if text != usual]
             raise WorldError(
                 f"{_named(odd)} has {name} {column[odd[0]]}, the others {usual}: all ranks of a "
-                "run must have the same"
+                "run must have the same, by the same code, options and versions"
             )
 
 

@@ -197,7 +197,10 @@ class World(Uncopied):
         """
         parts, of = (self.size, "learners") if self.shards is None else (self.shards, "shards")
         if len(items) % parts:
-            raise ValueError(f"{len(items)} {what} can't be shared out equally among {parts} {of}")
+            raise ValueError(
+                f"{len(items)} {what} can't be shared out equally among {parts} {of}: give a "
+                f"multiple of {parts}"
+            )
         count = len(items) // self.size
         return items[self.rank * count : (self.rank + 1) * count]
 
@@ -274,7 +277,10 @@ class World(Uncopied):
             yield from one_by_one(parameters, parts, self._draws, found)
         except GeneratorExit:
             if self._group is not None:
-                self._group.give_up("a loop over World.gradients was left before its end")
+                self._group.give_up(
+                    "a loop over World.gradients was left before its end: run it to its end on "
+                    "every rank, without a break or a return in it"
+                )
             raise
         mean = self._sum(found, name) / self.num_parts
         tell_of_odd(mean, found, self.gather, ranks=self.size)
