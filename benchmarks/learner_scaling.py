@@ -3,13 +3,14 @@
     python benchmarks/learner_scaling.py --output-dir runs/learner_scaling
 
 Each learner has 16 environments that sleep, for 10 ms on average, and takes A2C's gradients of
-rounds of 20 steps. Measured are 1, 2 and 4 learners, with all-reduce and with 4 shards, for so many
-rounds, in turns. As root each learner has a host of its own (`_hosts.py`); else they share this
-one. Predicted is by `torchrl_hts.theory.timetable`, from times of one learner: exponential steps
-with the mean that its executors took, its update, and the exchange as it was timed by itself. For
-more learners than were measured the exchange is `theory.exchange_time` with 0.1 ms and 1 Gbit/s.
-The column large is the exchange of 1.7 million values, as the Nature CNN has, timed likewise. The
-last are microseconds of processor time for a step, by kind of process, and rows of an actor's pass.
+rounds of 20 steps, or --alpha. Measured are 1, 2 and 4 learners, with all-reduce and with 4 shards,
+for so many rounds, in turns. As root each learner has a host of its own (`_hosts.py`); else they
+share this one. Predicted is by `torchrl_hts.theory.timetable`, from times of one learner:
+exponential steps with the mean that its executors took, its update, and the exchange as it was
+timed by itself. For more learners than were measured the exchange is `theory.exchange_time` with
+0.1 ms and 1 Gbit/s. The column large is the exchange of 1.7 million values, as the Nature CNN has,
+timed likewise. The last are microseconds of processor time for a step, by kind of process, and rows
+of an actor's pass.
 With ``--in-threads`` the environments of a learner are in threads of one executor. How long that is
 busy doesn't tell how long steps take, so predictions take the mean of what is slept.
 Writes learner_scaling.json after each run, so that a command that was stopped, or of which a run
@@ -53,7 +54,7 @@ from torchrl_hts.bench.measuring import default_policy
 from torchrl_hts.envs import make_in_thread
 from torchrl_hts.theory import exchange_time, timetable
 
-ENVS, ALPHA, LAG = 16, 20, 1  # of each learner
+ENVS, LAG = 16, 1  # of each learner
 WARM_UP = 3  # rounds
 EXCHANGES = 20
 LARGE = 1_300, 1_300  # 1.69 million values, as the Nature CNN has
@@ -100,7 +101,7 @@ def learn(options: argparse.Namespace) -> None:
         loss_module, actor, advantage = networks()
         optimizer = torch.optim.RMSprop(loss_module.parameters(), lr=1e-4)
         delayed = DelayedGradient(actor, lag=LAG)
-        frames = ENVS * world.size * ALPHA
+        frames = ENVS * world.size * options.alpha
         updates_s: list[float] = []
 
         def update(batch: Any) -> None:
@@ -138,14 +139,17 @@ def learn(options: argparse.Namespace) -> None:
                 collector.update_policy_weights_()
             took_s, now = time.perf_counter() - began, used_s(collector.worker_pids())
             seen = collector.statistics()
-        all_steps = ALPHA * (WARM_UP + options.rounds + 1)
+        all_steps = options.alpha * (WARM_UP + options.rounds + 1)
         busy_s = seen.executor_busy_share * seen.elapsed_s
         found = {
             "steps_per_second": frames * options.rounds / took_s,
             "step_s": SLEEP_MEAN_S if options.in_threads else busy_s / all_steps,
             "update_s": statistics.mean(updates_s[WARM_UP:]),
             "rows": seen.mean_actor_batch_size,
-            **{f"{k}_s": (now[k] - before[k]) / (ENVS * ALPHA * options.rounds) for k in KINDS},
+            **{
+                f"{k}_s": (now[k] - before[k]) / (ENVS * options.alpha * options.rounds)
+                for k in KINDS
+            },
             "exchange_s": time_exchange(world, loss_module, batch),
             "large_exchange_s": time_exchange(world, nn.Linear(*LARGE, bias=False), batch),
             "num_values": sum(p.numel() for p in loss_module.parameters()),
@@ -163,6 +167,7 @@ def measure(size: int, shards: int, options: argparse.Namespace, on_hosts: bool)
         file = Path(directory, "found.json")
         script = [str(Path(__file__).resolve()), *["--in-threads"] * options.in_threads]
         script += ["--shards", str(shards), "--rounds", str(options.rounds)]
+        script += ["--alpha", str(options.alpha)]
         script += ["--output-dir", directory, "--write-to", str(file)]
         torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
         with Hosts(size) if on_hosts else nullcontext() as hosts:
@@ -213,16 +218,18 @@ def medians_of(
     }
 
 
-def predict(size: int, one: dict[str, float], exchange_s: float) -> float:
+def predict(size: int, one: dict[str, float], exchange_s: float, alpha: int) -> float:
     """Steps per second of so many learners, from what one of them takes."""
-    times = np.random.default_rng(0).exponential(one["step_s"], (400, ENVS * size, ALPHA))
+    times = np.random.default_rng(0).exponential(one["step_s"], (400, ENVS * size, alpha))
     found = timetable(
         times, lag=LAG, learner_time=one["update_s"], learners=size, exchange_time=exchange_s
     )
-    return found.steps_per_second(ALPHA)
+    return found.steps_per_second(alpha)
 
 
-def draw(rows: list[dict[str, Any]], ones: dict[str, dict[str, float]], file: Path) -> None:
+def draw(
+    rows: list[dict[str, Any]], ones: dict[str, dict[str, float]], alpha: int, file: Path
+) -> None:
     """Steps per second over those of so many single learners: measured, and predicted to 64."""
     figure = Figure(figsize=(7, 4), layout="constrained")
     axes = figure.subplots()
@@ -241,7 +248,7 @@ def draw(rows: list[dict[str, Any]], ones: dict[str, dict[str, float]], file: Pa
                 latency_s=LATENCY_S,
                 bytes_per_second=BYTES_PER_SECOND,
             )
-            predicted.append(predict(size, one, exchange_s) / size)
+            predicted.append(predict(size, one, exchange_s, alpha) / size)
         label = f"{kind}, predicted"
         axes.plot(sizes, np.array(predicted) / predicted[0], "-", color=colour, label=label)
     axes.set_xscale("log", base=2)
@@ -262,6 +269,7 @@ def main() -> None:
     parser.add_argument("--output-dir", type=Path, required=True)
     parser.add_argument("--learners", type=count, nargs="+", default=[1, 2, 4])
     parser.add_argument("--rounds", type=count, default=60, help="of each run (default: 60)")
+    parser.add_argument("--alpha", type=count, default=20, help="steps of a round (default: 20)")
     parser.add_argument("--turns", type=count, default=3, help="of all runs (default: 3)")
     parser.add_argument("--shards", type=int, default=4, help="0: all-reduce alone (default: 4)")
     parser.add_argument("--in-threads", action="store_true", help="of make_in_thread")
@@ -276,7 +284,12 @@ def main() -> None:
     keep_others_out(options.output_dir)
     kinds = ["all-reduce", *["shards"] * bool(options.shards)]
     wanted = [(kind, size) for kind in kinds for size in options.learners]
-    conditions = {**essentials(), "rounds": options.rounds, "shards": options.shards}
+    conditions = {
+        **essentials(),
+        "rounds": options.rounds,
+        "alpha": options.alpha,
+        "shards": options.shards,
+    }
     conditions |= {"on_hosts": why_not() is None, "mean_s": SLEEP_MEAN_S}
     conditions |= {"in_threads": options.in_threads}
     measurements = Measurements(options.output_dir / "learner_scaling.json", conditions)
@@ -285,7 +298,7 @@ def main() -> None:
     rows = []
     for (kind, size), found in medians.items():
         one = medians[kind, 1]
-        predicted = predict(size, one, found["exchange_s"] if size > 1 else 0.0)
+        predicted = predict(size, one, found["exchange_s"] if size > 1 else 0.0, options.alpha)
         rows.append({"kind": kind, "learners": size, **found, "predicted": predicted})
     here = essentials()
     print(f"{here['cpu']}, {here['cores']} cores, commit {here['commit']}, medians of turns\n")
@@ -304,7 +317,7 @@ def main() -> None:
             + f"{row['rows']:.1f} |"
         )
     ones = {kind: medians[kind, 1] for kind in kinds}
-    draw(rows, ones, options.output_dir / "learner_scaling.svg")
+    draw(rows, ones, options.alpha, options.output_dir / "learner_scaling.svg")
 
 
 if __name__ == "__main__":
