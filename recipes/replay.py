@@ -103,7 +103,7 @@ def main(options: argparse.Namespace) -> int:
             code = until_error(run, start, digests, directory, options.save, debug=options.pdb)
         else:
             code = one_episode(options, run, start, digests, directory)
-        digests.check_files(directory)
+        digests.check_written(directory)
     for _, difference in digests.differences[:3]:
         print(f"this is not the run as it was: {difference}")
     if digests.differences:

@@ -144,12 +144,12 @@ class Checkpoints:
             earlier = [each for each in self.paths() if each < checkpoint]
             before = f"go on from {earlier[-1].name}" if earlier else "begin anew"
             moved = "it" if path == checkpoint else str(checkpoint)
-            fault = "is damaged, cut off, of another version of torch, or not only data"
+            fault = "is damaged, cut off, of another version of torch, or not only data:"
             if isinstance(error, OSError):
-                fault = f"can't be read: {error.strerror}; put it back"
-            or_ = ", or" if isinstance(error, OSError) else ":"
+                mend = "put it back" if isinstance(error, FileNotFoundError) else "let it be read"
+                fault = f"can't be read ({error.strerror}): {mend}, or"
             raise RecipeError(
-                f"the checkpoint {path} {fault}{or_} move {moved} away to {before}"
+                f"the checkpoint {path} {fault} move {moved} away to {before}"
             ) from error
 
 

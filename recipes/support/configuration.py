@@ -53,8 +53,8 @@ def config_to_go_on_with(directory: Path, recipe: str) -> dict[str, Any]:
     config = read_config(directory / "config.json")
     if config["recipe"] != recipe:
         raise RecipeError(
-            f"{directory} is a run of {config['recipe']!r}, and this is {recipe!r}: resume with "
-            "the recipe that made it, or give another --output-dir instead of --resume"
+            f"{directory} is a run of {config['recipe']!r}, and this is {recipe!r}: go on "
+            "with the recipe that made it, or begin anew in another directory"
         )
     return config
 

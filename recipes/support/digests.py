@@ -55,7 +55,7 @@ class Digests:
         self._compare(step, policy.state_dict())
 
     def _compare(self, step: int, own: Mapping[str, Any]) -> None:
-        name, saved = self._parameters.pop(step, ("", {}))
+        name, saved = self._parameters.get(step, ("", {}))
         if not saved:
             return
         wrong = [
@@ -69,12 +69,13 @@ class Digests:
         else:
             self.compared["sets of parameters"] += 1
 
-    def check_files(self, directory: Path) -> None:
+    def check_written(self, directory: Path) -> None:
         """Compare what was written into another directory: rows, and parameters of its end."""
         checkpoints = Checkpoints(directory / "checkpoints", 1)
         for path in checkpoints.paths():
-            if (state := checkpoints.load(path)) is not None:
-                self._compare(int(path.stem[5:]), _policy_in(path, state))
+            step = int(path.stem[5:])
+            if step in self._parameters and (state := checkpoints.load(path)) is not None:
+                self._compare(step, _policy_in(path, state))
         for step, row in _rows(directory).items():
             saved = self._rows.get(step)
             if saved is None:

@@ -34,8 +34,7 @@ def learners(options: RunOptions) -> Iterator[World]:
         given = to_json(options)
         world.agree(**{name: given[name] for name in given if name not in _OF_A_MACHINE})
         world.agree(**versions())  # also of packages that the world doesn't know, such as games
-        if world.size > 1:
-            options.check_learners(world.size)
+        options.check_learners(world.size)
         yield world
 
 

@@ -80,7 +80,12 @@ def refuse_old_run(directory: Path) -> None:
     if (directory / "config.json").exists():
         try:
             read_config(directory / "config.json")
-        except (OSError, ValueError) as error:
+        except OSError as error:
+            raise RecipeError(
+                f"{directory} holds a run whose config.json can't be read ({error.strerror}): let "
+                "it be read, or give another --output-dir"
+            ) from error
+        except ValueError as error:
             raise RecipeError(
                 f"{directory} holds a run whose config.json is damaged ({error}): put that file "
                 "back, or give another --output-dir"

@@ -164,7 +164,7 @@ class RunOptions:
     def check_learners(self, number: int) -> None:
         """Refuse what so many learners can't have equally."""
         if self.shards is None:
-            self.check_parts(number)
+            self.check_parts(number if number > 1 else None)
         elif self.shards % number:
             raise RecipeError(
                 f"--shards {self.shards} can't be shared out equally among {number} learners: "
@@ -184,7 +184,8 @@ class RunOptions:
                 f"--num-envs {envs} environments can't be shared out equally among {parts} {of}: "
                 f"give a multiple of {parts}"
             )
-        if (size := vars(self).get("minibatch_size")) is not None:
+        size = vars(self).get("minibatch_size")
+        if size is not None and envs is not None:
             rows = vars(self)["sync_interval"]
             check_minibatches(envs * rows, size, parts, rows if self.whole_rows else 1)
 
@@ -265,7 +266,7 @@ def parse_options(
             "put the file back as it was, or begin anew with another --output-dir"
             if config is None
             else f"it is of {config['recipe']!r}: resume with that, of the version that made it, "
-            "and put the file back if it was changed"
+            "or put the file back if it was changed"
         )
         raise RecipeError(
             f"{file} is not the configuration of a run of this recipe ({error}); {advice}"

@@ -13,6 +13,7 @@ from torchrl_hts.envs import reaching_ray
 
 __all__ = ["check_room", "scaling", "start_ray"]
 
+_UNIT = 1e-4  # in which Ray counts
 _RECIPES = Path(__file__).resolve().parents[1]
 
 
@@ -47,7 +48,7 @@ def start_ray(address: str | None) -> None:
 
 
 def check_room(options: argparse.Namespace, run: Any) -> None:
-    """Find out whether the cluster can ever have the learners side by side.
+    """Find out whether all machines together have what the learners ask for.
 
     Args:
         options: of the script.
@@ -64,13 +65,14 @@ def check_room(options: argparse.Namespace, run: Any) -> None:
     there = ray.cluster_resources()
     for name, number in each.items():
         needed, found = number * options.learners, there.get(name, 0)
-        if needed > found:
-            lacking = f"{options.learners} learners need {needed:g} {name}s, and the cluster has "
-            lacking += f"{found:g}"
+        if needed > found + _UNIT * options.learners:
+            lacking = f"{options.learners} learners ask for {needed:g} of {name}, and the cluster "
+            lacking += f"has {found:g}"
             if options.address is None:
+                less = "less --cpus each" if name == "CPU" else "no --device of a GPU"
                 raise RecipeError(
-                    f"{lacking}, those of this machine: give fewer --learners, or less --cpus "
-                    "each; or --address of a larger cluster"
+                    f"{lacking}, which is this machine's: give fewer --learners, {less}, or the "
+                    "--address of a larger cluster"
                 )
             announce(f"{lacking} now: waiting until it has more")
 

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import os
 import signal
 import sys
 from argparse import Namespace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import script_paths  # noqa: F401  so that the scripts are found
 from processes import processes_below, wait_until, wait_until_gone
 from recipe_runs import assert_equal_runs, run, start
 from support.errors import RecipeError
-from support.ray_start import scaling
+from support.ray_start import check_room, scaling
 
 ray_train = importlib.import_module("ray_train")
 
@@ -70,7 +72,9 @@ def test_learners_that_find_no_room_are_refused(tmp_path: Path) -> None:
     pytest.importorskip("ray.train", reason=REASON)
     flags = ["--learners", "64", "ppo_cartpole", "--num-envs", "64", "--minibatch-size", "512"]
     try:
-        with pytest.raises(RecipeError, match="64 learners need 64000 CPUs, and the cluster has "):
+        with pytest.raises(
+            RecipeError, match="64 learners ask for 64000 of CPU, and the cluster has "
+        ):
             ray_train.main(parsed("--cpus", "1000", *flags, "--output-dir", str(tmp_path / "run")))
     finally:
         ray.shutdown()
@@ -110,6 +114,31 @@ def main(recipe: str, *arguments: str) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(sys.modules, "ray", None)
         ray_train.main(options)
+
+
+@pytest.mark.parametrize(
+    ("flags", "has", "said"),
+    [
+        (
+            ["--learners", "2", "--cpus", "2"],
+            {"CPU": 3},
+            "2 learners ask for 4 of CPU, .* less --c",
+        ),
+        (["--learners", "25", "--cpus", "0.28"], {"CPU": 7}, None),  # in floats a little more
+        (["--learners", "1", "--device", "cuda"], {"CPU": 9}, "1 of GPU, .*, no --device of a GPU"),
+        (["--learners", "2", "--address", "auto"], {"CPU": 1}, None),  # it may grow
+    ],
+)
+def test_there_must_be_room_for_learners(
+    flags: list[str], has: dict[str, float], said: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cluster = SimpleNamespace(cluster_resources=lambda: has)
+    monkeypatch.setitem(sys.modules, "ray", cluster)
+    device = flags.pop() if "--device" in flags else "cpu"
+    options = parsed(*[flag for flag in flags if flag != "--device"], "ppo_cartpole")
+    refused = pytest.raises(RecipeError, match=said) if said else contextlib.nullcontext()
+    with refused:
+        check_room(options, Namespace(device=device))
 
 
 def test_learners_that_cannot_share_the_shards_are_refused() -> None:

@@ -111,7 +111,7 @@ def test_a_run_of_another_recipe_is_left_as_it_is(tmp_path: Path) -> None:
     config = json.dumps({"recipe": "reinforce", "options": {}})
     (tmp_path / "config.json").write_text(config)
     said = run("ppo_cartpole.py", "--resume", str(tmp_path), code=1)
-    assert f"{tmp_path} is a run of 'reinforce', and this is 'ppo_cartpole': resume with" in said
+    assert f"{tmp_path} is a run of 'reinforce', and this is 'ppo_cartpole': go on with" in said
     assert (tmp_path / "config.json").read_text() == config
     assert not (tmp_path / "metrics.csv").exists()
 

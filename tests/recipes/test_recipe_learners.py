@@ -229,7 +229,8 @@ def test_a_logger_that_fails_ends_all_learners_and_what_was_learned_is_saved(
     part.rename(tmp_path / "part")
     said = run("ppo_cartpole.py", "--resume", str(tmp_path), code=1)
     assert (
-        f"the checkpoint {part} can't be read: No such file or directory; put it back, or m" in said
+        f"the checkpoint {part} can't be read (No such file or directory): put it back, or m"
+        in said
     )
     (tmp_path / "part").rename(part)
     run("ppo_cartpole.py", "--resume", str(tmp_path))

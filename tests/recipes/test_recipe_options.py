@@ -299,6 +299,10 @@ def test_learners_that_do_not_fit_are_refused() -> None:
     with pytest.raises(RecipeError, match="--shards 8 can't be shared out equally among 3 learn"):
         Options(shards=8).check_learners(3)
     Options(shards=8).check_learners(4)
+    options = importlib.import_module("ppo_cartpole").Options(minibatch_size=100)
+    options.check_learners(1)  # whose last minibatch may be smaller
+    with pytest.raises(RecipeError, match="--minibatch-size 100 does not fit"):
+        options.check_learners(2)
 
 
 def test_differences_name_what_may_not_change() -> None:

@@ -117,6 +117,13 @@ def test_parameters_are_compared_too(trained: Path) -> None:
     assert COMPARED.search(output)
 
 
+def test_a_replay_ends_once_something_was_compared(changed: Path) -> None:
+    *rows, last = (changed / "metrics.csv").read_text().splitlines(keepends=True)
+    (changed / "metrics.csv").write_text("".join([*rows[:9], last]))  # no other after 1,024 steps
+    output = replay(changed, "--round", 18, "--env", 2)
+    assert output.endswith("bit for bit: sets of parameters (1)\n")
+
+
 def test_parameters_that_a_run_ended_with_are_compared(changed: Path) -> None:
     """Where no row comes before."""
     *rows, _, last = (changed / "metrics.csv").read_text().splitlines(keepends=True)

@@ -31,7 +31,7 @@ class BackgroundEnv(gym.Env[Any, Any]):
     def begin_reset(self, seed: int | None) -> bool:
         """Begin a `reset` with this seed, which comes next, or get ready for it.
 
-        Returns False if `reset` is to do it all.
+        Returns True if its end is to be waited for by `tell_when_over`; else `reset` waits for it.
         """
         return False
 

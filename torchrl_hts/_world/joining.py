@@ -58,8 +58,7 @@ def join(own: Place | None, timeout_s: float) -> tuple[int, int, int | None]:
         if "EADDRINUSE" in str(error):
             raise WorldError(
                 f"{who} can't listen on port {own.port} of {own.address}, which is taken, by "
-                "another run or by a second rank 0: give all ranks another MASTER_PORT, and each "
-                "a RANK of its own"
+                "another run or by a second rank 0: give all ranks another MASTER_PORT"
             ) from error
         raise WorldError(
             f"{who} can't reach the others by way of rank 0 at {own.address}:{own.port} within "
@@ -67,8 +66,6 @@ def join(own: Place | None, timeout_s: float) -> tuple[int, int, int | None]:
             "and let the firewall pass that port; or take the variables away, for one learner "
             f"({what_failed(error)})"
         ) from error
-    if own.rank == 0:
-        _own_stores[own.address, own.port] = store
     return own.rank, own.size, own.local_size
 
 
@@ -77,13 +74,15 @@ def _store(own: Place, patience: timedelta) -> Any:
     if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
         store, *_ = next(rendezvous("env://", own.rank, own.size, timeout=patience))
         return store
-    # Rank 0's outlives a process group: another one, of another world, may come.
+    # Rank 0's outlives a process group, and a start that fails: another world may come.
     store = _own_stores.get((own.address, own.port)) if own.rank == 0 else None
     if store is None:
         # It doesn't wait until all are there: `meet` does, and names who is missing.
         store = TCPStore(
             own.address, own.port, own.size, own.rank == 0, patience, wait_for_workers=False
         )
+        if own.rank == 0:
+            _own_stores[own.address, own.port] = store
     store.set_timeout(patience)
     return store
 

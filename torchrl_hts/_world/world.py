@@ -279,7 +279,7 @@ class World(Uncopied):
             if self._group is not None:
                 self._group.give_up(
                     "a loop over World.gradients was left before its end: run it to its end on "
-                    "every rank, without a break or a return in it"
+                    "every rank, without a break, a return or an exception that leaves it"
                 )
             raise
         mean = self._sum(found, name) / self.num_parts
