@@ -139,17 +139,14 @@ def learn(options: argparse.Namespace) -> None:
                 collector.update_policy_weights_()
             took_s, now = time.perf_counter() - began, used_s(collector.worker_pids())
             seen = collector.statistics()
-        all_steps = options.alpha * (WARM_UP + options.rounds + 1)
-        busy_s = seen.executor_busy_share * seen.elapsed_s
+        counted, alpha = frames * options.rounds, options.alpha
+        busy_s = seen.executor_busy_share * seen.elapsed_s / (WARM_UP + options.rounds + 1)
         found = {
-            "steps_per_second": frames * options.rounds / took_s,
-            "step_s": SLEEP_MEAN_S if options.in_threads else busy_s / all_steps,
+            "steps_per_second": counted / took_s,
+            "step_s": SLEEP_MEAN_S if options.in_threads else busy_s / alpha,
             "update_s": statistics.mean(updates_s[WARM_UP:]),
             "rows": seen.mean_actor_batch_size,
-            **{
-                f"{k}_s": (now[k] - before[k]) / (ENVS * options.alpha * options.rounds)
-                for k in KINDS
-            },
+            **{f"{k}_s": (now[k] - before[k]) * world.size / counted for k in KINDS},
             "exchange_s": time_exchange(world, loss_module, batch),
             "large_exchange_s": time_exchange(world, nn.Linear(*LARGE, bias=False), batch),
             "num_values": sum(p.numel() for p in loss_module.parameters()),

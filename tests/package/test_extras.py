@@ -28,7 +28,6 @@ LACKING = {
     "torchrl_hts/_evaluation/video.py": {"video": {"imageio-ffmpeg"}},
     "recipes/optuna_sweep.py": {"optuna": {"optuna", "pyyaml"}},
     "recipes/support/films.py": {"video": {"imageio-ffmpeg"}},
-    "recipes/support/__init__.py": {"recipes": {"matplotlib", "rich"}},
     "recipes/support/continuous.py": {"mujoco": {"imageio", "mujoco"}},
     "recipes/support/ray_start.py": {"ray": {"ray"}},
     "recipes/support/minatar_games.py": {"minatar": {"minatar"}},

@@ -5,11 +5,24 @@ from __future__ import annotations
 import importlib
 import io
 from contextlib import redirect_stderr, redirect_stdout
+from pathlib import Path
 
 import pytest
 import script_paths  # noqa: F401  so that the recipes are found
 import torch
+from recipe_runs import CARTPOLE, run
 from support.errors import exit_with
+
+# 24 rounds of 64 steps; with a lag of 1 a checkpoint has the environments one round on.
+_WALK = (
+    f"{CARTPOLE} --env-id walks:Walk-v0 --total-frames 1536 --log-interval 128 --eval-interval 512"
+)
+
+
+def train_a_walk(directory: Path) -> Path:
+    """A run that has kept its checkpoints after rounds 15, 19 and 23; returns where it is."""
+    run(f"{_WALK} --checkpoint-interval 256", "--output-dir", str(directory / "run"))
+    return directory / "run"
 
 
 def play(*flags: object, code: int = 0) -> str:

@@ -66,6 +66,8 @@ def join(own: Place | None, timeout_s: float) -> tuple[int, int, int | None]:
             "and let the firewall pass that port; or take the variables away, for one learner "
             f"({what_failed(error)})"
         ) from error
+    if own.rank == 0:
+        _own_stores[own.address, own.port] = store
     return own.rank, own.size, own.local_size
 
 
@@ -74,15 +76,13 @@ def _store(own: Place, patience: timedelta) -> Any:
     if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
         store, *_ = next(rendezvous("env://", own.rank, own.size, timeout=patience))
         return store
-    # Rank 0's outlives a process group, and a start that fails: another world may come.
+    # Rank 0's outlives a process group: another one, of another world, may come.
     store = _own_stores.get((own.address, own.port)) if own.rank == 0 else None
     if store is None:
         # It doesn't wait until all are there: `meet` does, and names who is missing.
         store = TCPStore(
             own.address, own.port, own.size, own.rank == 0, patience, wait_for_workers=False
         )
-        if own.rank == 0:
-            _own_stores[own.address, own.port] = store
     store.set_timeout(patience)
     return store
 

@@ -20,7 +20,7 @@ from torchrl_hts._world import protocol, trained_modules
 from torchrl_hts._world.digest import digest
 from torchrl_hts._world.draws import PartDraws, minibatches, seeded
 from torchrl_hts._world.gradients import one_by_one, set_gradient, tell_of_odd
-from torchrl_hts._world.group import Group
+from torchrl_hts._world.group import LEFT_EARLY, Group
 from torchrl_hts._world.joining import join
 from torchrl_hts._world.launch import place
 from torchrl_hts._world.order import Order
@@ -197,10 +197,7 @@ class World(Uncopied):
         """
         parts, of = (self.size, "learners") if self.shards is None else (self.shards, "shards")
         if len(items) % parts:
-            raise ValueError(
-                f"{len(items)} {what} can't be shared out equally among {parts} {of}: give a "
-                f"multiple of {parts}"
-            )
+            raise ValueError(f"{len(items)} {what} can't be shared out equally among {parts} {of}")
         count = len(items) // self.size
         return items[self.rank * count : (self.rank + 1) * count]
 
@@ -277,10 +274,7 @@ class World(Uncopied):
             yield from one_by_one(parameters, parts, self._draws, found)
         except GeneratorExit:
             if self._group is not None:
-                self._group.give_up(
-                    "a loop over World.gradients was left before its end: run it to its end on "
-                    "every rank, without a break, a return or an exception that leaves it"
-                )
+                self._group.give_up(LEFT_EARLY)
             raise
         mean = self._sum(found, name) / self.num_parts
         tell_of_odd(mean, found, self.gather, ranks=self.size)
