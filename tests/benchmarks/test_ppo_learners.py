@@ -19,7 +19,14 @@ from torchrl_hts import RunningNorm, World
 def test_a_learner_learns_from_a_stock_collectors_batch(normalises: bool) -> None:
     torch.manual_seed(0)
     with World(threads=1) as world:
-        learner = control_learner("Pendulum-v1", world, normalises=normalises, lag=None, num_envs=2)
+        learner = control_learner(
+            "Pendulum-v1",
+            world,
+            lag=None,
+            normalises_observations=normalises,
+            normalises_rewards=normalises,
+            num_envs=2,
+        )
         norms = [part for part in learner.policy.modules() if isinstance(part, RunningNorm)]
         assert bool(norms) == normalises
         make_env = partial(SerialEnv, 2, partial(by_torchrl, "Pendulum-v1"))

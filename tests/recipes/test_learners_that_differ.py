@@ -80,7 +80,8 @@ def test_a_directory_that_holds_a_run_is_refused_by_all_whom_nobody_ends(
 ) -> None:
     """The first is told in each case; with it torchrun ends the others, and srun doesn't."""
     (tmp_path / "run").mkdir()
-    (tmp_path / "run" / "config.json").write_text(json.dumps({"launch": None}))
+    config = {"recipe": "r", "options": {}, "launch": None}
+    (tmp_path / "run" / "config.json").write_text(json.dumps(config))
     variable = "SLURM_PROCID" if launcher == "srun" else "RANK"
     monkeypatch.setenv("SLURM_STEP_NUM_TASKS", "2")
     if launcher == "torchrun":

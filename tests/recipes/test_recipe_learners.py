@@ -268,7 +268,8 @@ def test_shards_are_a_power_of_two() -> None:
 
 def config(directory: Path, launch: str | None) -> Path:
     directory.mkdir(parents=True)
-    (directory / "config.json").write_text(json.dumps({"recipe": "r", "launch": launch}))
+    content = {"recipe": "r", "options": {}, "launch": launch}
+    (directory / "config.json").write_text(json.dumps(content))
     return directory
 
 
