@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import shutil
 import signal
 from collections.abc import Callable, Iterator
 from functools import cache
@@ -33,3 +34,17 @@ def sweep(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Sweeps]:
     yield Sweeps(tmp_path)
     for number, handler in before.items():
         signal.signal(number, handler)
+
+
+@pytest.fixture(scope="module")
+def trained(warm_servers: None, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run that has kept its checkpoints after rounds 15, 19 and 23."""
+    from replaying import train_a_walk  # which needs the packages of recipes
+
+    return train_a_walk(tmp_path_factory.mktemp("trained"))
+
+
+@pytest.fixture
+def changed(trained: Path, tmp_path: Path) -> Path:
+    """A copy of it, to be changed."""
+    return shutil.copytree(trained, tmp_path / "changed")

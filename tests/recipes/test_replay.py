@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import os
 import re
-import shutil
 import signal
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,7 @@ import support.episodes
 import support.failures
 import torch
 from recipe_runs import CARTPOLE, run
-from replaying import replay, train_a_walk
+from replaying import replay
 from small_recipes import flags_of, is_saved, options_of
 from walks import STEP
 
@@ -36,18 +35,6 @@ def files(directory: Path) -> dict[Path, tuple[bytes, int]]:
         for path in directory.rglob("*")
         if path.is_file()
     }
-
-
-@pytest.fixture(scope="module")
-def trained(warm_servers: None, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run that has kept its checkpoints after rounds 15, 19 and 23."""
-    return train_a_walk(tmp_path_factory.mktemp("trained"))
-
-
-@pytest.fixture
-def changed(trained: Path, tmp_path: Path) -> Path:
-    """A copy of it, to be changed."""
-    return shutil.copytree(trained, tmp_path / "changed")
 
 
 def watch_choices(monkeypatch: pytest.MonkeyPatch) -> list[float]:

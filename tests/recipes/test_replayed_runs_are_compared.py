@@ -5,13 +5,12 @@ from __future__ import annotations
 import csv
 import json
 import re
-import shutil
 from pathlib import Path
 
 import pytest
 import torch
 from recipe_runs import run
-from replaying import replay, train_a_walk
+from replaying import replay
 
 pytest.importorskip("rich")
 pytest.importorskip("matplotlib")
@@ -19,18 +18,6 @@ pytest.importorskip("matplotlib")
 pytestmark = pytest.mark.usefixtures("nothing_left")
 
 COMPARED = re.compile(r"bit for bit: rows of metrics.csv \(\d+\), sets of parameters \(\d")
-
-
-@pytest.fixture(scope="module")
-def trained(warm_servers: None, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run that has kept its checkpoints after rounds 15, 19 and 23."""
-    return train_a_walk(tmp_path_factory.mktemp("trained"))
-
-
-@pytest.fixture
-def changed(trained: Path, tmp_path: Path) -> Path:
-    """A copy of it, to be changed."""
-    return shutil.copytree(trained, tmp_path / "changed")
 
 
 def test_parameters_are_compared_too(trained: Path) -> None:

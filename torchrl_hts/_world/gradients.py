@@ -14,7 +14,12 @@ from torch import Tensor, nn
 
 from torchrl_hts._world.draws import PartDraws
 
-__all__ = ["one_by_one", "set_gradient", "tell_of_odd"]
+__all__ = ["LEFT_EARLY", "one_by_one", "set_gradient", "tell_of_odd"]
+
+LEFT_EARLY = (
+    "a loop over World.gradients was left before its end: run it to its end on every rank, "
+    "without a break, a return or an exception that leaves it"
+)
 
 
 def one_by_one(

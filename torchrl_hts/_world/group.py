@@ -28,12 +28,8 @@ from torchrl_hts._world.order import Order
 from torchrl_hts._world.tree import swaps
 from torchrl_hts.errors import WorldError
 
-__all__ = ["LEFT_EARLY", "Group"]
+__all__ = ["Group"]
 
-LEFT_EARLY = (
-    "a loop over World.gradients was left before its end: run it to its end on every rank, "
-    "without a break, a return or an exception that leaves it"
-)
 _POST_EVERY_S = 1.0
 _STORE_PATIENCE_S = 3.0  # a store behind a cut link doesn't answer
 _END_TAG = 1

@@ -19,8 +19,8 @@ from torchrl_hts._processes.uncopied import Uncopied
 from torchrl_hts._world import protocol, trained_modules
 from torchrl_hts._world.digest import digest
 from torchrl_hts._world.draws import PartDraws, minibatches, seeded
-from torchrl_hts._world.gradients import one_by_one, set_gradient, tell_of_odd
-from torchrl_hts._world.group import LEFT_EARLY, Group
+from torchrl_hts._world.gradients import LEFT_EARLY, one_by_one, set_gradient, tell_of_odd
+from torchrl_hts._world.group import Group
 from torchrl_hts._world.joining import join
 from torchrl_hts._world.launch import place
 from torchrl_hts._world.order import Order
