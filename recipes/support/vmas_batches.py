@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from functools import partial
 
@@ -28,4 +29,6 @@ def batches_of(options: VmasOptions) -> Callable[..., VmasEnv]:
 
 def _make(scenario: str, render_mode: str | None = None, **settings: int) -> VmasEnv:
     """One batch, with one group "agents" of all; VMAS is told how to render when it does."""
+    # Of each worker, and nothing that anybody could mend: VMAS has no seeds of single environments.
+    warnings.filterwarnings("ignore", "VmasEnv takes one seed for all of its environments")
     return VmasEnv(scenario, group_map=MarlGroupMapType.ALL_IN_ONE_GROUP, **settings)

@@ -30,11 +30,12 @@ NEEDS_VMAS = "vmas is not installed: pip install 'torchrl_hts[vmas]'"
 
 
 @pytest.mark.timeout(600)  # processes import vmas, on a machine that may be busy
-def test_what_a_run_measures(tmp_path: Path) -> None:
+def test_what_a_run_measures(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     """Beside what test_every_recipe.py looks at, resumption and several learners among it."""
     pytest.importorskip("vmas", reason=NEEDS_VMAS)
     whole = tmp_path / "whole"
     run(FLAGS, "--output-dir", str(whole))
+    assert "Warning" not in capfd.readouterr().err, "of workers"
     metrics = rows(whole / "metrics.csv")
     assert [row["step"] for row in metrics] == ["80", "160", "240", "320"]
     assert [row["episode/count"] for row in metrics] == ["8", "24", "40", "48"]
