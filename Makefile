@@ -82,12 +82,13 @@ bench: $(STAMP)
 dist: $(STAMP)
 	$(RUN) requirements/dist.py dist
 
-# Sample Factory asks for other versions of what all others need, and runs with theirs but for numpy.
+# Sample Factory and PufferLib ask for other versions of what all others need, and run with theirs but
+# for numpy.
 contenders:
 	$(MAKE) venv VENV=.venv-contenders
 	.venv-contenders/bin/python -m pip install --quiet \
 	    --constraint .venv-contenders/constraints.txt --editable '.[envpool,sb3]'
-	.venv-contenders/bin/python -m pip install --quiet --no-deps -r requirements/sample-factory.txt
+	.venv-contenders/bin/python -m pip install --quiet --no-deps -r requirements/contenders.txt
 
 football: $(STAMP)
 	requirements/football.sh $(RUN)

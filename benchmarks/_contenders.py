@@ -10,7 +10,13 @@ from importlib.util import find_spec
 from typing import Any, Protocol
 
 import torch
-from _loops import make_ale_loop, make_envpool_loop, make_gymnasium_loop, make_vector_loop
+from _loops import (
+    make_ale_loop,
+    make_envpool_loop,
+    make_gymnasium_loop,
+    make_puffer_loop,
+    make_vector_loop,
+)
 from _workloads import (
     CORES,
     TRAININGS,
@@ -56,6 +62,8 @@ MAKE_CONTENDERS = "`make contenders`, and then .venv-contenders/bin/python"
 PACKAGES = {
     "sb3": ("stable_baselines3", MAKE_CONTENDERS),
     "loop-envpool": ("envpool", MAKE_CONTENDERS),
+    "loop-puffer": ("pufferlib", MAKE_CONTENDERS),
+    "loop-puffer-serial": ("pufferlib", MAKE_CONTENDERS),
     SAMPLE_FACTORY: ("sample_factory", MAKE_CONTENDERS),
 }
 CPU_ONLY = {"async-batched", SAMPLE_FACTORY}  # which aren't told of a device
@@ -334,6 +342,8 @@ CONTENDERS = {
     "loop-gymnasium": Contender(make_gymnasium_loop),
     "loop-ale": Contender(make_ale_loop),
     "loop-envpool": Contender(make_envpool_loop),
+    "loop-puffer": Contender(make_puffer_loop),
+    "loop-puffer-serial": Contender(partial(make_puffer_loop, serial=True)),
     "loop-vector": Contender(make_vector_loop),
 }
 DEFAULT_CONTENDERS = ["hts", "serial", "parallel", "multi-sync", "multi-async", "async-batched"]

@@ -1,15 +1,16 @@
 """Plain synchronous loops over vector environments: one forward pass, then one step of all.
 
-The environments are gymnasium's AsyncVectorEnv (a process each), ale_py's AtariVectorEnv and
-EnvPool (threads in C++), or the batch that a workload makes. Where an episode has ended the next
-step resets it, and counts as a step.
+The environments are gymnasium's AsyncVectorEnv (a process each), PufferLib's (a process for each
+core, or none), ale_py's AtariVectorEnv and EnvPool (threads in C++), or the batch that a workload
+makes. Where an episode has ended the next step resets it, and counts as a step.
 
 Axes: N environments, T steps of one batch (alpha).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import gymnasium as gym
@@ -21,7 +22,13 @@ from support.ppo import PPO
 from tensordict import TensorDict, TensorDictBase
 from torch import Tensor
 
-__all__ = ["make_ale_loop", "make_envpool_loop", "make_gymnasium_loop", "make_vector_loop"]
+__all__ = [
+    "make_ale_loop",
+    "make_envpool_loop",
+    "make_gymnasium_loop",
+    "make_puffer_loop",
+    "make_vector_loop",
+]
 
 
 class Loop:
@@ -137,6 +144,31 @@ def make_envpool_loop(workload: Workload, training: Training, num_envs: int, age
     env_id = workload.env_id.removeprefix("ALE/")
     envs = envpool.make_gymnasium(env_id, num_envs=num_envs, num_threads=CORES, seed=0)
     return Loop(envs, agent, training)
+
+
+def make_puffer_loop(
+    workload: Workload, training: Training, num_envs: int, agent: Agent, *, serial: bool = False
+) -> Loop:
+    """Over PufferLib's vectorisation: all in this process, or a process for each core, which spins.
+
+    Raises:
+        ValueError: if the cores can't have equally many environments.
+    """
+    if num_envs % CORES:
+        raise ValueError(f"{num_envs} environments can't be shared out among {CORES} cores")
+    from pufferlib.vector import Multiprocessing, Serial  # its `make` takes no list of factories
+
+    factories = [partial(_for_puffer, factory) for factory in workload.factories(num_envs)]
+    each: list[list[Any]] = [[]] * num_envs
+    settings: list[dict[str, Any]] = [{}] * num_envs
+    made = partial(Serial if serial else Multiprocessing, factories, each, settings, num_envs)
+    return Loop(made() if serial else made(num_workers=CORES), agent, training)
+
+
+def _for_puffer(factory: Callable[[], gym.Env[Any, Any]]) -> Any:
+    from pufferlib.emulation import GymnasiumPufferEnv
+
+    return GymnasiumPufferEnv(env=factory())
 
 
 def make_vector_loop(workload: Workload, training: Training, num_envs: int, agent: Agent) -> Loop:

@@ -16,7 +16,7 @@ import torch
 
 # Of what is measured, where it is installed.
 PACKAGES = ("torch", "torchrl", "tensordict", "gymnasium", "numpy", "ale-py", "gfootball")
-PACKAGES += ("envpool", "stable-baselines3", "sample-factory")
+PACKAGES += ("envpool", "pufferlib", "stable-baselines3", "sample-factory")
 
 
 def versions() -> dict[str, str]:
