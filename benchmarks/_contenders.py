@@ -247,6 +247,7 @@ def _hts(
     agent: Agent,
     lag: int,
     timeline_events: int = 0,
+    num_actors: int | None = None,
 ) -> Any:
     return HTSCollector(
         workload.units(num_envs),
@@ -258,6 +259,7 @@ def _hts(
         policy_device=training.policy_device,
         return_same_td=True,
         timeline_events=timeline_events,
+        num_actors=num_actors,
     )
 
 
@@ -333,6 +335,7 @@ CONTENDERS = {
     "hts-timeline": Contender(
         partial(_hts, lag=1, timeline_events=100_000), lag=1, concurrent=True
     ),
+    "hts-two-actors": Contender(partial(_hts, lag=1, num_actors=2), lag=1, concurrent=True),
     "hts-barrier": Contender(_hts_barrier, lag=1, concurrent=True),
     "serial": Contender(_serial),
     "parallel": Contender(_parallel),
