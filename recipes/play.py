@@ -18,11 +18,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from statistics import fmean, pstdev
 
+from support.configuration import config_of
 from support.errors import ONCE_MORE, RecipeError, exit_with
 from support.flags import integer, positive
-from support.old_runs import refuse_no_run
 from support.output_dir import check_files
-from support.start import announce, parse_or_exit
+from support.start import SCREENS, announce, parse_or_exit
 
 OF_EPISODES = ("render", "episodes", "seed", "max_steps", "deterministic", "sample")
 
@@ -63,7 +63,7 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
 
 def check(options: argparse.Namespace) -> None:
     """Refuse what makes no sense, before torch is imported."""
-    refuse_no_run(options.run_dir)
+    config_of(options.run_dir)
     for name, least in (("episodes", 1), ("seed", 0), ("max_steps", 0)):
         value = getattr(options, name)
         if value is not None and value < least:
@@ -76,8 +76,7 @@ def check(options: argparse.Namespace) -> None:
         if file is not None and file.suffix not in endings:
             raise RecipeError(f"{flag} must end in {' or '.join(endings)}, and is {file}")
     check_files(video=options.video, export=options.export)
-    screens = ("DISPLAY", "WAYLAND_DISPLAY", "SDL_VIDEODRIVER")
-    if options.render and sys.platform == "linux" and not any(map(os.environ.get, screens)):
+    if options.render and sys.platform == "linux" and not any(map(os.environ.get, SCREENS)):
         raise RecipeError("there is no screen here (no DISPLAY): film an episode with --video FILE")
     if options.export:
         others = ("video", "fps", *OF_EPISODES)

@@ -32,9 +32,9 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
+from support.configuration import config_of
 from support.errors import ONCE_MORE, RecipeError, exit_with
 from support.flags import integer, positive
-from support.old_runs import refuse_no_run
 from support.output_dir import check_files
 from support.start import announce, parse_or_exit
 
@@ -60,7 +60,7 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--pdb", action="store_true", help="then debug the step that fails")
     parser.add_argument("--recipe", type=Path, help="the recipe's script, if it is your own")
     options = parser.parse_args(arguments)
-    refuse_no_run(options.run_dir)
+    config_of(options.run_dir)
     for flag, value in (("--round", options.round), ("--env", options.env)):
         if value is not None and value < 0:
             raise RecipeError(f"{flag} must be at least 0, and is {value}")

@@ -11,7 +11,7 @@ from typing import Any
 
 from support.errors import RecipeError
 
-__all__ = ["config_to_go_on_with", "read_config"]
+__all__ = ["config_of", "config_to_go_on_with", "read_config"]
 
 
 def read_config(file: Path) -> dict[str, Any]:
@@ -41,6 +41,25 @@ def read_config(file: Path) -> dict[str, Any]:
     if names is not None and not (isinstance(names, dict) and {"id", "name"} <= names.keys()):
         raise _wrong("wandb", names)
     return config
+
+
+def config_of(directory: Path) -> dict[str, Any]:
+    """What the config.json of a run holds that is looked at, played or had once more.
+
+    Raises:
+        RecipeError: if there is no run, or its config.json can't be read or is damaged.
+    """
+    file = directory / "config.json"
+    if not file.exists():
+        raise RecipeError(
+            f"{directory} holds no run: there is no config.json; give the output directory of one"
+        )
+    try:
+        return read_config(file)
+    except OSError as error:
+        raise RecipeError(f"{file} can't be read: {error.strerror}") from error
+    except ValueError as error:
+        raise RecipeError(f"{file} is damaged ({error}): put the file back as it was") from error
 
 
 def config_to_go_on_with(directory: Path, recipe: str) -> dict[str, Any]:

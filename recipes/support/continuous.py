@@ -5,6 +5,7 @@ Executors make them, and they need no torch.
 
 from __future__ import annotations
 
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 from support.errors import RecipeError
@@ -31,10 +32,7 @@ def make_continuous(env_id: str, **options: Any) -> gym.Env[Any, Any]:
     try:
         env = gym.make(env_id, **options)
     except gym.error.DependencyNotInstalled as error:
-        raise RecipeError(
-            f"{env_id} needs a package that is not installed ({error}); tasks of MuJoCo come with "
-            "pip install 'torchrl_hts[mujoco]'"
-        ) from error
+        raise RecipeError(f"{env_id} can't be made here: {_advice(str(error))}") from error
     except ImportError as error:  # so does gymnasium say that a version has moved elsewhere
         raise RecipeError(f"{env_id} can't be made: {error}") from error
     action, observation = env.action_space, env.observation_space
@@ -46,3 +44,10 @@ def make_continuous(env_id: str, **options: Any) -> gym.Env[Any, Any]:
     if not isinstance(observation, gym.spaces.Box) or len(observation.shape) != 1:
         env = gym.wrappers.FlattenObservation(env)
     return gym.wrappers.ClipAction(env)
+
+
+def _advice(said: str) -> str:
+    """What gymnasium says is missing, with the extra that has it where that is one of ours."""
+    if "mujoco" in said.lower() and find_spec("mujoco") is None:
+        return "MuJoCo is not installed: pip install 'torchrl_hts[mujoco]'"
+    return said

@@ -17,7 +17,6 @@ __all__ = [
     "moved",
     "newest_step",
     "refuse_busy",
-    "refuse_no_run",
     "refuse_old_run",
 ]
 
@@ -31,18 +30,6 @@ def newest_step(directory: Path) -> int | None:
     """After how many steps a run has left its newest checkpoint; None if it has none."""
     found = checkpoints_in(directory / "checkpoints")
     return int(found[-1].stem[5:]) if found else None
-
-
-def refuse_no_run(directory: Path) -> None:
-    """Refuse a directory in which no run has been.
-
-    Raises:
-        RecipeError: if it holds none.
-    """
-    if not (directory / "config.json").exists():
-        raise RecipeError(
-            f"{directory} holds no run: there is no config.json; give the output directory of one"
-        )
 
 
 def refuse_busy(directory: Path, *, resumes: bool = False) -> None:

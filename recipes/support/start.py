@@ -24,9 +24,12 @@ from support.output_dir import refuse_unwritable, remedy_for
 from support.outputs import Output
 from support.wandb_variables import check_wandb_variables
 
-__all__ = ["announce", "begin", "check_task_or_exit", "parse_or_exit"]
+__all__ = ["SCREENS", "announce", "begin", "check_task_or_exit", "parse_or_exit"]
 
 Given = TypeVar("Given")
+
+# Any of them says that there is a screen, or what to take in its place.
+SCREENS = ("DISPLAY", "WAYLAND_DISPLAY", "SDL_VIDEODRIVER")
 
 _BEGAN_S = time.monotonic()
 _FIRST_TELLS_S = 5.0
@@ -99,6 +102,7 @@ def parse_or_exit(
         try:
             given = parse()
             _check_mujoco_gl()
+            _draw_without_a_screen()
         except RecipeError as error:
             _exit_with(error, wait)
         except SystemExit as end:  # of argparse
@@ -125,6 +129,15 @@ def _check_mujoco_gl() -> None:
             f"MuJoCo can't draw with MUJOCO_GL={os.environ['MUJOCO_GL']} here "
             f"({type(error).__name__}: {error}): give another, egl, osmesa or glfw, or none"
         ) from error
+
+
+def _draw_without_a_screen() -> None:
+    """Let pygame draw pictures where there is no screen, without looking for one.
+
+    SDL, which it is made on, else writes of a missing XDG_RUNTIME_DIR as if that were an error.
+    """
+    if sys.platform == "linux" and not any(map(os.environ.get, SCREENS)):
+        os.environ["SDL_VIDEODRIVER"] = "dummy"
 
 
 def _exit_with(error: Exception, wait: Callable[[float], object] = time.sleep) -> NoReturn:

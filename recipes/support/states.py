@@ -104,7 +104,10 @@ def _check(
         )
     changed = differences(state["options"], options)
     if changed:
-        raise RecipeError(f"{where} is of another configuration: {'; '.join(changed)}")
+        raise RecipeError(
+            f"{where} is of another configuration: {'; '.join(changed)}. Put the run's config.json "
+            "back as it was, or begin anew with another --output-dir"
+        )
     if state["parts"].keys() != {*parts, "evaluations"}:  # those are the first learner's alone
         raise RecipeError(
             f"{where} holds {', '.join(state['parts'])}; this run has {', '.join(parts)}"

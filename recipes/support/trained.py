@@ -21,9 +21,9 @@ from typing import Any
 from torch import Tensor, nn
 
 from support.checkpoints import read_saved
-from support.configuration import read_config
+from support.configuration import config_of
 from support.errors import RecipeError, explaining
-from support.old_runs import newest_step, refuse_no_run
+from support.old_runs import newest_step
 from support.options import RunOptions, from_json
 from support.states import check_fits
 from torchrl_hts.testing import spaces_of
@@ -106,14 +106,7 @@ def open_run(directory: Path, script: Path | None = None) -> TrainedRun:
         RecipeError: if there is no run, it is damaged or of another version, or the spaces of its
             environments were others.
     """
-    refuse_no_run(directory)
-    file = directory / "config.json"
-    try:
-        config = read_config(file)
-    except OSError as error:
-        raise RecipeError(f"{file} can't be read: {error.strerror}") from error
-    except ValueError as error:
-        raise RecipeError(f"{file} is damaged ({error}): put the file back as it was") from error
+    config, file = config_of(directory), directory / "config.json"
     name = config["recipe"]
     recipe = _module(name, script, file)
     try:
@@ -177,6 +170,7 @@ def read_values(directory: Path, which: str = "best") -> Values:
     """
     best, newest = directory / "best.pt", directory / "policy.pt"
     other = ", or play best.pt by --policy best" if best.exists() else ""
+    nor = "" if which == "newest" or best.exists() else ", and no best.pt"
     if which == "best" and best.exists():
         without = "put the file back as it was, or move it away to go without it"
         found = _read(best, without)
@@ -186,8 +180,8 @@ def read_values(directory: Path, which: str = "best") -> Values:
             raise _damaged(best, without) from error
     if not newest.exists() and (other or newest_step(directory) is not None):
         raise RecipeError(
-            f"there is no {newest}, which comes with the first checkpoint: put the file back if it "
-            f"was there{other}"
+            f"there is no {newest}, which comes with the first checkpoint{nor}: put the file back "
+            f"if it was there{other}"
         )
     if not newest.exists():
         raise RecipeError(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -11,7 +12,13 @@ import gymnasium as gym
 import numpy as np
 import pytest
 
-from torchrl_hts._evaluation.video import film, find_ffmpeg, video_writer, why_unfilmable
+from torchrl_hts._evaluation.video import (
+    draw_without_a_screen,
+    film,
+    find_ffmpeg,
+    video_writer,
+    why_unfilmable,
+)
 
 imageio_ffmpeg = pytest.importorskip("imageio_ffmpeg")
 
@@ -142,6 +149,38 @@ def test_a_missing_package_is_said_with_its_remedy(monkeypatch: pytest.MonkeyPat
     monkeypatch.setitem(sys.modules, "imageio_ffmpeg", None)
     with pytest.raises(ModuleNotFoundError, match=r"pip install 'torchrl_hts\[video\]'"):
         find_ffmpeg()
+
+
+SCREENS = ("DISPLAY", "WAYLAND_DISPLAY", "SDL_VIDEODRIVER", "XDG_RUNTIME_DIR")
+
+
+def test_pygame_says_nothing_of_a_screen_that_is_not_there() -> None:
+    pytest.importorskip("pygame")
+    code = (
+        "import gymnasium as gym\n"
+        "from torchrl_hts._evaluation.video import draw_without_a_screen\n"
+        "draw_without_a_screen()\n"
+        "env = gym.make('CartPole-v1', render_mode='rgb_array')\n"
+        "env.reset()\n"
+        "print(env.render().shape)"
+    )
+    without = {name: value for name, value in os.environ.items() if name not in SCREENS}
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, env=without)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "(400, 600, 3)" in done.stdout
+
+
+@pytest.mark.parametrize(("name", "value"), [("DISPLAY", ":0"), ("SDL_VIDEODRIVER", "x11")])
+def test_a_screen_that_is_there_is_drawn_on(
+    monkeypatch: pytest.MonkeyPatch, name: str, value: str
+) -> None:
+    for each in SCREENS:
+        monkeypatch.delenv(each, raising=False)
+    monkeypatch.setenv(name, value)
+    before = dict(os.environ)
+    draw_without_a_screen()
+    assert dict(os.environ) == before
 
 
 def test_the_module_loads_neither_torch_nor_imageio() -> None:

@@ -7,6 +7,7 @@ import importlib
 import json
 import resource
 import shutil
+import subprocess
 import sys
 from collections.abc import Iterator
 from functools import partial
@@ -106,6 +107,20 @@ def test_films(shown: Path, tmp_path: Path) -> None:
     for name, first in (("a.mp4", b"ftyp"), ("b.gif", b"GIF89a")):
         play(shown, "--max-steps", 5, "--episodes", 1, "--video", tmp_path / name)
         assert first in (tmp_path / name).read_bytes()[:16]
+
+
+def test_a_film_without_a_screen(
+    trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing is said of what only a screen needs, by any process."""
+    pytest.importorskip("imageio_ffmpeg")
+    pytest.importorskip("pygame")
+    for name in ("DISPLAY", "WAYLAND_DISPLAY", "SDL_VIDEODRIVER", "XDG_RUNTIME_DIR"):
+        monkeypatch.delenv(name, raising=False)
+    flags = ["--max-steps", "5", "--episodes", "1", "--video", str(tmp_path / "a.gif")]
+    command = [sys.executable, str(RECIPES / "play.py"), str(trained), *flags]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert "XDG_RUNTIME_DIR" not in done.stdout + done.stderr
 
 
 @pytest.mark.parametrize("name", ["a.mp4", "b.gif"])
@@ -327,6 +342,15 @@ def test_a_run_that_is_damaged_or_of_another_version(
     assert "Traceback" not in output
 
 
+@pytest.mark.parametrize(("script", "more"), [("play", []), ("replay", ["--round", "0"])])
+def test_a_damaged_configuration_is_told_before_the_imports(
+    changed: Path, script: str, more: list[str]
+) -> None:
+    (changed / "config.json").write_text("{")
+    with pytest.raises(RecipeError, match=r"config\.json is damaged \(.*put the file back"):
+        importlib.import_module(script).parse([str(changed), *more])
+
+
 def test_what_to_do_without_the_newest_policy(changed: Path) -> None:
     newest, advice = changed / "policy.pt", ", or play best.pt by --policy best\n"
     newest.write_bytes(b"PK")
@@ -338,7 +362,8 @@ def test_what_to_do_without_the_newest_policy(changed: Path) -> None:
     assert output.endswith(f"the first checkpoint: put the file back if it was there{advice}")
     assert "best.pt, after" in play(changed, "--policy", "best")
     (changed / "best.pt").unlink()
-    assert play(changed, code=1).endswith("put the file back if it was there\n")
+    said = "the first checkpoint, and no best.pt: put the file back if it was there\n"
+    assert play(changed, code=1).endswith(said)
 
 
 def test_every_recipe_offers_what_is_played() -> None:

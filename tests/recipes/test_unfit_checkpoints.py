@@ -101,7 +101,10 @@ def test_an_environment_whose_spaces_have_changed() -> None:
             lambda s: s["parts"].pop("optimizer"),
             "holds collector, evaluations; this run has collector, optim",
         ),
-        (lambda s: s["options"].update(seed=8), "of another configuration: --seed was 8 and is 0"),
+        (
+            lambda s: s["options"].update(seed=8),
+            "of another configuration: --seed was 8 and is 0. Put the run's config.json back",
+        ),
         (lambda s: s["versions"].update(torch="1.0"), "with other versions: torch was 1.0 and is"),
     ],
 )

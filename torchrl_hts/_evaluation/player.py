@@ -40,7 +40,7 @@ from torchrl_hts._evaluation.scenes import (
     transforms_with_statistics,
 )
 from torchrl_hts._evaluation.torchrl_stage import TorchRLStage
-from torchrl_hts._evaluation.video import film, why_unfilmable
+from torchrl_hts._evaluation.video import draw_without_a_screen, film, why_unfilmable
 from torchrl_hts._executor.generators import Generators
 from torchrl_hts._executor.gym_env import GymDescription
 from torchrl_hts._executor.made_once import check_made_once, gymnasium_parts
@@ -88,6 +88,7 @@ def run_player(control: Connection, fds: list[int]) -> None:
     made = [first, *(_make(job.factory, job, index, index * size) for index in others)]
     filmed = None
     if job.render_factory is not None:
+        draw_without_a_screen()
         filmed = _make(job.render_factory, job, 0, job.num_episodes, "create_render_env_fn")
     why = _refusal_of_any(made, filmed)
     stage = None if why or filmed is None else _stage(filmed)

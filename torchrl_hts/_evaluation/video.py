@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import subprocess
+import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -17,12 +18,21 @@ from typing import Any, Protocol, SupportsFloat
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["film", "find_ffmpeg", "partial_path", "video_writer", "why_unfilmable"]
+__all__ = [
+    "draw_without_a_screen",
+    "film",
+    "find_ffmpeg",
+    "partial_path",
+    "video_writer",
+    "why_unfilmable",
+]
 
 Frame = npt.NDArray[np.uint8]  # [height, width, 3], red, green and blue
 
 _LONGER_SIDE = 480  # pixels: smaller frames are enlarged towards it, by an integer
 _DEFAULT_FPS = 30.0
+# Any of them says that there is a screen, or what to take in its place.
+_SCREENS = ("DISPLAY", "WAYLAND_DISPLAY", "SDL_VIDEODRIVER")
 
 
 def find_ffmpeg() -> str:
@@ -42,6 +52,15 @@ def find_ffmpeg() -> str:
         ) from error
     path: str = imageio_ffmpeg.get_ffmpeg_exe()
     return path
+
+
+def draw_without_a_screen() -> None:
+    """Let pygame draw in this process where there is no screen, without looking for one.
+
+    SDL, which it is made on, else writes of a missing XDG_RUNTIME_DIR as if that were an error.
+    """
+    if sys.platform == "linux" and not any(map(os.environ.get, _SCREENS)):
+        os.environ["SDL_VIDEODRIVER"] = "dummy"
 
 
 class Stage(Protocol):
