@@ -18,12 +18,12 @@ get a worker per environment where environments sleep, and elsewhere a worker pe
 environments shared out among them. A worker of multi-async fills a batch by itself, so that of two
 workers each makes twice as many steps of half of the environments. The table tells the shape.
 The contender hts-barrier is HTSCollector where everybody waits for the slowest at the end of each
-round, as in the paper. hts-timeline takes down what collector.timeline draws, and hts-two-actors
-has two actors in any case. Of the others sb3 is Stable-Baselines3, and loop-envpool EnvPool in a
-plain loop. loop-puffer and loop-puffer-serial are loops over PufferLib's vectorisation, in
-processes and in this one. sample-factory is Sample Factory's APPO, with its own loss and optimizer
-(in what it differs is told in _sample_factory.py). `make contenders` makes an environment that has
-them.
+round, as in the paper. Two more are HTSCollector too: hts-timeline takes down what
+collector.timeline draws, and hts-two-actors has two actors in any case. Of the others sb3 is
+Stable-Baselines3, and loop-envpool EnvPool in a plain loop. Loops over PufferLib's vectorisation
+are loop-puffer, in processes, and loop-puffer-serial, in this one. The last, sample-factory, is
+Sample Factory's APPO, with its own loss and optimizer. In what it differs is told in
+_sample_factory.py. `make contenders` makes an environment that has them.
 
 Writes measurements.json after each measurement, so that a run that was stopped goes on where it
 was; Ctrl-C shows what there is. A directory holds what was measured at one commit, on one machine,
