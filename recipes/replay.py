@@ -60,7 +60,7 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--pdb", action="store_true", help="then debug the step that fails")
     parser.add_argument("--recipe", type=Path, help="the recipe's script, if it is your own")
     options = parser.parse_args(arguments)
-    config_of(options.run_dir)
+    num_envs = config_of(options.run_dir)["options"].get("num_envs")
     for flag, value in (("--round", options.round), ("--env", options.env)):
         if value is not None and value < 0:
             raise RecipeError(f"{flag} must be at least 0, and is {value}")
@@ -77,6 +77,8 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
         if given and not options.until_error:
             raise RecipeError(f"{flag} is for --until-error: leave it out, or give that")
     options.env = options.env or 0
+    if isinstance(num_envs, int) and options.env >= num_envs:  # a recipe's own may be elsewhere
+        raise RecipeError(f"--env {options.env}: the run has environments 0 to {num_envs - 1}")
     if options.until_error and options.save is None:
         options.save = Path(f"{options.run_dir.resolve().name}-error.pt")
     check_files(video=options.video, save=options.save)

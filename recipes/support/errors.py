@@ -62,19 +62,33 @@ def exit_with(main: Callable[[], int], if_full: str = _RESUME) -> NoReturn:
         with contextlib.redirect_stdout(cast(TextIO, output)):
             code = main()
             output.flush()
-    except what_users_can_mend() as error:
-        print(f"error: {error}", file=Output(sys.stderr), flush=True)
-        code = 1
-    except OSError as error:
-        code = _told(error, if_full)
     except KeyboardInterrupt as interrupt:
-        print(
-            f"error: {str(interrupt) or 'interrupted'}",
-            file=Output(sys.stderr),
-            flush=True,
-        )
-        code = 130
+        code = _told_interrupt(interrupt)
+    except Exception as error:
+        if (interrupt_before := _interrupt_before(error)) is not None:
+            code = _told_interrupt(interrupt_before)
+        elif isinstance(error, what_users_can_mend()):
+            print(f"error: {error}", file=Output(sys.stderr), flush=True)
+            code = 1
+        elif isinstance(error, OSError):
+            code = _told(error, if_full)
+        else:
+            raise
     sys.exit(code)
+
+
+def _interrupt_before(error: BaseException) -> InterruptedTwice | None:
+    """The interrupt while which an error came up, as tensordict's contexts raise one on the way."""
+    before = error.__context__
+    while before is not None and not isinstance(before, InterruptedTwice):
+        before = before.__context__
+    return before
+
+
+def _told_interrupt(interrupt: KeyboardInterrupt) -> int:
+    said = str(interrupt) or "interrupted"
+    print(f"error: {said}", file=Output(sys.stderr), flush=True)
+    return 130
 
 
 def _told(error: OSError, if_full: str) -> int:

@@ -148,7 +148,8 @@ def check_fits(policy: nn.Module, saved: Mapping[str, Any], where: Path | str) -
             there = "missing" if found is None else f"of shape {list(getattr(found, 'shape', []))}"
             raise RecipeError(
                 f"{where} doesn't fit the policy here: {name} is {there} there and of shape "
-                f"{list(tensor.shape)} here; the environment's spaces or the recipe have changed"
+                f"{list(tensor.shape)} here; the environment's spaces or the recipe have changed: "
+                "use the versions that the run had"
             )
 
 

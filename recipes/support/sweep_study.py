@@ -77,10 +77,10 @@ def open_study(directory: Path, sweep: Sweep, arguments: Sequence[str], seed: in
         "arguments": list(arguments),
     }
     before = study.user_attrs.get("asked", asked)
-    if json.dumps(before) != json.dumps(asked):
+    if other := _first_difference(before, asked):
         raise RecipeError(
-            f"{directory} holds a sweep with {json.dumps(before)}, and this one has "
-            f"{json.dumps(asked)}: give what it had, or another --output-dir"
+            f"{directory} holds another sweep, with {other}: give what it had, or another "
+            "--output-dir"
         )
     _refuse_strange_runs(study, directory)
     study.set_user_attr("asked", asked)
@@ -88,6 +88,18 @@ def open_study(directory: Path, sweep: Sweep, arguments: Sequence[str], seed: in
         study.enqueue_trial(trial.params, user_attrs={"run": run_of(trial)})
         study.tell(trial.number, state=TrialState.FAIL)
     return study
+
+
+def _first_difference(before: dict[str, Any], now: dict[str, Any]) -> str:
+    """What is other than it was, with both values, within dictionaries too; "" if nothing is."""
+    for name in [*now, *(name for name in before if name not in now)]:
+        was, is_ = before.get(name), now.get(name)
+        if json.dumps(was) == json.dumps(is_):
+            continue
+        if isinstance(was, dict) and isinstance(is_, dict):
+            return f"{name} {_first_difference(was, is_)}"
+        return f"{name} {json.dumps(was)} in place of {json.dumps(is_)}"
+    return ""
 
 
 def _refuse_strange_runs(study: Study, directory: Path) -> None:

@@ -68,15 +68,18 @@ def read_sweep(file: Path) -> Sweep:
     except OSError as error:
         raise RecipeError(f"the sweep file {file} can't be read: {error.strerror}") from error
     except (yaml.YAMLError, KeyError, TypeError, ValueError, AttributeError) as error:
+        said = " ".join(f"{type(error).__name__}: {error}".split())
         raise RecipeError(
-            f"{file} is not a sweep file that is understood here ({error!r}): it needs a program, "
+            f"{file} is not a sweep file that is understood here ({said}): it needs a program, "
             "a metric with name and goal, and parameters, each with a value, with values, or with "
             "min, max and the distribution uniform, int_uniform or log_uniform_values"
         ) from error
     if direction not in ("maximize", "minimize"):
         raise RecipeError(f"{file}: the metric's goal is maximize or minimize, and not {direction}")
     if not program.exists():
-        raise RecipeError(f"{file} names {program}, which is not here: call this where it is")
+        raise RecipeError(
+            f"{file} names {program}, which is not here: call this in the folder that holds it"
+        )
     return Sweep(program, metric, direction, warmup, fixed, space)
 
 

@@ -112,8 +112,11 @@ def open_run(directory: Path, script: Path | None = None) -> TrainedRun:
     try:
         options = from_json(recipe.Options, config["options"])
     except (ValueError, KeyError, TypeError, AttributeError, RecipeError) as error:
+        what, or_else = name, ""
+        if script is not None:
+            what, or_else = script.name, ", or give the script that made it by --recipe"
         raise RecipeError(
-            f"{file} doesn't fit this {name} ({error}): use the version that made it"
+            f"{file} doesn't fit this {what} ({error}): use the version that made it{or_else}"
         ) from error
     run = TrainedRun(directory, config, recipe, options)
     _refuse_other_spaces(run)

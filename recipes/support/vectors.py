@@ -21,9 +21,11 @@ def check_spaces(env: gym.Env[Any, Any]) -> None:
         RecipeError: says what its spaces are.
     """
     if not isinstance(env.action_space, gym.spaces.Discrete):
+        is_box = isinstance(env.action_space, gym.spaces.Box)
+        continuous = ": ppo_mujoco.py plays continuous ones" if is_box else ""
         raise RecipeError(
             f"this recipe plays environments with Discrete actions; those of {env.spec.id} are "
-            f"{env.action_space}"
+            f"{env.action_space}{continuous}"
         )
     space = env.observation_space
     if not isinstance(space, gym.spaces.Box) or len(space.shape) != 1:

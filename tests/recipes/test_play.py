@@ -307,7 +307,7 @@ def damages() -> Iterator[tuple[str, str]]:
     yield "(run / 'config.json').write_text('{')", "config.json is damaged"
     yield "config['recipe'] = 'dqn'", "of the recipe 'dqn', which is not one of these"
     yield "config['recipe'] = 'ray_train'", "the recipe ray_train offers no Options"
-    yield "config['options']['wings'] = 2", "doesn't fit this ppo_cartpole"
+    yield "config['options']['wings'] = 2", "doesn't fit this ppo_cartpole ("
     yield "config['options']['env_id'] = 'CartPoll-v1'", "Environment `CartPoll` doesn't exist"
     other = "config['options']['env_id'] = 'Acrobot-v1'"
     yield (
@@ -322,7 +322,7 @@ def damages() -> Iterator[tuple[str, str]]:
         "walks:Falls-v0 can't be made: OverflowE",
     )
     yield "config['options']['env_id'] = 'walks:Run-v0'", "that a module registers is named MODULE:"
-    yield "config['options']['env_id'] = 'Pendulum-v1'", "plays environments with Discrete actions"
+    yield "config['options']['env_id'] = 'Pendulum-v1'", "ppo_mujoco.py plays continuous ones"
     yield "(run / 'best.pt').write_bytes(b'PK')", "best.pt is damaged, or of another version"
     yield "(run / 'best.pt').unlink(); (run / 'policy.pt').write_text('')", "policy.pt is damaged"
     yield "[path.unlink() for path in run.rglob('*.pt')]", "there is no policy in"
@@ -340,6 +340,12 @@ def test_a_run_that_is_damaged_or_of_another_version(
     assert message in output
     assert output.count("error: ") == 1
     assert "Traceback" not in output
+
+
+def test_a_recipe_that_has_not_made_the_run(trained: Path) -> None:
+    output = play(trained, "--recipe", RECIPES / "ppo_mujoco.py", code=1)
+    assert "doesn't fit this ppo_mujoco.py" in output
+    assert output.endswith("or give the script that made it by --recipe\n")
 
 
 @pytest.mark.parametrize(("script", "more"), [("play", []), ("replay", ["--round", "0"])])

@@ -10,6 +10,7 @@ import resource
 import shutil
 import signal
 import tempfile
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -257,10 +258,23 @@ def test_a_training_that_diverges_says_so(tmp_path: Path) -> None:
     assert "Traceback" not in printed
 
 
+class ToModule:
+    """Raises on its way out, as tensordict's context of a module's parameters does."""
+
+    def __enter__(self) -> None: ...
+
+    def __exit__(self, *exception: object) -> None:
+        raise RuntimeError("Converting a tensordict to boolean value is not permitted")
+
+
+@pytest.mark.parametrize("within", [nullcontext, ToModule])
 @pytest.mark.parametrize("saved", [False, True])
-def test_interrupted_a_second_time(saved: bool, capsys: pytest.CaptureFixture[str]) -> None:
+def test_interrupted_a_second_time(
+    saved: bool, within: type[Any], capsys: pytest.CaptureFixture[str]
+) -> None:
     def main() -> int:
-        raise InterruptedTwice(saved=saved)
+        with within():
+            raise InterruptedTwice(saved=saved)
 
     with pytest.raises(SystemExit) as end:
         exit_with(main)

@@ -226,8 +226,15 @@ def test_a_recipe_that_can_not_begin_ends_the_sweep(sweep: Sweeps) -> None:
 def test_a_sweep_is_not_gone_on_with_by_another(sweep: Sweeps) -> None:
     sweep.draw(4)
     assert sweep.run(1) == 0
-    with pytest.raises(RecipeError, match=r"holds a sweep with .*or another --output-dir"):
+    said = r'another sweep, with arguments \[\] in place of \["--no-more"\]: give .* or another'
+    with pytest.raises(RecipeError, match=said):
         sweep.run(2, "--no-more")
+
+
+def test_a_file_that_is_no_yaml(sweep: Sweeps) -> None:
+    sweep.file.write_text("a: b: c")
+    with pytest.raises(RecipeError, match=r"understood here \(ScannerError: mapping values are"):
+        sweep.run(1)
 
 
 @pytest.mark.parametrize(
