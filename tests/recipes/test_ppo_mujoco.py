@@ -53,7 +53,7 @@ def test_i7_mujoco_is_resumed_in_the_middle_of_its_episodes(tmp_path: Path) -> N
         ),
         ("HalfCheeta-v5", "Did you mean: `HalfCheetah`?"),
         ("HalfCheetah-v3", "HalfCheetah-v3 can't be made: The mujoco v2 and v3 based"),
-        ("HalfCheetah-v5", "tasks of MuJoCo come with pip install 'torchrl_hts[mujoco]'"),
+        ("HalfCheetah-v5", "MuJoCo is not installed: pip install 'torchrl_hts[mujoco]'"),
     ],
 )
 def test_a_task_that_cannot_be_is_one_sentence(
