@@ -35,7 +35,8 @@ def parse() -> argparse.Namespace:
         "--output-dir", type=Path, required=True, help="of the sweep; before its file"
     )
     parser.add_argument("sweep", type=Path, help="the sweep file, such as those in recipes/sweeps")
-    parser.add_argument("arguments", nargs=argparse.REMAINDER, help="options of the recipe")
+    rest = parser.add_argument("arguments", nargs=argparse.REMAINDER, help="options of the recipe")
+    rest.required = False
     return parser.parse_args()
 
 

@@ -14,6 +14,7 @@ import torch
 
 from support.errors import RecipeError, quoted
 from support.old_runs import checkpoints_in, moved
+from torchrl_hts import Failure, WorkerError
 
 __all__ = ["Checkpoints", "of_another_version", "read_saved", "save_atomically", "write_atomically"]
 
@@ -41,13 +42,20 @@ class Checkpoints:
         """The newest there is."""
         return max(self.paths(), default=None)
 
-    def how_to_go_on(self) -> str:
-        """What to do after a failure."""
-        newest = self.newest()
-        resume = f"--resume {quoted(self.directory.parent)}"
+    def how_to_go_on(self, error: BaseException | None = None) -> str:
+        """What to do after a failure.
+
+        Args:
+            error: that a run can be had again for; of an environment's it is said how.
+        """
+        newest, directory = self.newest(), quoted(self.directory.parent)
         if newest is None:
-            return f"this run has no checkpoint yet: {resume} begins it anew"
-        return f"{resume} goes on from this run's newest checkpoint, {newest.name}"
+            text = f"this run has no checkpoint yet: --resume {directory} begins it anew"
+        else:
+            text = f"--resume {directory} goes on from this run's newest checkpoint, {newest.name}"
+        if _is_of_an_environment(error):
+            text += f"; recipes/replay.py {directory} --until-error goes into the failure again"
+        return text
 
     def save(self, step: int, state: dict[str, Any]) -> Path:
         """Write a checkpoint, then remove those that are too old.
@@ -151,6 +159,13 @@ class Checkpoints:
             raise RecipeError(
                 f"the checkpoint {path} {fault} move {moved} away to {before}"
             ) from error
+
+
+def _is_of_an_environment(error: BaseException | None) -> bool:
+    """Whether an environment failed, by itself, in one of its steps."""
+    if not isinstance(error, WorkerError) or error.worker_kind != "executor":
+        return False
+    return bool(error.stepped) and error.failure is not Failure.KILLED
 
 
 def _part(checkpoint: Path, rank: int, learners: int) -> Path:

@@ -180,7 +180,8 @@ class Run:
             closing.callback(self._evaluations.close)
             closing.callback(self._display.__exit__, *exception)
             if not isinstance(exception[1], RecipeError | None) and not ON_BATCH:
-                closing.callback(lambda: self.say(self._checkpoints.how_to_go_on()))
+                error = exception[1] if self._world.size == 1 or self.options.shards else None
+                closing.callback(lambda: self.say(self._checkpoints.how_to_go_on(error)))
 
     def _close_records(self, *, failed: bool) -> None:
         if self._records is not None:
@@ -335,9 +336,8 @@ class Run:
             self._records.sync()
             self._evaluations.sync()
         else:
-            self._checkpoints.save_part(
-                self.step, self._world.rank, self._world.size, {"collector": collector}
-            )
+            part = {"collector": collector}
+            self._checkpoints.save_part(self.step, self._world.rank, self._world.size, part)
 
     def _save_rest(self, collector: Mapping[str, Any]) -> None:
         """Write the file that makes the parts a checkpoint."""

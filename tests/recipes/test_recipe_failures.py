@@ -355,6 +355,7 @@ def test_a_worker_that_dies_leaves_a_run_that_says_how_it_goes_on(
         output = run(f"{FLAGS} 128", "--output-dir", str(tmp_path), code=1)
     advice = f"--resume {tmp_path} goes on from this run's newest checkpoint, step-000000000256.pt"
     assert advice in " ".join(output.split())
+    assert "--until-error" not in output, "which would not be killed"
     run("ppo_cartpole.py", *advice.split()[:2])
     assert_equal_runs(whole, tmp_path)
 

@@ -106,7 +106,9 @@ def test_a_run_goes_once_more_into_the_failure_that_ended_it(
 ) -> None:
     """The environment's state just before it lets it fail once more, wherever it is restored."""
     failed = tmp_path / "failed"
-    (said,) = re.findall(r"ValueError: (the wing came off at .*)", failed_run(failed, "Raises-v0"))
+    advised = failed_run(failed, "Raises-v0")
+    (said,) = re.findall(r"ValueError: (the wing came off at .*)", advised)
+    assert f"recipes/replay.py {failed} --until-error goes into" in " ".join(advised.split())
     before = files(failed)
     monkeypatch.chdir(tmp_path)
     output = replay(failed, "--until-error", "--save", "new/failed-error.pt")
