@@ -151,7 +151,9 @@ def report(samples: Sequence[Sample], speed: Sequence[tuple[float, float]], main
 
     def row(name: str, series: Sequence[tuple[float, float]]) -> None:
         early, late = change(series)
-        print(f"| {name} | {early:,.1f} | {late:,.1f} | {(late / early - 1) * 100:+.1f} % |")
+        # A process has no memory of its own yet when it has just begun.
+        by = f"{(late / early - 1) * 100:+.1f} %" if early else "-"
+        print(f"| {name} | {early:,.1f} | {late:,.1f} | {by} |")
 
     for pid, own in of_each(samples).items():
         if own[-1].elapsed_s >= 0.9 * last:

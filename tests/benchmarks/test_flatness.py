@@ -76,3 +76,9 @@ def test_flatness_takes_metrics_of_a_run_that_it_is_told_of() -> None:
 def test_flatness_says_what_it_can_not_watch(flags: str, said: str) -> None:
     _, told = run_script("flatness.py", "--pid", "999999999", *flags.split(), code=2)
     assert told.endswith(f"{said}\n")
+
+
+def test_a_process_that_held_nothing_at_first(capsys: pytest.CaptureFixture[str]) -> None:
+    samples = [flatness.Sample(at, 1, memory, 3, "a") for at, memory in ((0.0, 0.0), (0.1, 4.7))]
+    flatness.report(samples, [], 1)
+    assert "| main process, MiB | 0.0 | 4.7 | - |" in capsys.readouterr().out
