@@ -54,7 +54,7 @@ class Loop:
         while True:
             steps = []
             for _ in range(self._num_steps):
-                # AtariVectorEnv and EnvPool hand out arrays that they may write to again.
+                # Vector environments hand out arrays that they may write to again: all are copied.
                 step = self._act(self._taken(observation))
                 observation, reward, terminated, truncated, _ = self._envs.step(
                     step["action"].numpy(force=True)
@@ -88,7 +88,7 @@ class Loop:
 
 def _outcome(reward: Any, terminated: Any, truncated: Any) -> dict[str, Tensor]:
     return {
-        "reward": torch.from_numpy(np.asarray(reward, np.float32)).unsqueeze(-1),
+        "reward": torch.from_numpy(np.array(reward, np.float32)).unsqueeze(-1),
         "terminated": torch.from_numpy(np.array(terminated, bool)).unsqueeze(-1),
         "truncated": torch.from_numpy(np.array(truncated, bool)).unsqueeze(-1),
     }
@@ -154,7 +154,7 @@ def make_puffer_loop(
     Raises:
         ValueError: if the cores can't have equally many environments.
     """
-    if num_envs % CORES:
+    if not serial and num_envs % CORES:
         raise ValueError(f"{num_envs} environments can't be shared out among {CORES} cores")
     from pufferlib.vector import Multiprocessing, Serial  # its `make` takes no list of factories
 
@@ -168,7 +168,15 @@ def make_puffer_loop(
 def _for_puffer(factory: Callable[[], gym.Env[Any, Any]]) -> Any:
     from pufferlib.emulation import GymnasiumPufferEnv
 
-    return GymnasiumPufferEnv(env=factory())
+    class Ending(GymnasiumPufferEnv):
+        """Is reset after an episode that was cut, too: 1.0.1 looks for terminated ones alone."""
+
+        def step(self, action: Any) -> Any:
+            outcome = super().step(action)
+            self.done = outcome[2] or outcome[3]
+            return outcome
+
+    return Ending(env=factory())
 
 
 def make_vector_loop(workload: Workload, training: Training, num_envs: int, agent: Agent) -> Loop:

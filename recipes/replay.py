@@ -77,7 +77,8 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
         if given and not options.until_error:
             raise RecipeError(f"{flag} is for --until-error: leave it out, or give that")
     options.env = options.env or 0
-    if isinstance(num_envs, int) and options.env >= num_envs:  # a recipe's own may be elsewhere
+    known = options.recipe is None and type(num_envs) is int  # recipes of users may count otherwise
+    if known and options.env >= max(1, num_envs):
         raise RecipeError(f"--env {options.env}: the run has environments 0 to {num_envs - 1}")
     if options.until_error and options.save is None:
         options.save = Path(f"{options.run_dir.resolve().name}-error.pt")

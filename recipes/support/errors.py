@@ -19,6 +19,7 @@ __all__ = [
     "RecipeError",
     "exit_with",
     "explaining",
+    "interrupt_before",
     "quoted",
     "what_users_can_mend",
 ]
@@ -65,8 +66,8 @@ def exit_with(main: Callable[[], int], if_full: str = _RESUME) -> NoReturn:
     except KeyboardInterrupt as interrupt:
         code = _told_interrupt(interrupt)
     except Exception as error:
-        if (interrupt_before := _interrupt_before(error)) is not None:
-            code = _told_interrupt(interrupt_before)
+        if (interrupt := interrupt_before(error)) is not None:
+            code = _told_interrupt(interrupt)
         elif isinstance(error, what_users_can_mend()):
             print(f"error: {error}", file=Output(sys.stderr), flush=True)
             code = 1
@@ -77,10 +78,10 @@ def exit_with(main: Callable[[], int], if_full: str = _RESUME) -> NoReturn:
     sys.exit(code)
 
 
-def _interrupt_before(error: BaseException) -> InterruptedTwice | None:
+def interrupt_before(error: BaseException) -> KeyboardInterrupt | None:
     """The interrupt while which an error came up, as tensordict's contexts raise one on the way."""
     before = error.__context__
-    while before is not None and not isinstance(before, InterruptedTwice):
+    while before is not None and not isinstance(before, KeyboardInterrupt):
         before = before.__context__
     return before
 

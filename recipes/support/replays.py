@@ -12,7 +12,7 @@ from tensordict import TensorDictBase
 from torch import Tensor, nn
 
 from support.checkpoints import Checkpoints, of_another_version
-from support.errors import InterruptedTwice, RecipeError
+from support.errors import InterruptedTwice, RecipeError, interrupt_before
 from support.options import RunOptions
 from support.saves import ON_BATCH, ON_BEGIN
 from support.stages import Stage
@@ -160,7 +160,12 @@ def train_again(
         return 0
     except InterruptedTwice as interrupt:  # whose words are of a run that is to be saved
         raise KeyboardInterrupt from interrupt
-    except RecipeError as error:  # of the copy: what is to be mended is the run's own
+    except Exception as error:
+        if interrupt_before(error) is not None:
+            raise KeyboardInterrupt from error
+        if not isinstance(error, RecipeError):
+            raise
+        # Of the copy: what is to be mended is the run's own.
         raise RecipeError(str(error).replace(str(directory), str(run.directory))) from error
     finally:
         ON_BATCH.clear()

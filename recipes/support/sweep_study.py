@@ -93,12 +93,16 @@ def open_study(directory: Path, sweep: Sweep, arguments: Sequence[str], seed: in
 def _first_difference(before: dict[str, Any], now: dict[str, Any]) -> str:
     """What is other than it was, with both values, within dictionaries too; "" if nothing is."""
     for name in [*now, *(name for name in before if name not in now)]:
-        was, is_ = before.get(name), now.get(name)
-        if json.dumps(was) == json.dumps(is_):
-            continue
+        if name not in before:
+            return f"no {name}"
+        if name not in now:
+            return f"{name} {json.dumps(before[name])}"
+        was, is_ = before[name], now[name]
         if isinstance(was, dict) and isinstance(is_, dict):
-            return f"{name} {_first_difference(was, is_)}"
-        return f"{name} {json.dumps(was)} in place of {json.dumps(is_)}"
+            if within := _first_difference(was, is_):
+                return f"{name}: {within}"
+        elif json.dumps(was) != json.dumps(is_):
+            return f"{name} {json.dumps(was)} in place of {json.dumps(is_)}"
     return ""
 
 

@@ -21,7 +21,7 @@ def check_spaces(env: gym.Env[Any, Any]) -> None:
         RecipeError: says what its spaces are.
     """
     if not isinstance(env.action_space, gym.spaces.Discrete):
-        is_box = isinstance(env.action_space, gym.spaces.Box)
+        is_box = isinstance(env.action_space, gym.spaces.Box) and len(env.action_space.shape) == 1
         continuous = ": ppo_mujoco.py plays continuous ones" if is_box else ""
         raise RecipeError(
             f"this recipe plays environments with Discrete actions; those of {env.spec.id} are "

@@ -6,7 +6,10 @@ import pickle
 from functools import partial
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
+import gymnasium as gym
+import numpy as np
 import pytest
 import torch
 from environments import EchoEnv
@@ -23,7 +26,7 @@ pytest.importorskip("ale_py")
 pytest.importorskip("matplotlib")
 import _machine
 from _contenders import CONTENDERS, add_barrier, make_runner, per_step_s, serial
-from _loops import make_gymnasium_loop, make_vector_loop
+from _loops import Loop, make_gymnasium_loop, make_vector_loop
 from _machine import INSTRUCTIONS, machine
 from _workloads import TRAININGS, WORKLOADS, find_workload, make_agent, policy_of
 
@@ -70,6 +73,33 @@ def test_a_loop_over_one_batch_of_all() -> None:
         ValueError, match="nothing makes a batch of an environment that only sleeps"
     ):
         find_workload("4xsleep")
+
+
+class Reusing(gym.vector.VectorEnv[Any, Any, Any]):
+    """Writes every outcome into the same arrays; a reward is the number of the step."""
+
+    def __init__(self) -> None:
+        self.outcome = (
+            np.zeros((2, 64), np.float32), np.zeros(2, np.float32), np.zeros(2, bool),
+            np.zeros(2, bool), {},
+        )  # fmt: skip
+
+    def reset(self, **_: Any) -> Any:
+        return self.outcome[0], {}
+
+    def step(self, actions: Any) -> Any:
+        for array in self.outcome[:2]:
+            array += 1
+        return self.outcome
+
+
+def test_a_loop_keeps_what_is_overwritten() -> None:
+    """As PufferLib's vectorisation does it."""
+    agent = make_agent(find_workload("costless"))
+    batch = next(iter(Loop(Reusing(), agent, TRAININGS["a2c5"])))
+    expected = torch.arange(1.0, 6.0).expand(2, 5)
+    assert torch.equal(batch["next", "reward"].squeeze(-1), expected)
+    assert torch.equal(batch["next", "observation"][..., 0], expected)
 
 
 def test_the_machine_says_which_kernels_run() -> None:

@@ -171,6 +171,30 @@ def test_pygame_says_nothing_of_a_screen_that_is_not_there() -> None:
     assert "(400, 600, 3)" in done.stdout
 
 
+def test_evaluations_are_filmed_without_a_word_of_a_screen(tmp_path: Path) -> None:
+    """By a program that knows nothing of it."""
+    pytest.importorskip("pygame")
+    pytest.importorskip("imageio_ffmpeg")
+    script = tmp_path / "films.py"
+    script.write_text(
+        "import functools, gymnasium as gym\n"
+        "from torchrl_hts import Evaluator\n"
+        "if __name__ == '__main__':\n"
+        "    make = functools.partial(gym.make, 'CartPole-v1')\n"
+        "    film = functools.partial(make, render_mode='rgb_array')\n"
+        "    options = {'create_render_env_fn': film, 'video_path': 'a.mp4'}\n"
+        "    with Evaluator(make, None, num_episodes=1, **options) as evaluator:\n"
+        "        evaluator.submit(0)\n"
+        "        print(evaluator.wait()[0].video)\n"
+    )
+    without = {name: value for name, value in os.environ.items() if name not in SCREENS}
+    without["PYTHONPATH"] = str(ROOT)
+    command = [sys.executable, str(script)]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, env=without)
+    assert done.stdout.strip().endswith("a.mp4")
+    assert "XDG_RUNTIME_DIR" not in done.stderr
+
+
 @pytest.mark.parametrize(("name", "value"), [("DISPLAY", ":0"), ("SDL_VIDEODRIVER", "x11")])
 def test_a_screen_that_is_there_is_drawn_on(
     monkeypatch: pytest.MonkeyPatch, name: str, value: str

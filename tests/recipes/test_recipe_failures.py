@@ -19,6 +19,7 @@ import script_paths  # noqa: F401  so that the scripts are found
 import support.checkpoints
 import support.metrics
 from full_disks import full_disk
+from module_contexts import ToModule
 from processes import wait_until_gone
 from recipe_runs import CARTPOLE, assert_equal_runs, rows, run, start
 from support.errors import InterruptedTwice, exit_with
@@ -258,15 +259,6 @@ def test_a_training_that_diverges_says_so(tmp_path: Path) -> None:
     assert "Traceback" not in printed
 
 
-class ToModule:
-    """Raises on its way out, as tensordict's context of a module's parameters does."""
-
-    def __enter__(self) -> None: ...
-
-    def __exit__(self, *exception: object) -> None:
-        raise RuntimeError("Converting a tensordict to boolean value is not permitted")
-
-
 @pytest.mark.parametrize("within", [nullcontext, ToModule])
 @pytest.mark.parametrize("saved", [False, True])
 def test_interrupted_a_second_time(
@@ -281,6 +273,22 @@ def test_interrupted_a_second_time(
     assert end.value.code == 130
     when = "after" if saved else "before"
     assert capsys.readouterr().err == f"error: interrupted {when} the run was saved\n"
+
+
+@pytest.mark.parametrize("within", [nullcontext, ToModule])
+def test_interrupted_where_no_run_is_saved(
+    within: type[Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As in delay_study.py."""
+
+    def main() -> int:
+        with within():
+            raise KeyboardInterrupt
+
+    with pytest.raises(SystemExit) as end:
+        exit_with(main)
+    assert end.value.code == 130
+    assert capsys.readouterr().err == "error: interrupted\n"
 
 
 @pytest.mark.parametrize("second", [signal.SIGTERM, signal.SIGINT])

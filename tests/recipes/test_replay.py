@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import functools
+import importlib
 import os
 import re
 import signal
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +16,11 @@ import pytest
 import support.episodes
 import support.failures
 import torch
+from module_contexts import ToModule
 from recipe_runs import CARTPOLE, run
 from replaying import replay
 from small_recipes import flags_of, is_saved, options_of
+from support.errors import RecipeError
 from walks import STEP
 
 from torchrl_hts import EnvironmentReplay, InvalidValueError, WorkerError
@@ -203,18 +207,23 @@ def test_a_run_without_a_failure(trained: Path) -> None:
     assert "the training has come to its end, without a failure" in output
 
 
-@pytest.mark.parametrize("times", [1, 2])
+@pytest.mark.parametrize(("times", "within"), [(1, nullcontext), (2, nullcontext), (2, ToModule)])
 @pytest.mark.parametrize(
     "flags", [["--until-error", "--from-start"], ["--round", 22]], ids=["error", "round"]
 )
 def test_a_replay_that_is_interrupted_says_nothing_else(
-    trained: Path, monkeypatch: pytest.MonkeyPatch, flags: list[object], times: int
+    trained: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    flags: list[object],
+    times: int,
+    within: type[Any],
 ) -> None:
     """Its directory is deleted: nothing goes on from there, and nothing was to be saved."""
 
     def interrupted(*_: Any) -> None:
-        for _ in range(times):
-            signal.raise_signal(signal.SIGINT)
+        with within():
+            for _ in range(times):
+                signal.raise_signal(signal.SIGINT)
 
     monkeypatch.setattr(support.failures.FailureWatch, "__call__", interrupted)
     monkeypatch.setattr(support.episodes.EpisodeWatch, "__call__", interrupted)
@@ -230,7 +239,6 @@ def test_a_replay_that_is_interrupted_says_nothing_else(
     [
         (["--round", "24"], "--round 24: the run has rounds 0 to 23"),
         (["--round", "24", "--from-start"], "--round 24: the run has rounds 0 to 23"),
-        (["--round", "22", "--env", "4"], "--env 4: the run has environments 0 to 3"),
         (["--round", "-1"], "--round must be at least 0, and is -1"),
         (["--round", "1", "--video", "x.avi"], "--video must end in .mp4 or .gif, and is x.avi"),
         (["--until-error", "--video", "x.gif"], "--until-error makes no film"),
@@ -247,6 +255,16 @@ def test_a_replay_that_is_interrupted_says_nothing_else(
 )
 def test_wrong_options(trained: Path, flags: list[str], message: str) -> None:
     assert f"error: {message}" in replay(trained, *flags, code=1)
+
+
+def test_an_environment_that_the_run_has_not_is_told_before_the_imports(trained: Path) -> None:
+    with pytest.raises(RecipeError, match="--env 4: the run has environments 0 to 3"):
+        importlib.import_module("replay").parse([str(trained), "--round", "22", "--env", "4"])
+
+
+def test_environments_may_be_counted_otherwise_by_a_recipe_of_users(trained: Path) -> None:
+    flags = ["--round", "22", "--env", "4", "--recipe", "own.py"]
+    assert importlib.import_module("replay").parse([str(trained), *flags]).env == 4
 
 
 def test_a_checkpoint_that_is_damaged(changed: Path) -> None:

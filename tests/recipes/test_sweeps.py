@@ -231,6 +231,30 @@ def test_a_sweep_is_not_gone_on_with_by_another(sweep: Sweeps) -> None:
         sweep.run(2, "--no-more")
 
 
+@pytest.mark.parametrize(
+    ("old", "new", "said"),
+    [
+        ("  x: {min: 0, max: 9}\n", "  x: {min: 0, max: 8}\n", "space: x .*high=9.* in place of"),
+        ("  x: {min: 0, max: 9}\n", "  y: {min: 0, max: 9}\n", "space: no y: give"),
+        ("  x: {min: 0, max: 9}\n", "  x: {value: null}\n", "fixed: no x: give"),
+        ("  more: {value: false}\n", "", "fixed: more false: give"),
+    ],
+)
+def test_what_is_other_in_a_sweep(sweep: Sweeps, old: str, new: str, said: str) -> None:
+    text = sweep.file.read_text()
+    sweep.study()
+    sweep.file.write_text(text.replace(old, new))
+    with pytest.raises(RecipeError, match=f"another sweep, with {said}"):
+        sweep.study()
+
+
+def test_a_sweep_in_another_order_is_the_same(sweep: Sweeps) -> None:
+    *head, more, x = sweep.file.read_text().splitlines()
+    sweep.study()
+    sweep.file.write_text("\n".join([*head, x, more]))
+    assert sweep.study().trials == []
+
+
 def test_a_file_that_is_no_yaml(sweep: Sweeps) -> None:
     sweep.file.write_text("a: b: c")
     with pytest.raises(RecipeError, match=r"understood here \(ScannerError: mapping values are"):
