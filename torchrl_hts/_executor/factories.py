@@ -10,7 +10,7 @@ import gymnasium as gym
 
 from torchrl_hts._rounds.keys import as_path
 
-__all__ = ["WithTransforms", "initialised", "with_transforms"]
+__all__ = ["Copied", "WithTransforms", "initialised", "with_transforms"]
 
 _called: set[int] = set()  # collectors whose init_fn has been called in this process
 
@@ -35,6 +35,20 @@ def initialised(
     # Equal factories stay one object: each is pickled once.
     wrapped = {id(factory): _AfterInit(factory, init_fn, id(init_fn)) for factory in factories}
     return [wrapped[id(factory)] for factory in factories]
+
+
+class Copied:
+    """Makes a copy of an environment at each call.
+
+    Args:
+        content: the environment, pickled.
+    """
+
+    def __init__(self, content: bytes) -> None:
+        self.content = content
+
+    def __call__(self) -> Any:
+        return pickle.loads(self.content)
 
 
 class WithTransforms:

@@ -18,6 +18,7 @@ from torchrl.envs import EnvBase
 from torchrl_hts._executor.gym_env import GymDescription
 from torchrl_hts._executor.torchrl_env import TorchRLDescription
 from torchrl_hts._planning.batched_envs import factories_of
+from torchrl_hts._planning.instances import copier
 from torchrl_hts._planning.policy_forms import as_module, required_parameters
 from torchrl_hts._planning.policy_parts import check_tensors
 from torchrl_hts._policy.compiled import check_wrapping, uncompiled
@@ -224,7 +225,11 @@ def _factories(
     batched = factories_of(function, kwargs)
     if batched is not None:
         return batched
-    if isinstance(function, gym.Env | EnvBase) or not callable(function):
+    if isinstance(function, EnvBase):
+        if kwargs:
+            raise TypeError(f"{name} is an environment: create_env_kwargs are for callables")
+        return [copier(function, name)]
+    if isinstance(function, gym.Env) or not callable(function):
         expected = "a callable that makes an environment, since each is made in the process that "
         expected += "steps it"
         if isinstance(function, Iterable):

@@ -20,6 +20,7 @@ from tensordict import TensorDictBase
 from torch import nn
 from torchrl.collectors import BaseCollector
 from torchrl.collectors.utils import split_trajectories
+from torchrl.envs import EnvBase
 from torchrl.envs.utils import ExplorationType
 
 from torchrl_hts._learner.saved_state import own_state, saved_sizes
@@ -66,7 +67,7 @@ class HTSCollector(Uncopied, StockAttributes, BaseCollector):  # type: ignore[mi
             its executor never imports torch) or a TorchRL `EnvBase`, with any transforms. Or it
             returns a batch of environments that steps as one, a gymnasium ``VectorEnv`` or an
             `EnvBase` with ``batch_size=[k]`` (docs/how_to/batches_of_environments.md). A single
-            callable is called once, or `num_workers` times.
+            callable is called once, or `num_workers` times. An `EnvBase` itself is copied.
         policy: a TensorDictModule that writes ``"action"``, in training or evaluation mode as it
             is. Or a plain module that maps the only observation to the action. Or a callable of
             either kind that uses no modules. By default, and with a ``RandomPolicy``, random. What
@@ -168,7 +169,7 @@ class HTSCollector(Uncopied, StockAttributes, BaseCollector):  # type: ignore[mi
 
     def __init__(
         self,
-        create_env_fn: Callable[..., Any] | Sequence[Callable[..., Any]],
+        create_env_fn: Callable[..., Any] | EnvBase | Sequence[Callable[..., Any] | EnvBase],
         policy: nn.Module | Callable[..., Any] | None = None,
         *,
         policy_factory: Callable[[], Any] | Sequence[Callable[[], Any]] | None = None,

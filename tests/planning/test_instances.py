@@ -1,0 +1,76 @@
+"""A TorchRL environment itself is taken as one of its copies."""
+
+from __future__ import annotations
+
+import threading
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from tensordict import TensorDictBase
+from torchrl.envs import EnvBase, GymEnv, ObservationNorm, StepCounter, TransformedEnv, VecNormV2
+
+from torchrl_hts import Evaluator, HTSCollector
+
+pytestmark = [pytest.mark.usefixtures("nothing_left"), pytest.mark.timeout(240)]
+
+SINGLE = partial(GymEnv, "Pendulum-v1")
+
+
+def gather(env: Any, **kwargs: Any) -> TensorDictBase:
+    kwargs = {"frames_per_batch": 12, "total_frames": 12, "seed": 0} | kwargs
+    with HTSCollector(env, **kwargs) as collector:
+        (batch,) = collector
+    return batch
+
+
+@pytest.fixture
+def env() -> EnvBase:
+    """Whose statistics were measured once, as TorchRL's tutorial of PPO does it."""
+    env = TransformedEnv(SINGLE(), ObservationNorm(in_keys=["observation"]))
+    env.transform.init_stats(20)
+    return env.append_transform(StepCounter(max_steps=3))
+
+
+def test_it_gives_what_a_factory_of_it_gives(env: EnvBase) -> None:
+    assert (gather([env]) == gather([lambda: env])).all()
+    three = gather([env] * 3)
+    assert three.shape == (3, 4)
+    assert (three == gather(env, num_workers=3)).all()
+
+
+def test_it_is_left_as_it_is(env: EnvBase) -> None:
+    env.set_seed(0)
+    first = env.reset()
+    after = env.step(first.set("action", torch.zeros(1)))["next"]
+    env.set_seed(0)
+    again = env.reset()
+    gather(env)
+    assert (env.step(again.set("action", torch.zeros(1)))["next"] == after).all()
+
+
+def test_it_is_evaluated_and_beside_factories(env: EnvBase) -> None:
+    with Evaluator(env, None, num_episodes=2) as evaluator:
+        evaluator.submit(0)
+        assert evaluator.wait()[0].lengths == (3, 3)
+    assert gather([env, lambda: env]).shape == (2, 6)
+
+
+def test_statistics_that_stay_in_the_copy_are_told(env: EnvBase) -> None:
+    normalised = TransformedEnv(env, VecNormV2(in_keys=["observation"]))
+    with pytest.warns(UserWarning, match="the VecNormV2 in create_env_fn are counted by") as found:
+        gather(normalised)
+    assert found[0].filename == __file__
+
+
+def test_what_cant_be_copied_is_refused_by_name(env: EnvBase) -> None:
+    env.lock = threading.Lock()
+    said = r"create_env_fn\[1\] is a TransformedEnv that can't be copied"
+    with pytest.raises(TypeError, match=said):
+        gather([SINGLE, env])
+    env.close()
+    with pytest.raises(ValueError, match="that is closed: give one that is not"):
+        gather(env)
+    with pytest.raises(TypeError, match="create_env_kwargs are for callables"):
+        gather(SINGLE(), create_env_kwargs={"frame_skip": 2})
