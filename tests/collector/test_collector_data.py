@@ -304,7 +304,7 @@ class TestOptions:
 
     def test_single_callable_makes_one_environment(self) -> None:
         with HTSCollector(EchoEnv, marked(), frames_per_batch=4) as collector:
-            assert next(iter(collector)).shape == (1, 4)
+            assert next(iter(collector)).shape == (4,)
 
     def test_devices(self) -> None:
         one = collect([cartpole] * 2, categorical(num_actions=2), device="cpu")

@@ -121,7 +121,7 @@ def test_infinitely_many_frames_are_an_endless_run() -> None:
     """As TorchRL's collectors take it, and have it as their attribute."""
     with HTSCollector(EchoEnv, categorical(), frames_per_batch=4, total_frames=inf) as collector:
         assert collector.total_frames == inf
-        assert next(iter(collector)).shape == (1, 4)
+        assert next(iter(collector)).shape == (4,)
         with pytest.raises(TypeError, match="an endless collector"):
             len(collector)
 

@@ -41,6 +41,7 @@ class GymDescription:
         observation_space, action_space: of the environment.
         observations: `trial_observations.Observations` of one of them; None where nobody looked.
         num_envs: how many environments it has, if it is a batch of them.
+        is_batch: whether it is one, of a single environment perhaps.
         texts: what its spaces are (`space_texts`); empty where nobody asks.
     """
 
@@ -48,6 +49,7 @@ class GymDescription:
     action_space: gym.Space[Any]
     observations: Any = None
     num_envs: int = 1
+    is_batch: bool = False
     texts: Mapping[str, str] = field(default_factory=dict)
 
 

@@ -58,6 +58,7 @@ class TorchRLDescription:
         truncated_keys: keys of the truncation flags.
         observations: `trial_observations.Observations` of one of them; None where nobody looked.
         num_envs: how many environments it has, if it is a batch of them.
+        is_batch: whether it is one, of a single environment perhaps.
         masks_actions: whether a transform restricts the actions from step to step, or the
             environment draws random ones in a way of its own.
         texts: what its specs are (`space_texts`), and the spaces of gymnasium's within.
@@ -71,6 +72,7 @@ class TorchRLDescription:
     truncated_keys: tuple[Key, ...]
     observations: Any = None
     num_envs: int = 1
+    is_batch: bool = False
     masks_actions: bool = False
     texts: Mapping[str, str] = field(default_factory=dict)
 
@@ -148,6 +150,7 @@ class TorchRLEnvironment:
             tuple(as_path(key) for key in state),
             tuple(key for key in self._done_keys if key[-1] == "truncated"),
             num_envs=self._batch_size.numel(),
+            is_batch=bool(self._batch_size),
             masks_actions=_masks_actions(env),
             texts=_texts(specs, self._gymnasium[0]),
         )

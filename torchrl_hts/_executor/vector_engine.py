@@ -91,7 +91,7 @@ class VectorEngine:
             layer._stats_key for layer in _layers(env) if isinstance(layer, RecordEpisodeStatistics)
         }
         self.description = GymDescription(
-            self.observation_space, self.action_space, num_envs=self.num_envs
+            self.observation_space, self.action_space, num_envs=self.num_envs, is_batch=True
         )
         self._seed_as: Callable[[Sequence[int]], Any] | None = None
         self.singles = read_singly(env)

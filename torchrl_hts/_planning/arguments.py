@@ -15,6 +15,7 @@ import torch
 from tensordict.nn import TensorDictModule, TensorDictModuleBase
 from torchrl.envs import EnvBase
 
+from torchrl_hts._executor.factories import Copied
 from torchrl_hts._executor.gym_env import GymDescription
 from torchrl_hts._executor.torchrl_env import TorchRLDescription
 from torchrl_hts._planning.batched_envs import factories_of
@@ -41,6 +42,7 @@ __all__ = [
     "check_storage_dir",
     "check_timeouts",
     "make_policy",
+    "stands_alone",
 ]
 
 Device = torch.device | str | int | None
@@ -199,6 +201,15 @@ def check_factories(
             f"got {len(factories)}"
         )
     return factories
+
+
+def stands_alone(create_env_fn: Any, factories: Sequence[Callable[[], Any]]) -> bool:
+    """Whether the factories are one, that stood in no list and was in no `SerialEnv`."""
+    if isinstance(create_env_fn, Sequence) or len(factories) != 1:
+        return False
+    if isinstance(create_env_fn, EnvBase):
+        return isinstance(factories[0], Copied)
+    return create_env_fn in (factories[0], getattr(factories[0], "func", None))
 
 
 def check_factory(function: Any, name: str = "create_env_fn") -> Sequence[Callable[[], Any]]:

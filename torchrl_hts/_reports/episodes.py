@@ -21,6 +21,8 @@ from torchrl_hts.errors.checks import check_flags, check_integer, check_state
 
 __all__ = ["EpisodeReturns"]
 
+_TRAJECTORY = ("collector", "traj_ids")
+
 # Of a state dict; older ones have no "infos".
 _ENTRIES = ("count", "returns", "lengths", "open_return", "open_length", "trajectory")
 
@@ -89,7 +91,7 @@ class EpisodeReturns:
 
         Args:
             batch: ``[N, T]`` with ``("next", "reward")`` and ``("next", "done")``, each
-                ``[N, T, 1]``. It is only read.
+                ``[N, T, 1]``; of one environment also ``[T]``. It is only read.
 
         Raises:
             TypeError: it is no batch.
@@ -98,8 +100,9 @@ class EpisodeReturns:
                 several rewards or flags, or trajectories have been split. With ``set_truncated``
                 also if there are no ``("collector", "traj_ids")``.
         """
+        batch = _with_rows(batch, set_truncated=self._set_truncated)
         reward, done = _checked(batch)
-        trajectory = batch.get(("collector", "traj_ids"), None)  # [N, T]
+        trajectory = batch.get(_TRAJECTORY, None)  # [N, T]
         if self._set_truncated:
             if trajectory is None:
                 raise ValueError(
@@ -229,14 +232,27 @@ class EpisodeReturns:
         return max(self._lengths, default=float("nan"))
 
 
-def _checked(batch: TensorDictBase) -> tuple[Tensor, Tensor]:
-    """Rewards and flags of ends, ``[N, T]``, on the CPU."""
+def _with_rows(batch: TensorDictBase, *, set_truncated: bool) -> TensorDictBase:
+    """A batch ``[N, T]``, where ``[T]`` is of one environment.
+
+    Several in a row are told by their trajectories, which one environment numbers one by one.
+    """
     check_batch(batch)
+    trajectory, done = (batch.get(key, None) for key in (_TRAJECTORY, ("next", "done")))
+    if batch.ndim == 1 and not set_truncated and trajectory is not None and done is not None:
+        begins = trajectory.diff()
+        if ((begins == 0) | ((begins == 1) & done.flatten()[:-1])).all():
+            return batch.unsqueeze(0)
     if batch.ndim != 2:
         remedy = ": batch.unsqueeze(0) is of one environment" if batch.ndim == 1 else ""
         raise ValueError(
             f"expected a batch [environments, steps], and got {list(batch.batch_size)}{remedy}"
         )
+    return batch
+
+
+def _checked(batch: TensorDictBase) -> tuple[Tensor, Tensor]:
+    """Rewards and flags of ends, ``[N, T]``, on the CPU."""
     if batch.get(("collector", "mask"), None) is not None:
         raise ValueError(
             "the batch holds split trajectories. Leave split_trajs out, give the batch to update, "

@@ -54,8 +54,9 @@ class HTSCollector(Uncopied, StockAttributes, BaseCollector):  # type: ignore[mi
     (docs/explanation/determinism.md; Liu et al., NeurIPS 2020).
 
     A batch is a TensorDict ``[N, alpha]`` with names ``(None, "time")`` in the layout of TorchRL's
-    own collectors. Its ``"policy_version"`` (int64 ``[N, alpha]``) is the round j, whose parameters
-    theta_j took every action of the batch.
+    own collectors. Of one environment that is given in no list it is ``[alpha]``. Its
+    ``"policy_version"`` (int64 of that shape) is the round j, whose parameters theta_j took every
+    action of the batch.
 
     Resuming the iterator says that the update with the last batch is done: it stages the newest
     values of the policy and opens the next round. `update_policy_weights_` stages explicitly.
@@ -93,7 +94,7 @@ class HTSCollector(Uncopied, StockAttributes, BaseCollector):  # type: ignore[mi
             `num_executors` tells how many there are.
         seed: of everything random, an int >= 0. By default it is drawn from torch's generator.
         device: default of the three devices that follow. By default they are the CPU.
-        storing_device: where batches are handed out.
+        storing_device: where batches are handed out. Their ``device`` is None where none is given.
         policy_device: where the actors run the policy.
         env_device: where TorchRL environments compute.
         create_env_kwargs: keyword arguments of every factory, or a list with one dict for each.
@@ -224,6 +225,9 @@ class HTSCollector(Uncopied, StockAttributes, BaseCollector):  # type: ignore[mi
             self.shutdown(timeout=1.0)  # for environments that are there to be closed
             raise
         self._show_rounds(started.rounds, started.spaces)
+        self.cat_results: int | str = 0 if started.is_alone else "stack"
+        if settings.stock.cat_results is not None:
+            self.cat_results = settings.stock.cat_results
         self._supervisor, self._learner = started.supervisor, started.learner
         self._memory, self._invariant_sizes = started.supervisor.memory, started.invariant_sizes
         self._truncated_keys = started.truncated_keys if self.set_truncated else ()
@@ -240,9 +244,10 @@ class HTSCollector(Uncopied, StockAttributes, BaseCollector):  # type: ignore[mi
         self.set_truncated, self.compact_obs = settings.set_truncated, settings.compact_obs
         self.postproc, self.split_trajs = settings.postproc, settings.split_trajs
         self.return_same_td = settings.return_same_td
-        self.cat_results, self.worker_idx = settings.stock.cat_results, settings.stock.worker_idx
+        self.worker_idx = settings.stock.worker_idx
         self.device, self.storing_device = settings.device, settings.storing_device
         self.policy_device, self.env_device = settings.policy_device, settings.env_device
+        self._names_device = settings.names_device
         self.world = settings.world
         self._num_learners = 1 if self.world is None else self.world.size
 
@@ -309,6 +314,8 @@ class HTSCollector(Uncopied, StockAttributes, BaseCollector):  # type: ignore[mi
         else:
             # Keys that the user adds to a batch must not turn up in a later one.
             batch = slot.copy() if self.return_same_td else slot.clone()
+            if self._names_device:
+                batch = batch.to(self.storing_device)
         batch["policy_version"] = torch.full(
             batch.shape, round_, dtype=torch.int64, device=self.storing_device
         )

@@ -26,6 +26,7 @@ from torchrl_hts._planning.arguments import (
     check_storage_dir,
     check_timeouts,
     make_policy,
+    stands_alone,
 )
 from torchrl_hts._rounds.exchange import MAX_ENVS
 from torchrl_hts._world.world import World
@@ -44,6 +45,8 @@ class Settings:
     Attributes:
         factories: of this learner's environments, each of one or of a batch of them.
         num_factories: of all learners together.
+        is_alone: whether there is one factory, which stands in no list.
+        names_device: whether batches say which device they are on.
         frames_per_batch: as it was asked for; see `Rounds`.
         total_frames: likewise; None: an endless run.
         stock: the arguments of TorchRL's collectors that mean something here.
@@ -51,6 +54,8 @@ class Settings:
 
     factories: tuple[Factory, ...]
     num_factories: int
+    is_alone: bool
+    names_device: bool
     policy: TensorDictModuleBase
     frames_per_batch: int
     total_frames: int | None
@@ -98,13 +103,15 @@ class Settings:
         kept = _of_the_right_kind(given)
         devices = ("device", "storing_device", "policy_device", "env_device")
         storing_device, policy_device, env_device = check_devices(*map(given.get, devices))
-        factories, num_factories = _environments(given, stock)
+        factories, num_factories, is_alone = _environments(given, stock)
         seed = _seed_of_all(given["seed"], given["world"])
         lag = check_lag(given["lag"], len(factories))
         frames = check_frames(given["frames_per_batch"], given["total_frames"])
         return cls(
             factories=factories,
             num_factories=num_factories,
+            is_alone=is_alone,
+            names_device=storing_device is not None,
             frames_per_batch=frames[0],
             total_frames=frames[1],
             lag=lag,
@@ -162,14 +169,16 @@ def _of_the_right_kind(given: Mapping[str, Any]) -> dict[str, Any]:
     return {**flags, **callables, "exploration_type": exploration_type, "world": world}
 
 
-def _environments(given: Mapping[str, Any], stock: Stock) -> tuple[tuple[Factory, ...], int]:
-    """This learner's factories, and how many all learners have."""
+def _environments(given: Mapping[str, Any], stock: Stock) -> tuple[tuple[Factory, ...], int, bool]:
+    """This learner's factories, how many all learners have, and whether a lone one is this."""
     factories = check_factories(given["create_env_fn"], given["create_env_kwargs"], stock.copies)
+    counted = given["world"] is not None or stock.copies is not None
+    is_alone = not counted and stands_alone(given["create_env_fn"], factories)
     if stock.init_fn is not None:
         factories = initialised(factories, stock.init_fn)
     world: World | None = given["world"]
     own = factories if world is None else world.own(factories)
-    return tuple(own), len(factories)
+    return tuple(own), len(factories), is_alone
 
 
 def _seed_of_all(given: Any, world: World | None) -> int:

@@ -54,6 +54,7 @@ class Started:
         rounds: what they are like.
         truncated_keys: ``("next", ...)`` keys of the truncation flags.
         invariant_sizes: batch sizes that all actors agree on.
+        is_alone: whether a single environment was given as such, in no list and no batch.
         spaces: what the environments' spaces are, in words, by name. Within their wrappers they may
             differ from each other; those that do aren't there.
     """
@@ -63,6 +64,7 @@ class Started:
     rounds: Rounds
     truncated_keys: tuple[Key, ...]
     invariant_sizes: InvariantSizes
+    is_alone: bool
     spaces: Mapping[str, str]
 
 
@@ -203,7 +205,8 @@ class Startup:
             for name, text in descriptions[0].texts.items()
             if all(each.texts.get(name) == text for each in descriptions)
         }
-        return Started(supervisor, learner, rounds, plan.truncated_keys, sizes, spaces)
+        is_alone = settings.is_alone and not descriptions[0].is_batch
+        return Started(supervisor, learner, rounds, plan.truncated_keys, sizes, is_alone, spaces)
 
     @property
     def _replaces(self) -> bool:

@@ -38,7 +38,8 @@ class Stock:
     """Arguments of TorchRL's collectors that do mean something here.
 
     Attributes:
-        cat_results: ``"stack"`` hands batches out as ``[N, T]``, 0 and -1 as ``[N * T]``.
+        cat_results: ``"stack"`` hands batches out as ``[N, T]``, 0 and -1 as ``[N * T]``; None:
+            not given.
         copies: how many environments to make of a lone factory; None: one.
         init_fn: called in each executor before its environments are made.
         trust_policy: whether a callable maps TensorDicts to TensorDicts, whatever its signature.
@@ -47,7 +48,7 @@ class Stock:
             need.
     """
 
-    cat_results: int | str = "stack"
+    cat_results: int | str | None = None
     copies: int | None = None
     init_fn: Callable[[], Any] | None = None
     trust_policy: bool = False

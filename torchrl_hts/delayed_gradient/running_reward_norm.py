@@ -76,7 +76,8 @@ class RunningRewardNorm(RunningMoments):
         """Count a batch's rewards, and scale them in place. Once for each batch, in order.
 
         Args:
-            data: a batch ``[N, T]`` of whole rounds, or the parts that `World.parts` has cut.
+            data: a batch ``[N, T]`` of whole rounds, or the parts that `World.parts` has cut. With
+                one environment ``[T]`` too.
             world: the learners.
 
         Raises:
@@ -85,6 +86,8 @@ class RunningRewardNorm(RunningMoments):
                 rewards are no floats, or one is infinite.
         """
         parts = parts_of(data, world)
+        if len(self.returns) == 1:
+            parts = [part.unsqueeze(0) if part.ndim == 1 else part for part in parts]
         if not all(part["next", "reward"].is_floating_point() for part in parts):
             raise ValueError(
                 "rewards are scaled in place and must be floats, got "
