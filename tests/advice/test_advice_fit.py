@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from functools import partial
 from typing import Any
 
@@ -244,8 +245,16 @@ class TestPolicies:
             in_keys=["logits"],
             distribution_class=Categorical,
         )
-        message = refusal(floats, policy)
+        main = os.getpid()
+
+        def elsewhere() -> Any:
+            if os.getpid() == main:
+                raise RuntimeError("no engine here")
+            return floats()
+
+        message = refusal(elsewhere, policy)
+        assert "can't be initialised here (RuntimeError: no engine here)" in message
         assert "run it once on a batch like env.fake_tensordict()" in message
         env = GymWrapper(floats(), categorical_action_encoding=True)
         policy(env.fake_tensordict())
-        gather(floats, policy)
+        gather(elsewhere, policy)

@@ -105,7 +105,7 @@ def test_set_seed_takes_what_the_constructor_takes(seed: Any) -> None:
     ("name", "value", "why"),
     [
         ("replay_buffer", object(), "extend the buffer with each"),
-        ("init_random_frames", 100, "log-probability of every action"),
+        ("init_random_frames", 100, "a collector with policy=None"),
         ("trajs_per_batch", 4, "use split_trajs=True"),
         ("reset_at_each_iter", True, "use max_frames_per_traj"),
         ("interruptor", object(), "every round is complete"),
@@ -311,7 +311,7 @@ class TestPolicies:
             (TensorDictModule, TypeError, "got the class TensorDictModule: make one of it"),
             (torch.sigmoid, TypeError, "can't be found out: wrap it as TensorDictModule"),
             (Locked(), TypeError, "the policy can't be pickled.*lock"),
-            (acting(nn.LazyLinear(3)), ValueError, "lazy parameters .*run it once"),
+            (acting(nn.LazyConv2d(3, 2)), ValueError, "lazy parameters .*Expected 3D.*run it once"),
             (acting(Double(), in_key="pixels"), ValueError, "reads 'pixels'.*it gives .*'observ"),
             (
                 acting(Double(), "logits"),

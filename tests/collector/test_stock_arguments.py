@@ -180,3 +180,9 @@ def test_init_fn_is_called_once_in_each_executor(tmp_path: Path, num_executors: 
 def test_init_fn_must_be_callable() -> None:
     with pytest.raises(TypeError, match=r"^init_fn must be callable, got 3$"):
         collect(init_fn=3)
+
+
+def test_all_that_are_refused_are_told_at_once() -> None:
+    said = r"does not take init_random_frames: .*; nor replay_buffer: .*pass it to the trainer$"
+    with pytest.raises(TypeError, match=said):
+        take_stock_arguments({"init_random_frames": 9, "sync": True, "replay_buffer": object()})

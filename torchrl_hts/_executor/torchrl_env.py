@@ -118,8 +118,7 @@ class TorchRLEnvironment:
             env = TransformedEnv(env, counter, auto_unwrap=True)
         if device is not None:
             env = env.to(device)
-        self.env = env
-        self.index = index
+        self.env, self.index = env, index
         self._generators = generators or Generators(index)
         self._batch_size, self._has_warned = env.batch_size, False
         # Those that can be seeded one by one.

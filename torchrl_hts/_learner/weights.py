@@ -145,9 +145,10 @@ class WeightSource:
                     "; the tensors given are its own under other names: call "
                     "update_policy_weights_() without arguments"
                 )
+            known = ", ".join(self._names[:5]) + (", ..." if len(self._names) > 5 else "")
             raise KeyError(
-                f"the policy has no parameter or buffer {unknown[0]!r}; it has "
-                f"{', '.join(self._names[:5])}{', ...' if len(self._names) > 5 else ''}{advice}"
+                f"the policy has no parameter or buffer {unknown[0]!r}; it has {known or 'none'}"
+                f"{advice}"
             )
         own = dict(zip(self._names, self.live(), strict=True))
         for name, tensor in own.items():

@@ -20,6 +20,7 @@ from torchrl_hts._executor.gym_env import GymDescription
 from torchrl_hts._executor.torchrl_env import TorchRLDescription
 from torchrl_hts._planning.batched_envs import factories_of
 from torchrl_hts._planning.instances import copier
+from torchrl_hts._planning.lazy_policies import initialise
 from torchrl_hts._planning.policy_forms import as_module, required_parameters
 from torchrl_hts._planning.policy_parts import check_tensors
 from torchrl_hts._policy.compiled import check_wrapping, uncompiled
@@ -272,8 +273,14 @@ def make_policy(
     policy_factory: Any,
     *,
     trust_policy: bool = False,
+    make_env: Callable[[], Any] | None = None,
 ) -> TensorDictModuleBase:
-    """The policy as a module on TensorDicts; one for random actions if there is none."""
+    """The policy as a module on TensorDicts; one for random actions if there is none.
+
+    Args:
+        policy, policy_factory, trust_policy: of a collector.
+        make_env: makes an environment that a lazy policy is initialised with.
+    """
     if isinstance(policy_factory, list | tuple) and policy_factory:
         if any(factory is not policy_factory[0] for factory in policy_factory):
             raise TypeError(
@@ -288,7 +295,19 @@ def make_policy(
         policy = policy_factory()
     check_wrapping(policy)
     policy = as_module(policy, trust_policy=trust_policy)
-    check_tensors(policy)
+    module = _on_tensordicts(policy)
+    why = None
+    if make_env is not None:
+        try:
+            initialise(module, make_env)
+        except Exception as error:  # of the user's policy or environment
+            why = error
+    check_tensors(policy, why)
+    return module
+
+
+def _on_tensordicts(policy: Any) -> TensorDictModuleBase:
+    """A policy as a module on TensorDicts, which reads the only observation if it is none."""
     if isinstance(policy, TensorDictModuleBase):
         return policy
     if hasattr(policy, "in_keys") and hasattr(policy, "out_keys"):

@@ -27,8 +27,12 @@ _DEPTH = 4  # how far into a callable, a list or another object networks are loo
 _MOST = 10_000  # parts that are looked at
 
 
-def check_tensors(policy: nn.Module) -> None:
+def check_tensors(policy: nn.Module, why_lazy: Exception | None = None) -> None:
     """Raise if a parameter or buffer has no value yet, or is of a kind that no slot holds.
+
+    Args:
+        policy: the policy.
+        why_lazy: why lazy parameters could not be initialised.
 
     Raises:
         ValueError: for lazy parameters, and for those on the meta device.
@@ -36,10 +40,12 @@ def check_tensors(policy: nn.Module) -> None:
     """
     lazy = [name for name, parameter in policy.named_parameters() if is_lazy(parameter)]
     if lazy:
+        tried = "" if why_lazy is None else f" ({type(why_lazy).__name__}: {why_lazy})"
         raise ValueError(
-            f"the policy has lazy parameters ({', '.join(lazy[:3])}, ...): run it once on a batch "
-            "like env.fake_tensordict() before it is given to the collector"
-        )
+            f"the policy has lazy parameters ({', '.join(lazy[:3])}, ...) that can't be "
+            f"initialised here{tried}: run it once on a batch like env.fake_tensordict() before "
+            "it is given to the collector"
+        ) from why_lazy
     for kind, named in (
         ("parameter", policy.named_parameters()),
         ("buffer", policy.named_buffers()),

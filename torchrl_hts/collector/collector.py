@@ -32,9 +32,8 @@ from torchrl_hts._reports.timeline import Timeline, check_path, read_timeline
 from torchrl_hts._rounds.slots import policy_tensors
 from torchrl_hts._world.digest import digest
 from torchrl_hts._world.world import World
-from torchrl_hts.collector.rounds import Rounds
 from torchrl_hts.collector.settings import Settings
-from torchrl_hts.collector.startup import Startup
+from torchrl_hts.collector.startup import Started, Startup
 from torchrl_hts.collector.stock_attributes import StockAttributes
 from torchrl_hts.collector.weight_forms import the_weights
 from torchrl_hts.delayed_gradient.undelayed import UpdateWatch, refuse_within_block
@@ -224,10 +223,7 @@ class HTSCollector(Uncopied, StockAttributes, BaseCollector):  # type: ignore[mi
         except BaseException:
             self.shutdown(timeout=1.0)  # for environments that are there to be closed
             raise
-        self._show_rounds(started.rounds, started.spaces)
-        self.cat_results: int | str = 0 if started.is_alone else "stack"
-        if settings.stock.cat_results is not None:
-            self.cat_results = settings.stock.cat_results
+        self._show_rounds(started, settings.stock.cat_results)
         self._supervisor, self._learner = started.supervisor, started.learner
         self._memory, self._invariant_sizes = started.supervisor.memory, started.invariant_sizes
         self._truncated_keys = started.truncated_keys if self.set_truncated else ()
@@ -251,9 +247,12 @@ class HTSCollector(Uncopied, StockAttributes, BaseCollector):  # type: ignore[mi
         self.world = settings.world
         self._num_learners = 1 if self.world is None else self.world.size
 
-    def _show_rounds(self, rounds: Rounds, spaces: Mapping[str, str]) -> None:
+    def _show_rounds(self, started: Started, cat_results: int | str | None) -> None:
         """Set those that tell of the environments."""
-        self._spaces = spaces
+        self._spaces, rounds = started.spaces, started.rounds
+        self.cat_results: int | str = 0 if started.is_alone else "stack"
+        if cat_results is not None:
+            self.cat_results = cat_results
         self.num_envs, self.sync_interval = rounds.num_envs, rounds.sync_interval
         self.frames_per_batch = self.requested_frames_per_batch = rounds.frames_per_batch
         self._last_round = rounds.num_rounds

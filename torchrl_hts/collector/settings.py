@@ -132,7 +132,10 @@ class Settings:
             storage_dir=check_storage_dir(given["storage_dir"]),
             timeline_events=check_integer("timeline_events", given["timeline_events"], least=0),
             policy=make_policy(
-                given["policy"], given["policy_factory"], trust_policy=stock.trust_policy
+                given["policy"],
+                given["policy_factory"],
+                trust_policy=stock.trust_policy,
+                make_env=factories[0],
             ),
             stock=stock,
             **kept,

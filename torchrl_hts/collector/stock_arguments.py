@@ -103,8 +103,8 @@ STOCK_ARGUMENTS: dict[str, StockArgument] = {
         "in your loop, or pass it to the trainer"
     ),
     "init_random_frames": StockArgument(
-        "on-policy losses need the log-probability of every action; for random frames collect "
-        "with torchrl.collectors.Collector first"
+        "the policy takes every action; fill a replay buffer with random frames first, by a "
+        "collector with policy=None"
     ),
     "trajs_per_batch": StockArgument(_TRAJECTORIES),
     "trajs_per_write": StockArgument(_TRAJECTORIES),
@@ -195,8 +195,11 @@ def take_stock_arguments(given: Mapping[str, Any]) -> Stock:
         TypeError, ValueError: for those that are refused; the message says what to use instead.
     """
     taken = dict(given)
-    for name in [name for name in taken if name in STOCK_ARGUMENTS]:
-        _check(name, taken.pop(name))
+    asked_for = {name: taken.pop(name) for name in given if name in STOCK_ARGUMENTS}
+    refused = [name for name, value in asked_for.items() if not _is_harmless(name, value)]
+    if refused:
+        why = "; nor ".join(f"{name}: {STOCK_ARGUMENTS[name].why}" for name in refused)
+        raise TypeError(f"HTSCollector does not take {why}")
     copies = [taken.pop(name, None) for name in ("num_workers", "num_collectors")]
     known = Stock.__dataclass_fields__.keys() - {"copies"}
     unknown = [name for name in taken if name not in known]
@@ -207,13 +210,10 @@ def take_stock_arguments(given: Mapping[str, Any]) -> Stock:
     return Stock(copies=_copies(*copies), **found)
 
 
-def _check(name: str, value: Any) -> None:
+def _is_harmless(name: str, value: Any) -> bool:
     argument = STOCK_ARGUMENTS[name]
-    if argument.any_value:
-        return
     plain = isinstance(value, int | float | str | dict | type | None)  # others may not compare
-    if not plain or not any(value == fine for fine in argument.harmless):
-        raise TypeError(f"HTSCollector does not take {name}: {argument.why}")
+    return argument.any_value or (plain and any(value == fine for fine in argument.harmless))
 
 
 def _check_taken(found: dict[str, Any]) -> None:
