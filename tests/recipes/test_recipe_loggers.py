@@ -192,7 +192,7 @@ def test_wandbs_own_variables_are_obeyed_and_a_resumed_run_stays_the_same(
 def test_a_run_of_an_agent_is_part_of_its_sweep(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With the variables that `wandb agent` sets; which needs a server to be tried itself."""
+    """With the variables that `wandb agent` sets."""
     from wandb_file import run_record
 
     drawn = tmp_path / "config.yaml"
