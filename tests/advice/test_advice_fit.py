@@ -254,7 +254,7 @@ class TestPolicies:
 
         message = refusal(elsewhere, policy)
         assert "can't be initialised here (RuntimeError: no engine here)" in message
-        assert "run it once on a batch like env.fake_tensordict()" in message
+        assert "run it once before, on a batch like env.fake_tensordict()" in message
         env = GymWrapper(floats(), categorical_action_encoding=True)
         policy(env.fake_tensordict())
         gather(elsewhere, policy)

@@ -38,6 +38,12 @@ def test_its_batches_have_a_dimension_for_time_alone() -> None:
     assert gather(OF_TORCHRL)[0].shape == (40,)
 
 
+@pytest.mark.parametrize("make", [CARTPOLE, OF_TORCHRL, gym.make])
+def test_keyword_arguments_make_no_difference(make: Any) -> None:
+    kwargs = {"id": "CartPole-v1"} if make is gym.make else {"max_episode_steps": 9}
+    assert gather(make, create_env_kwargs=kwargs)[0].shape == (40,)
+
+
 @pytest.mark.parametrize(
     ("env", "kwargs"),
     [
@@ -71,11 +77,27 @@ def test_what_goes_along_with_batches_takes_them() -> None:
     assert rewards[0].var != 1
 
 
-def test_several_in_a_row_are_not_taken_for_one() -> None:
-    (batch, *_) = gather([CARTPOLE] * 2, cat_results=0)
-    with pytest.raises(
-        ValueError, match=r"expected a batch \[environments, steps\], and got \[40\]"
-    ):
+def test_ends_that_the_collector_has_marked_are_none() -> None:
+    returns = [EpisodeReturns(set_truncated=True) for _ in range(2)]
+    alone, listed = gather(CARTPOLE, set_truncated=True), gather([CARTPOLE], set_truncated=True)
+    for one, of_one in zip(alone, listed, strict=True):
+        assert returns[0].update(one) == returns[1].update(of_one)
+    assert returns[0].count > 2
+
+
+@pytest.mark.parametrize("set_truncated", [False, True])
+def test_several_in_a_row_are_not_taken_for_one(set_truncated: bool) -> None:
+    """At the second batch at the latest."""
+    batches = gather([CARTPOLE] * 2, cat_results=0, set_truncated=set_truncated)
+    returns = EpisodeReturns(set_truncated=set_truncated)
+    with pytest.raises(ValueError, match=r"expected a batch .*, and got \[40\]"):
+        list(map(returns.update, batches))
+
+
+def test_several_flags_of_a_step_are_told() -> None:
+    (batch, *_) = gather(CARTPOLE)
+    batch["next", "done"] = batch["next", "done"].expand(40, 3)
+    with pytest.raises(ValueError, match="expected one done of each step"):
         EpisodeReturns().update(batch)
 
 

@@ -2,14 +2,25 @@
 
 from __future__ import annotations
 
+import random
 import threading
 from functools import partial
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
-from tensordict import TensorDictBase
-from torchrl.envs import EnvBase, GymEnv, ObservationNorm, StepCounter, TransformedEnv, VecNormV2
+from tensordict import TensorDict, TensorDictBase
+from torchrl.data import Categorical, Composite, Unbounded
+from torchrl.envs import (
+    EnvBase,
+    GymEnv,
+    ObservationNorm,
+    PendulumEnv,
+    StepCounter,
+    TransformedEnv,
+    VecNormV2,
+)
 
 from torchrl_hts import Evaluator, HTSCollector
 
@@ -38,6 +49,51 @@ def test_it_gives_what_a_factory_of_it_gives(env: EnvBase) -> None:
     three = gather([env] * 3)
     assert three.shape == (3, 4)
     assert (three == gather(env, num_workers=3)).all()
+
+
+class Drawing(EnvBase):
+    """Draws from generators that its constructor has made, and that no seed reaches."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.observation_spec = Composite(observation=Unbounded((3,)))
+        self.action_spec = Categorical(2)
+        self.reward_spec = Unbounded((1,))
+        self.mine = np.random.default_rng(np.random.randint(2**30))
+        self.other, self.third = np.random.RandomState(), random.Random()
+        self.fourth = torch.Generator()
+
+    def _drawn(self) -> torch.Tensor:
+        drawn = [self.mine.random(), self.other.rand(), self.third.random()]
+        return torch.tensor(drawn) + torch.rand(3, generator=self.fourth)
+
+    def _reset(self, tensordict: TensorDictBase | None, **_: Any) -> TensorDictBase:
+        return TensorDict({"observation": self._drawn()}, [])
+
+    def _step(self, tensordict: TensorDictBase) -> TensorDictBase:
+        ended = {"done": torch.zeros(1, dtype=torch.bool), "reward": torch.zeros(1)}
+        return TensorDict({"observation": self._drawn(), **ended}, [])
+
+    def _set_seed(self, seed: int | None) -> None: ...
+
+
+@pytest.mark.parametrize("wrap", [lambda env: env, lambda env: TransformedEnv(env, StepCounter())])
+def test_each_copy_draws_for_itself_by_the_seed(wrap: Any) -> None:
+    env = wrap(Drawing())
+    first, again = gather([env] * 3), gather([env] * 3)
+    assert (first == again).all()
+    assert (first == gather([env] * 3, num_executors=3)).all()
+    values = first["observation"].flatten()
+    assert len(values.unique()) == len(values)
+    assert (first["observation"] != gather([env] * 3, seed=1)["observation"]).all()
+
+
+@pytest.mark.parametrize("make", [PendulumEnv, Drawing])
+def test_others_than_wrappers_are_taken(make: type[EnvBase]) -> None:
+    """Which are closed from their start on, by TorchRL's flag."""
+    env = TransformedEnv(make(), StepCounter())
+    assert gather(env).shape == (12,)
+    assert gather([make()] * 2).shape == (2, 6)
 
 
 def test_it_is_left_as_it_is(env: EnvBase) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from functools import partial
 from typing import Any
 
@@ -13,7 +14,7 @@ from tensordict.nn import TensorDictModule as Mod
 from tensordict.nn import TensorDictSequential as Seq
 from torch import nn
 from torchrl.envs import GymEnv, SerialEnv
-from torchrl.modules import MLP, QValueModule
+from torchrl.modules import MLP, GRUModule, QValueModule
 
 from torchrl_hts import HTSCollector
 
@@ -83,3 +84,42 @@ def test_environments_of_gymnasium(env: Any, key: Any, shape: tuple[int, ...]) -
     assert batch.shape == shape
     assert policy.module[0].in_features == 4
     assert policy.training
+
+
+class Timed(nn.Module):
+    """Reads the steps that are counted, too."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = nn.LazyLinear(1)
+        self.norm = nn.LazyBatchNorm1d(affine=False).eval()
+
+    def forward(self, seen: torch.Tensor, steps: torch.Tensor) -> torch.Tensor:
+        return self.norm(self.net(seen)) + 0 * steps
+
+
+@pytest.mark.parametrize("make", [partial(GymEnv, "Pendulum-v1"), partial(gym.make, "Pendulum-v1")])
+def test_steps_that_are_counted_are_there(make: Any) -> None:
+    policy = Mod(Timed(), ["observation", "step_count"], ["action"])
+    options: dict[str, Any] = {"frames_per_batch": 12, "total_frames": 12, "max_frames_per_traj": 5}
+    with HTSCollector(make, policy, **options) as collector:
+        assert next(iter(collector))["step_count"].max() == 4
+
+
+def test_what_recurrent_policies_need_is_there() -> None:
+    gru = GRUModule(4, 8, in_keys=["observation", "h", "is_init"], out_keys=["f", ("next", "h")])
+    policy = Seq(gru, Mod(nn.LazyLinear(2), ["f"], ["action"]))
+    options: dict[str, Any] = {"frames_per_batch": 12, "total_frames": 12}
+    with HTSCollector(SINGLE, policy, auto_register_policy_transforms=True, **options) as collector:
+        assert next(iter(collector))["h"].shape == (12, 1, 8)
+
+
+def test_init_fn_is_called_in_executors_alone() -> None:
+    main = os.getpid()
+
+    def begin() -> None:
+        assert os.getpid() != main
+
+    options: dict[str, Any] = {"frames_per_batch": 12, "total_frames": 12, "init_fn": begin}
+    with HTSCollector(SINGLE, deep_q(), **options) as collector:
+        next(iter(collector))

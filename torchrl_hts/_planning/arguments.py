@@ -15,12 +15,11 @@ import torch
 from tensordict.nn import TensorDictModule, TensorDictModuleBase
 from torchrl.envs import EnvBase
 
-from torchrl_hts._executor.factories import Copied
 from torchrl_hts._executor.gym_env import GymDescription
 from torchrl_hts._executor.torchrl_env import TorchRLDescription
 from torchrl_hts._planning.batched_envs import factories_of
 from torchrl_hts._planning.instances import copier
-from torchrl_hts._planning.lazy_policies import initialise
+from torchrl_hts._planning.lazy_policies import Example, initialise
 from torchrl_hts._planning.policy_forms import as_module, required_parameters
 from torchrl_hts._planning.policy_parts import check_tensors
 from torchrl_hts._policy.compiled import check_wrapping, uncompiled
@@ -42,8 +41,8 @@ __all__ = [
     "check_seed",
     "check_storage_dir",
     "check_timeouts",
+    "find_factories",
     "make_policy",
-    "stands_alone",
 ]
 
 Device = torch.device | str | int | None
@@ -171,12 +170,24 @@ def check_factories(
     kwargs: Mapping[str, Any] | Sequence[Mapping[str, Any]] | None,
     copies: int | None = None,
 ) -> list[Callable[[], Any]]:
+    """The factories alone; see `find_factories`."""
+    return find_factories(create_env_fn, kwargs, copies)[0]
+
+
+def find_factories(
+    create_env_fn: Any,
+    kwargs: Mapping[str, Any] | Sequence[Mapping[str, Any]] | None,
+    copies: int | None = None,
+) -> tuple[list[Callable[[], Any]], bool]:
     """A callable per environment, with its keyword arguments bound.
 
     Args:
         create_env_fn: a callable, or a list of them.
         kwargs: keyword arguments of all, or a list with those of each.
         copies: how many environments to make of one callable; a list must have so many.
+
+    Returns:
+        The factories, and whether it is one that stood in no list, and is no part of a `SerialEnv`.
     """
     listed = isinstance(create_env_fn, Sequence) and not isinstance(create_env_fn, str)
     if listed:
@@ -190,38 +201,46 @@ def check_factories(
         functions = [create_env_fn] * (copies or 1)
     each = _kwargs_of(functions, kwargs)
     factories: list[Callable[[], Any]] = []
+    is_alone = not listed and copies is None
     known: dict[tuple[int, int], Sequence[Callable[[], Any]]] = {}
     for index, (function, own) in enumerate(zip(functions, each, strict=True)):
         if (id(function), id(own)) not in known:
             name = f"create_env_fn[{index}]" if listed else "create_env_fn"
-            known[id(function), id(own)] = _factories(name, function, own, may_be_list=not listed)
+            apart = _taken_apart(name, function, own)
+            is_alone = is_alone and apart is None
+            known[id(function), id(own)] = apart or [
+                _one_factory(name, function, own, may_be_list=not listed)
+            ]
         factories += known[id(function), id(own)]
     if not 0 < len(factories) <= MAX_ENVS:
         raise ValueError(
             f"create_env_fn must have 1 to {MAX_ENVS} callables, one per environment; "
             f"got {len(factories)}"
         )
-    return factories
-
-
-def stands_alone(create_env_fn: Any, factories: Sequence[Callable[[], Any]]) -> bool:
-    """Whether the factories are one, that stood in no list and was in no `SerialEnv`."""
-    if isinstance(create_env_fn, Sequence) or len(factories) != 1:
-        return False
-    if isinstance(create_env_fn, EnvBase):
-        return isinstance(factories[0], Copied)
-    return create_env_fn in (factories[0], getattr(factories[0], "func", None))
+    return factories, is_alone
 
 
 def check_factory(function: Any, name: str = "create_env_fn") -> Sequence[Callable[[], Any]]:
     """The factory that must stand alone; those of each environment, if it makes a `SerialEnv`."""
-    return _factories(name, function, {}, may_be_list=False)
+    return _taken_apart(name, function, {}) or [_one_factory(name, function, {}, may_be_list=False)]
 
 
-def _factories(
+def _taken_apart(
+    name: str, function: Any, kwargs: Mapping[str, Any]
+) -> list[Callable[[], Any]] | None:
+    """The factories of an entry that is a batch of environments, or makes one; None for others."""
+    if isinstance(function, str):
+        raise TypeError(
+            f"{name} is {function!r}; expected a callable that makes an environment, such as "
+            f"functools.partial(gymnasium.make, {function!r})"
+        )
+    return factories_of(function, kwargs)
+
+
+def _one_factory(
     name: str, function: Any, kwargs: Mapping[str, Any], *, may_be_list: bool
-) -> Sequence[Callable[[], Any]]:
-    """The factories of one entry: several, if it is a batch of environments.
+) -> Callable[[], Any]:
+    """The factory of one entry.
 
     Args:
         name: of the entry, for messages.
@@ -229,18 +248,10 @@ def _factories(
         kwargs: its keyword arguments.
         may_be_list: whether a list could stand there, too.
     """
-    if isinstance(function, str):
-        raise TypeError(
-            f"{name} is {function!r}; expected a callable that makes an environment, such as "
-            f"functools.partial(gymnasium.make, {function!r})"
-        )
-    batched = factories_of(function, kwargs)
-    if batched is not None:
-        return batched
     if isinstance(function, EnvBase):
         if kwargs:
             raise TypeError(f"{name} is an environment: create_env_kwargs are for callables")
-        return [copier(function, name)]
+        return copier(function, name)
     if isinstance(function, gym.Env) or not callable(function):
         expected = "a callable that makes an environment, since each is made in the process that "
         expected += "steps it"
@@ -249,7 +260,7 @@ def _factories(
             if may_be_list:
                 expected = "a callable or a list of callables: list(...)"
         raise TypeError(f"{name} is a {type(function).__name__}; expected {expected}")
-    return [partial(function, **kwargs) if kwargs else function]
+    return partial(function, **kwargs) if kwargs else function
 
 
 def _kwargs_of(functions: Sequence[Any], kwargs: Any) -> Sequence[Mapping[str, Any]]:
@@ -273,13 +284,13 @@ def make_policy(
     policy_factory: Any,
     *,
     trust_policy: bool = False,
-    make_env: Callable[[], Any] | None = None,
+    example: Example | None = None,
 ) -> TensorDictModuleBase:
     """The policy as a module on TensorDicts; one for random actions if there is none.
 
     Args:
         policy, policy_factory, trust_policy: of a collector.
-        make_env: makes an environment that a lazy policy is initialised with.
+        example: of what a lazy policy is initialised with.
     """
     if isinstance(policy_factory, list | tuple) and policy_factory:
         if any(factory is not policy_factory[0] for factory in policy_factory):
@@ -297,9 +308,9 @@ def make_policy(
     policy = as_module(policy, trust_policy=trust_policy)
     module = _on_tensordicts(policy)
     why = None
-    if make_env is not None:
+    if example is not None:
         try:
-            initialise(module, make_env)
+            initialise(module, example)
         except Exception as error:  # of the user's policy or environment
             why = error
     check_tensors(policy, why)

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from torchrl.envs import EnvBase, TransformedEnv
+from torchrl.envs.common import _EnvWrapper
 
 from torchrl_hts._executor.factories import Copied
 from torchrl_hts._processes.messages import pickled
@@ -26,7 +27,7 @@ def copier(env: EnvBase, name: str) -> Callable[[], Any]:
         ValueError: if it is closed.
     """
     kind = type(env).__name__
-    if env.is_closed:
+    if _is_closed(env):
         raise ValueError(f"{name} is a {kind} that is closed: give one that is not")
     if normalising := _with_statistics(env):
         warnings.warn(
@@ -42,6 +43,13 @@ def copier(env: EnvBase, name: str) -> Callable[[], Any]:
             f"{name} is a {kind} that can't be copied for the process that steps it ({error}): "
             "give a callable that makes one, such as lambda: make_env()"
         ) from error
+
+
+def _is_closed(env: EnvBase) -> bool:
+    """Whether it was closed. Only of wrappers can it be told: others are closed from the start."""
+    while isinstance(env, TransformedEnv):
+        env = env.base_env
+    return isinstance(env, _EnvWrapper) and bool(env.is_closed)
 
 
 def _with_statistics(env: EnvBase) -> str | None:

@@ -38,13 +38,15 @@ def check_tensors(policy: nn.Module, why_lazy: Exception | None = None) -> None:
         ValueError: for lazy parameters, and for those on the meta device.
         TypeError: for a layout or data type that shared memory can't hold.
     """
-    lazy = [name for name, parameter in policy.named_parameters() if is_lazy(parameter)]
+    all_tensors = (*policy.named_parameters(), *policy.named_buffers())
+    lazy = [name for name, value in all_tensors if is_lazy(value)]
     if lazy:
-        tried = "" if why_lazy is None else f" ({type(why_lazy).__name__}: {why_lazy})"
+        advice = "give it to a collector first, or run it once on a batch like"
+        if why_lazy is not None:
+            advice = f"({type(why_lazy).__name__}: {why_lazy}): run it once before, on a batch like"
         raise ValueError(
             f"the policy has lazy parameters ({', '.join(lazy[:3])}, ...) that can't be "
-            f"initialised here{tried}: run it once on a batch like env.fake_tensordict() before "
-            "it is given to the collector"
+            f"initialised here{': ' if why_lazy is None else ' '}{advice} env.fake_tensordict()"
         ) from why_lazy
     for kind, named in (
         ("parameter", policy.named_parameters()),

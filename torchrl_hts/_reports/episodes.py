@@ -100,7 +100,7 @@ class EpisodeReturns:
                 several rewards or flags, or trajectories have been split. With ``set_truncated``
                 also if there are no ``("collector", "traj_ids")``.
         """
-        batch = _with_rows(batch, set_truncated=self._set_truncated)
+        batch = _with_rows(batch, self._trajectory)
         reward, done = _checked(batch)
         trajectory = batch.get(_TRAJECTORY, None)  # [N, T]
         if self._set_truncated:
@@ -232,16 +232,21 @@ class EpisodeReturns:
         return max(self._lengths, default=float("nan"))
 
 
-def _with_rows(batch: TensorDictBase, *, set_truncated: bool) -> TensorDictBase:
+def _with_rows(batch: TensorDictBase, last: Tensor | None) -> TensorDictBase:
     """A batch ``[N, T]``, where ``[T]`` is of one environment.
 
     Several in a row are told by their trajectories, which one environment numbers one by one.
+
+    Args:
+        batch: the batch.
+        last: the trajectories of the last step of the batch before, ``[N]``.
     """
     check_batch(batch)
     trajectory, done = (batch.get(key, None) for key in (_TRAJECTORY, ("next", "done")))
-    if batch.ndim == 1 and not set_truncated and trajectory is not None and done is not None:
-        begins = trajectory.diff()
-        if ((begins == 0) | ((begins == 1) & done.flatten()[:-1])).all():
+    if batch.ndim == 1 and trajectory is not None and done is not None:
+        begins, ends = trajectory.diff(), done.reshape(len(batch), -1).any(-1)[:-1]
+        goes_on = last is None or (len(last) == 1 and bool(trajectory[0].cpu() >= last[0]))
+        if goes_on and ((begins == 0) | ((begins == 1) & ends)).all():
             return batch.unsqueeze(0)
     if batch.ndim != 2:
         remedy = ": batch.unsqueeze(0) is of one environment" if batch.ndim == 1 else ""

@@ -17,7 +17,6 @@ from torchrl_hts._planning.arguments import (
     MAX_THREADS,
     check_callables,
     check_devices,
-    check_factories,
     check_frames,
     check_lag,
     check_max_frames,
@@ -25,9 +24,10 @@ from torchrl_hts._planning.arguments import (
     check_seed,
     check_storage_dir,
     check_timeouts,
+    find_factories,
     make_policy,
-    stands_alone,
 )
+from torchrl_hts._planning.lazy_policies import Example
 from torchrl_hts._rounds.exchange import MAX_ENVS
 from torchrl_hts._world.world import World
 from torchrl_hts.collector.stock_arguments import Stock, take_stock_arguments
@@ -103,14 +103,18 @@ class Settings:
         kept = _of_the_right_kind(given)
         devices = ("device", "storing_device", "policy_device", "env_device")
         storing_device, policy_device, env_device = check_devices(*map(given.get, devices))
-        factories, num_factories, is_alone = _environments(given, stock)
+        plain, is_alone = find_factories(
+            given["create_env_fn"], given["create_env_kwargs"], stock.copies
+        )
+        factories = _own(plain, given["world"], stock)
+        max_frames = check_max_frames(given["max_frames_per_traj"])
         seed = _seed_of_all(given["seed"], given["world"])
         lag = check_lag(given["lag"], len(factories))
         frames = check_frames(given["frames_per_batch"], given["total_frames"])
         return cls(
             factories=factories,
-            num_factories=num_factories,
-            is_alone=is_alone,
+            num_factories=len(plain),
+            is_alone=is_alone and given["world"] is None,
             names_device=storing_device is not None,
             frames_per_batch=frames[0],
             total_frames=frames[1],
@@ -122,7 +126,7 @@ class Settings:
             storing_device=torch.device(storing_device or "cpu"),
             policy_device=torch.device(policy_device or "cpu"),
             env_device=None if env_device is None else torch.device(env_device),
-            max_frames_per_traj=check_max_frames(given["max_frames_per_traj"]),
+            max_frames_per_traj=max_frames,
             info_keys=check_info_keys(given["info_keys"]),
             actor_threads=check_integer("actor_threads", given["actor_threads"], most=MAX_THREADS),
             on_executor_failure=check_on_failure(given["on_executor_failure"]),
@@ -135,7 +139,7 @@ class Settings:
                 given["policy"],
                 given["policy_factory"],
                 trust_policy=stock.trust_policy,
-                make_env=factories[0],
+                example=Example(plain[0], max_frames, stock.auto_register_policy_transforms),
             ),
             stock=stock,
             **kept,
@@ -172,16 +176,11 @@ def _of_the_right_kind(given: Mapping[str, Any]) -> dict[str, Any]:
     return {**flags, **callables, "exploration_type": exploration_type, "world": world}
 
 
-def _environments(given: Mapping[str, Any], stock: Stock) -> tuple[tuple[Factory, ...], int, bool]:
-    """This learner's factories, how many all learners have, and whether a lone one is this."""
-    factories = check_factories(given["create_env_fn"], given["create_env_kwargs"], stock.copies)
-    counted = given["world"] is not None or stock.copies is not None
-    is_alone = not counted and stands_alone(given["create_env_fn"], factories)
+def _own(factories: list[Factory], world: World | None, stock: Stock) -> tuple[Factory, ...]:
+    """This learner's factories of those of all."""
     if stock.init_fn is not None:
         factories = initialised(factories, stock.init_fn)
-    world: World | None = given["world"]
-    own = factories if world is None else world.own(factories)
-    return tuple(own), len(factories), is_alone
+    return tuple(factories if world is None else world.own(factories))
 
 
 def _seed_of_all(given: Any, world: World | None) -> int:
