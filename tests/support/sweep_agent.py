@@ -11,6 +11,7 @@ import os
 import sys
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import wandb
 import yaml
@@ -37,13 +38,16 @@ def main(file: Path) -> None:
         command = {"type": "run", "run_id": name, "program": sweep["program"]}
         return [command | {"args": runs.pop(name)}]
 
-    sweeps._sweep_with_runs = lambda *_: {"config": file.read_text()}
-    sweeps._register_agent = lambda *_, **__: {"id": "agent"}
-    sweeps._agent_heartbeat = heartbeat
     wandb.Api = lambda *_, **__: None
     wandb_agent.Agent.POLL_INTERVAL = 0.1
     os.environ["WANDB_MODE"] = "offline"
-    wandb_agent.run_agent("entity/project/sweep")
+    with mock.patch.multiple(
+        sweeps,
+        _sweep_with_runs=lambda *_: {"config": file.read_text()},
+        _register_agent=lambda *_, **__: {"id": "agent"},
+        _agent_heartbeat=heartbeat,
+    ):
+        wandb_agent.run_agent("entity/project/sweep")
 
 
 if __name__ == "__main__":
