@@ -32,6 +32,7 @@ from torchrl_hts.errors import WorkerId
 __all__ = ["EnvironmentSource", "Shared", "Stage", "Workers"]
 
 _LOG = logging.getLogger(__name__)  # what is done at the start, where it may take seconds
+_KILLED_S = 5.0  # for the end of processes that were killed, where the cores are busy
 
 
 class Stage(Enum):
@@ -327,7 +328,7 @@ class Workers:
         for worker in self.processes:
             worker.hang_up()
             worker.kill()
-        deadline = time.monotonic() + max(1.0, timeout_s)
+        deadline = time.monotonic() + max(_KILLED_S, timeout_s)
         for worker in self.processes:
             worker.exit_status(max(0.0, deadline - time.monotonic()))
             worker.close()
