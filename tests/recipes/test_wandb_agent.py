@@ -38,7 +38,7 @@ def test_an_agent_plays_a_sweep_and_stops_a_run(tmp_path: Path) -> None:
     assert f"stopped; go on with --resume {stopped.relative_to(tmp_path)}" in " ".join(
         done.stdout.split()
     )
-    assert len([*(stopped / "checkpoints").glob("*.pt")]) >= 2
+    assert list((stopped / "checkpoints").glob("*.pt"))
     for run in ("first", "second"):
         (file,) = tmp_path.glob(f"wandb/offline-run-*/run-{run}.wandb")
         record = run_record(file)
