@@ -8,7 +8,7 @@ from typing import Any
 import gymnasium as gym
 import pytest
 import torch
-from tensordict import TensorDictBase
+from collectors import one_batch
 from tensordict.nn import TensorDictModule, TensorDictSequential
 from torchrl.envs import (
     Compose,
@@ -24,7 +24,6 @@ from torchrl.envs import (
 )
 from torchrl.modules import LSTMModule
 
-from torchrl_hts import HTSCollector
 from torchrl_hts._planning.arguments import check_factories
 
 pytestmark = [pytest.mark.usefixtures("nothing_left"), pytest.mark.timeout(240)]
@@ -40,13 +39,6 @@ def make_serial_elsewhere() -> Any:
     from torchrl import envs
 
     return envs.SerialEnv(3, [SINGLE] * 3)
-
-
-def gather(env: Any, **kwargs: Any) -> TensorDictBase:
-    kwargs = {"frames_per_batch": 12, "total_frames": 12, "seed": 0} | kwargs
-    with HTSCollector(env, **kwargs) as collector:
-        (batch,) = collector
-    return batch
 
 
 @pytest.mark.parametrize(
@@ -72,7 +64,7 @@ def test_those_of_an_env_creator_become_the_collectors() -> None:
 
 
 def test_a_batch_is_that_of_single_environments() -> None:
-    assert (gather(SerialEnv(3, SINGLE)) == gather([SINGLE] * 3)).all()
+    assert (one_batch(SerialEnv(3, SINGLE)) == one_batch([SINGLE] * 3)).all()
 
 
 def test_arguments_reach_the_right_callable() -> None:
@@ -91,7 +83,7 @@ def test_transforms_around_the_batch_go_around_each() -> None:
     transforms = [RewardSum(), StepCounter(max_steps=2)]
     outside = TransformedEnv(SerialEnv(3, SINGLE), Compose(*transforms))
     inside = lambda: TransformedEnv(SINGLE(), Compose(RewardSum(), StepCounter(max_steps=2)))  # noqa: E731
-    assert (gather(outside) == gather([inside] * 3)).all()
+    assert (one_batch(outside) == one_batch([inside] * 3)).all()
 
 
 def test_transforms_of_the_whole_batch_are_refused() -> None:
@@ -126,7 +118,7 @@ def test_what_a_recurrent_policy_needs_is_put_around_environments() -> None:
         SINGLE(), Compose(InitTracker(), policy[0].make_tensordict_primer())
     )
     kwargs: dict[str, Any] = {"policy": policy, "auto_register_policy_transforms": True}
-    wanted = gather([given] * 2, policy=policy)
-    assert (gather([given] * 2, **kwargs) == wanted).all()
-    assert (gather([SINGLE] * 2, **kwargs) == wanted).all()
-    gather([partial(gym.make, "Pendulum-v1")] * 2, **kwargs)
+    wanted = one_batch([given] * 2, policy=policy)
+    assert (one_batch([given] * 2, **kwargs) == wanted).all()
+    assert (one_batch([SINGLE] * 2, **kwargs) == wanted).all()
+    one_batch([partial(gym.make, "Pendulum-v1")] * 2, **kwargs)

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from collectors import one_batch
 from tensordict import TensorDict, TensorDictBase
 from torchrl.data import Categorical, Composite, Unbounded
 from torchrl.envs import (
@@ -18,22 +19,16 @@ from torchrl.envs import (
     ObservationNorm,
     PendulumEnv,
     StepCounter,
+    Transform,
     TransformedEnv,
     VecNormV2,
 )
 
-from torchrl_hts import Evaluator, HTSCollector
+from torchrl_hts import Evaluator
 
 pytestmark = [pytest.mark.usefixtures("nothing_left"), pytest.mark.timeout(240)]
 
 SINGLE = partial(GymEnv, "Pendulum-v1")
-
-
-def gather(env: Any, **kwargs: Any) -> TensorDictBase:
-    kwargs = {"frames_per_batch": 12, "total_frames": 12, "seed": 0} | kwargs
-    with HTSCollector(env, **kwargs) as collector:
-        (batch,) = collector
-    return batch
 
 
 @pytest.fixture
@@ -45,10 +40,10 @@ def env() -> EnvBase:
 
 
 def test_it_gives_what_a_factory_of_it_gives(env: EnvBase) -> None:
-    assert (gather([env]) == gather([lambda: env])).all()
-    three = gather([env] * 3)
+    assert (one_batch([env]) == one_batch([lambda: env])).all()
+    three = one_batch([env] * 3)
     assert three.shape == (3, 4)
-    assert (three == gather(env, num_workers=3)).all()
+    assert (three == one_batch(env, num_workers=3)).all()
 
 
 class Drawing(EnvBase):
@@ -77,23 +72,37 @@ class Drawing(EnvBase):
     def _set_seed(self, seed: int | None) -> None: ...
 
 
-@pytest.mark.parametrize("wrap", [lambda env: env, lambda env: TransformedEnv(env, StepCounter())])
+class Noise(Transform):
+    """Draws from a generator that its constructor has made."""
+
+    def __init__(self) -> None:
+        super().__init__(in_keys=["observation"], out_keys=["observation"])
+        self.mine = np.random.default_rng(0)
+
+    def _apply_transform(self, value: torch.Tensor) -> torch.Tensor:
+        return value.round() + torch.from_numpy(self.mine.random(3)).float()
+
+    def _reset(self, tensordict: Any, tensordict_reset: TensorDictBase) -> TensorDictBase:
+        return self._call(tensordict_reset)
+
+
+@pytest.mark.parametrize("wrap", [lambda env: env, lambda env: TransformedEnv(env, Noise())])
 def test_each_copy_draws_for_itself_by_the_seed(wrap: Any) -> None:
     env = wrap(Drawing())
-    first, again = gather([env] * 3), gather([env] * 3)
+    first, again = one_batch([env] * 3), one_batch([env] * 3)
     assert (first == again).all()
-    assert (first == gather([env] * 3, num_executors=3)).all()
+    assert (first == one_batch([env] * 3, num_executors=3)).all()
     values = first["observation"].flatten()
     assert len(values.unique()) == len(values)
-    assert (first["observation"] != gather([env] * 3, seed=1)["observation"]).all()
+    assert (first["observation"] != one_batch([env] * 3, seed=1)["observation"]).all()
 
 
 @pytest.mark.parametrize("make", [PendulumEnv, Drawing])
 def test_others_than_wrappers_are_taken(make: type[EnvBase]) -> None:
     """Which are closed from their start on, by TorchRL's flag."""
     env = TransformedEnv(make(), StepCounter())
-    assert gather(env).shape == (12,)
-    assert gather([make()] * 2).shape == (2, 6)
+    assert one_batch(env).shape == (12,)
+    assert one_batch([make()] * 2).shape == (2, 6)
 
 
 def test_it_is_left_as_it_is(env: EnvBase) -> None:
@@ -102,7 +111,7 @@ def test_it_is_left_as_it_is(env: EnvBase) -> None:
     after = env.step(first.set("action", torch.zeros(1)))["next"]
     env.set_seed(0)
     again = env.reset()
-    gather(env)
+    one_batch(env)
     assert (env.step(again.set("action", torch.zeros(1)))["next"] == after).all()
 
 
@@ -110,13 +119,13 @@ def test_it_is_evaluated_and_beside_factories(env: EnvBase) -> None:
     with Evaluator(env, None, num_episodes=2) as evaluator:
         evaluator.submit(0)
         assert evaluator.wait()[0].lengths == (3, 3)
-    assert gather([env, lambda: env]).shape == (2, 6)
+    assert one_batch([env, lambda: env]).shape == (2, 6)
 
 
 def test_statistics_that_stay_in_the_copy_are_told(env: EnvBase) -> None:
     normalised = TransformedEnv(env, VecNormV2(in_keys=["observation"]))
     with pytest.warns(UserWarning, match="the VecNormV2 in create_env_fn are counted by") as found:
-        gather(normalised)
+        one_batch(normalised)
     assert found[0].filename == __file__
 
 
@@ -124,9 +133,9 @@ def test_what_cant_be_copied_is_refused_by_name(env: EnvBase) -> None:
     env.lock = threading.Lock()
     said = r"create_env_fn\[1\] is a TransformedEnv that can't be copied"
     with pytest.raises(TypeError, match=said):
-        gather([SINGLE, env])
+        one_batch([SINGLE, env])
     env.close()
     with pytest.raises(ValueError, match="that is closed: give one that is not"):
-        gather(env)
+        one_batch(env)
     with pytest.raises(TypeError, match="create_env_kwargs are for callables"):
-        gather(SINGLE(), create_env_kwargs={"frame_skip": 2})
+        one_batch(SINGLE(), create_env_kwargs={"frame_skip": 2})

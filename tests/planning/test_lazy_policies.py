@@ -9,14 +9,12 @@ from typing import Any
 import gymnasium as gym
 import pytest
 import torch
-from tensordict import TensorDictBase
+from collectors import one_batch
 from tensordict.nn import TensorDictModule as Mod
 from tensordict.nn import TensorDictSequential as Seq
 from torch import nn
 from torchrl.envs import GymEnv, SerialEnv
 from torchrl.modules import MLP, GRUModule, QValueModule
-
-from torchrl_hts import HTSCollector
 
 pytestmark = pytest.mark.usefixtures("nothing_left")
 
@@ -30,20 +28,13 @@ def deep_q() -> Seq:
     return Seq(values, QValueModule(spec=SINGLE().action_spec))
 
 
-def gather(env: Any, policy: nn.Module) -> TensorDictBase:
-    options: dict[str, Any] = {"frames_per_batch": 12, "total_frames": 12, "seed": 0}
-    with HTSCollector(env, policy, **options) as collector:
-        (batch,) = collector
-    return batch
-
-
 @pytest.mark.parametrize(
     "env", [SINGLE(), SINGLE, [SINGLE] * 2, SerialEnv(2, SINGLE), partial(SerialEnv, 2, SINGLE)]
 )
 def test_values_are_those_that_a_first_pass_gives(env: Any) -> None:
     policy = deep_q()
     optimizer = torch.optim.Adam(policy.parameters())  # may be made before
-    assert gather(env, policy)["action_value"].shape[-1] == 2
+    assert one_batch(env, policy)["action_value"].shape[-1] == 2
     after = torch.get_rng_state()
     other = deep_q()
     other(SINGLE().fake_tensordict())
@@ -80,7 +71,7 @@ class Both(gym.ObservationWrapper[Any, Any, Any]):
 )
 def test_environments_of_gymnasium(env: Any, key: Any, shape: tuple[int, ...]) -> None:
     policy = Mod(nn.Sequential(nn.LazyLinear(2), nn.LazyBatchNorm1d().eval()), [key], ["action"])
-    batch = gather(env, policy)
+    batch = one_batch(env, policy)
     assert batch.shape == shape
     assert policy.module[0].in_features == 4
     assert policy.training
@@ -101,17 +92,14 @@ class Timed(nn.Module):
 @pytest.mark.parametrize("make", [partial(GymEnv, "Pendulum-v1"), partial(gym.make, "Pendulum-v1")])
 def test_steps_that_are_counted_are_there(make: Any) -> None:
     policy = Mod(Timed(), ["observation", "step_count"], ["action"])
-    options: dict[str, Any] = {"frames_per_batch": 12, "total_frames": 12, "max_frames_per_traj": 5}
-    with HTSCollector(make, policy, **options) as collector:
-        assert next(iter(collector))["step_count"].max() == 4
+    assert one_batch(make, policy, max_frames_per_traj=5)["step_count"].max() == 4
 
 
 def test_what_recurrent_policies_need_is_there() -> None:
     gru = GRUModule(4, 8, in_keys=["observation", "h", "is_init"], out_keys=["f", ("next", "h")])
     policy = Seq(gru, Mod(nn.LazyLinear(2), ["f"], ["action"]))
-    options: dict[str, Any] = {"frames_per_batch": 12, "total_frames": 12}
-    with HTSCollector(SINGLE, policy, auto_register_policy_transforms=True, **options) as collector:
-        assert next(iter(collector))["h"].shape == (12, 1, 8)
+    batch = one_batch(SINGLE, policy, auto_register_policy_transforms=True)
+    assert batch["h"].shape == (12, 1, 8)
 
 
 def test_init_fn_is_called_in_executors_alone() -> None:
@@ -120,6 +108,4 @@ def test_init_fn_is_called_in_executors_alone() -> None:
     def begin() -> None:
         assert os.getpid() != main
 
-    options: dict[str, Any] = {"frames_per_batch": 12, "total_frames": 12, "init_fn": begin}
-    with HTSCollector(SINGLE, deep_q(), **options) as collector:
-        next(iter(collector))
+    one_batch(SINGLE, deep_q(), init_fn=begin)

@@ -41,6 +41,14 @@ def collect(envs: list[Any], policy: nn.Module, rounds: int = 3, **kwargs: Any) 
         return torch.cat(list(collector), dim=1)
 
 
+def one_batch(env: Any, policy: nn.Module | None = None, **kwargs: Any) -> TensorDict:
+    """The only batch, of 12 frames, as it is handed out."""
+    kwargs = {"frames_per_batch": 12, "total_frames": 12, "seed": 0} | kwargs
+    with HTSCollector(env, policy, **kwargs) as collector:
+        (batch,) = collector
+    return batch
+
+
 def exit_statuses(collector: HTSCollector) -> dict[str, int | None]:
     """How each worker has ended: 0 unless it failed, or had to be killed."""
     return {worker.name: worker.exit_status(0) for worker in workers(collector).processes}

@@ -37,7 +37,6 @@ from torchrl_hts._evaluation.scenes import (
     Scene,
     TorchRLScene,
     VectorScene,
-    transforms_with_statistics,
 )
 from torchrl_hts._evaluation.torchrl_stage import TorchRLStage
 from torchrl_hts._evaluation.video import draw_without_a_screen, film, why_unfilmable
@@ -48,7 +47,7 @@ from torchrl_hts._executor.messages import Observe, Observed
 from torchrl_hts._executor.old_gym import REMEDY, is_old_gym
 from torchrl_hts._executor.own_seeds import seed_from_own_draws, unseeded_spaces
 from torchrl_hts._executor.torchrl_env import TorchRLDescription, TorchRLEnvironment
-from torchrl_hts._executor.torchrl_layers import torchrl_parts
+from torchrl_hts._executor.torchrl_layers import torchrl_parts, transforms_with_statistics
 from torchrl_hts._executor.trial_observations import (
     Observations,
     gym_observations,

@@ -12,7 +12,6 @@ import numpy as np
 import torch
 from gymnasium.vector.utils import batch_space, iterate
 from torch import Tensor
-from torchrl.envs import EnvBase, TransformedEnv
 
 from torchrl_hts._executor.generators import Generators
 from torchrl_hts._executor.gym_env import GymEnvironment, RowOptions
@@ -24,7 +23,7 @@ from torchrl_hts._rounds.keys import Key, as_path
 from torchrl_hts._rounds.shared_memory import SharedMemory
 from torchrl_hts._rounds.slots import tensor_over
 
-__all__ = ["GymScene", "Scene", "TorchRLScene", "VectorScene", "transforms_with_statistics"]
+__all__ = ["GymScene", "Scene", "TorchRLScene", "VectorScene"]
 
 
 class _FirstEpisodes:
@@ -193,18 +192,6 @@ class TorchRLScene(_FirstEpisodes):
 
 
 Scene = GymScene | VectorScene | TorchRLScene
-
-
-def transforms_with_statistics(env: EnvBase) -> list[str]:
-    """The transforms that normalise with running statistics of their own, by name."""
-    found = []
-    while isinstance(env, TransformedEnv):
-        for part in env.transform.modules():
-            frozen = getattr(part, "frozen", False)
-            if type(part).__name__.startswith("VecNorm") and not frozen:
-                found.append(type(part).__name__)
-        env = env.base_env
-    return found
 
 
 class _Episode(gym.Wrapper[Any, Any, Any, Any]):

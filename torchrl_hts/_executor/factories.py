@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import pickle
-import random
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import gymnasium as gym
-import numpy as np
 
 from torchrl_hts._rounds.keys import as_path
 
-__all__ = ["Copied", "WithTransforms", "initialised", "with_transforms"]
+__all__ = ["WithTransforms", "initialised", "with_transforms"]
 
 _called: set[int] = set()  # collectors whose init_fn has been called in this process
 
@@ -37,47 +35,6 @@ def initialised(
     # Equal factories stay one object: each is pickled once.
     wrapped = {id(factory): _AfterInit(factory, init_fn, id(init_fn)) for factory in factories}
     return [wrapped[id(factory)] for factory in factories]
-
-
-class Copied:
-    """Makes a copy of a TorchRL environment at each call.
-
-    Generators that it holds begin from what ``np.random`` gives, as those do that its constructor
-    makes: each copy draws for itself, by the collector's seed.
-
-    Args:
-        content: the environment, pickled.
-    """
-
-    def __init__(self, content: bytes) -> None:
-        self.content = content
-
-    def __call__(self) -> Any:
-        env = pickle.loads(self.content)
-        layer = env
-        while hasattr(layer, "__dict__"):
-            _reseed(layer)
-            held = {**vars(layer), **vars(layer).get("_modules", {})}
-            within = (held.get(name) for name in ("base_env", "_env", "env"))
-            layer = next((each for each in within if each is not None), None)
-        return env
-
-
-def _reseed(layer: Any) -> None:
-    """Seed the generators that an object holds from what ``np.random`` draws."""
-    import torch
-
-    for name, value in vars(layer).items():
-        if isinstance(value, np.random.Generator):
-            setattr(layer, name, np.random.default_rng(_drawn()))
-        elif isinstance(value, np.random.RandomState | random.Random):
-            value.seed(_drawn())
-        elif isinstance(value, torch.Generator):
-            value.manual_seed(_drawn())
-
-
-def _drawn() -> int:
-    return int(np.random.randint(2**32, dtype=np.uint64))
 
 
 class WithTransforms:

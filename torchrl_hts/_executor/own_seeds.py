@@ -31,7 +31,7 @@ from gymnasium.utils import seeding
 
 from torchrl_hts._executor.generators import Generators
 
-__all__ = ["own_draws", "seed_from_own_draws", "unseeded_spaces"]
+__all__ = ["drawn_seed", "own_draws", "seed_from_own_draws", "unseeded_spaces"]
 
 
 def seed_from_own_draws() -> None:
@@ -44,7 +44,7 @@ def seed_from_own_draws() -> None:
     if _is_own():
         return
     random.seed = _own_seed(random.seed, lambda: random.getrandbits(64))
-    np.random.seed = _own_seed(np.random.seed, _drawn)
+    np.random.seed = _own_seed(np.random.seed, drawn_seed)
     _np_random.__code__ = _own_np_random.__code__  # in place: some have imported it by itself
     _async.__init__ = _with_own_workers(_async.__init__)
 
@@ -92,7 +92,8 @@ _space: Any = gym.Space
 _space_np_random = _space.np_random
 
 
-def _drawn() -> int:
+def drawn_seed() -> int:
+    """A seed of 32 bits that ``np.random`` draws."""
     return int(np.random.randint(0, 1 << 32, dtype=np.uint32))
 
 
@@ -120,7 +121,7 @@ def _own_np_random(seed: int | None = None) -> Any:
     # Runs with the globals of gymnasium's module, in the place of its function.
     from torchrl_hts._executor import own_seeds
 
-    return own_seeds._system_np_random(own_seeds._drawn() if seed is None else seed)
+    return own_seeds._system_np_random(own_seeds.drawn_seed() if seed is None else seed)
 
 
 class _Worker:
@@ -142,7 +143,7 @@ def _with_own_workers(init: Callable[..., None]) -> Callable[..., None]:
     @functools.wraps(init)
     def own_init(env: Any, env_fns: Any, *others: Any, **named: Any) -> None:
         makes = list(env_fns)
-        seed = _drawn()
+        seed = drawn_seed()
         workers = [_Worker(make, seed, number) for number, make in enumerate(makes)]
         init(env, workers, *others, **named)
         env.env_fns = makes

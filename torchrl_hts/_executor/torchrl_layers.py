@@ -13,12 +13,21 @@ from torchrl_hts._executor.made_once import gymnasium_parts
 from torchrl_hts._executor.vector_engine import autoreset_mode
 from torchrl_hts.errors import EnvError
 
-__all__ = ["check_autoreset", "gymnasium_within", "name_of", "singles_within", "torchrl_parts"]
+__all__ = [
+    "base_of",
+    "check_autoreset",
+    "gymnasium_within",
+    "name_of",
+    "singles_within",
+    "torchrl_parts",
+    "transforms_with_statistics",
+    "wrapped_by",
+]
 
 
 def singles_within(env: EnvBase) -> Iterator[EnvBase]:
     """The environments that are seeded: those of a SerialEnv, as if each were alone, or itself."""
-    base = _base(env)
+    base = base_of(env)
     if isinstance(base, SerialEnv):
         if base.is_closed:
             base.start()
@@ -29,18 +38,18 @@ def singles_within(env: EnvBase) -> Iterator[EnvBase]:
 
 def gymnasium_within(env: EnvBase) -> gym.Env[Any, Any] | None:
     """The gymnasium environment that ``GymWrapper`` and its transforms are around, if any."""
-    within = _wrapped(env)
+    within = wrapped_by(env)
     return within if isinstance(within, gym.Env) else None
 
 
 def torchrl_parts(env: EnvBase) -> Iterator[Any]:
     """What is below the transforms of an environment or a batch, and of those in it at hand."""
-    base = _base(env)
+    base = base_of(env)
     yield base
     for single in singles_within(env):
         if single is not env:
             yield from torchrl_parts(single)
-    within = _wrapped(env)
+    within = wrapped_by(env)
     if isinstance(within, gym.Env | VectorEnv):
         yield from gymnasium_parts(within)
 
@@ -58,7 +67,7 @@ def check_autoreset(env: EnvBase) -> None:
             "observation of an episode is lost: make it without auto_reset=True, and let it step "
             "to the end of an episode and no further. The collector resets it"
         )
-    batch = _wrapped(env)
+    batch = wrapped_by(env)
     if not isinstance(batch, VectorEnv):
         return
     mode = autoreset_mode(batch)
@@ -73,15 +82,27 @@ def check_autoreset(env: EnvBase) -> None:
 
 def name_of(env: EnvBase) -> str:
     """The name of its class, below its transforms."""
-    return type(_base(env)).__name__
+    return type(base_of(env)).__name__
 
 
-def _wrapped(env: EnvBase) -> Any:
+def transforms_with_statistics(env: EnvBase) -> list[str]:
+    """The transforms that normalise with running statistics of their own, by name."""
+    return [
+        type(part).__name__
+        for layer in _layers(env)
+        if isinstance(layer, TransformedEnv)
+        for part in layer.transform.modules()
+        if type(part).__name__.startswith("VecNorm") and not getattr(part, "frozen", False)
+    ]
+
+
+def wrapped_by(env: EnvBase) -> Any:
     """What a wrapper of another library is around, below its transforms; None if it is none."""
-    return getattr(_base(env), "_env", None)
+    return getattr(base_of(env), "_env", None)
 
 
-def _base(env: EnvBase) -> EnvBase:
+def base_of(env: EnvBase) -> EnvBase:
+    """What is below its transforms."""
     *_, base = _layers(env)
     return base
 

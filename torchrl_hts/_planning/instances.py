@@ -6,10 +6,11 @@ import warnings
 from collections.abc import Callable
 from typing import Any
 
-from torchrl.envs import EnvBase, TransformedEnv
+from torchrl.envs import EnvBase
 from torchrl.envs.common import _EnvWrapper
 
-from torchrl_hts._executor.factories import Copied
+from torchrl_hts._executor.copied_env import Copied
+from torchrl_hts._executor.torchrl_layers import base_of, transforms_with_statistics
 from torchrl_hts._processes.messages import pickled
 
 __all__ = ["copier"]
@@ -29,9 +30,9 @@ def copier(env: EnvBase, name: str) -> Callable[[], Any]:
     kind = type(env).__name__
     if _is_closed(env):
         raise ValueError(f"{name} is a {kind} that is closed: give one that is not")
-    if normalising := _with_statistics(env):
+    if normalising := transforms_with_statistics(env):
         warnings.warn(
-            f"the statistics of the {normalising} in {name} are counted by the copy that is "
+            f"the statistics of the {normalising[0]} in {name} are counted by the copy that is "
             "stepped: yours keeps the values that it has. Normalise in the policy with "
             "torchrl_hts.RunningNorm to have them",
             stacklevel=7,  # whoever makes the collector
@@ -47,16 +48,5 @@ def copier(env: EnvBase, name: str) -> Callable[[], Any]:
 
 def _is_closed(env: EnvBase) -> bool:
     """Whether it was closed. Only of wrappers can it be told: others are closed from the start."""
-    while isinstance(env, TransformedEnv):
-        env = env.base_env
-    return isinstance(env, _EnvWrapper) and bool(env.is_closed)
-
-
-def _with_statistics(env: EnvBase) -> str | None:
-    """The first transform of an environment that normalises by statistics of its own, by name."""
-    while isinstance(env, TransformedEnv):
-        for part in env.transform.modules():
-            if type(part).__name__.startswith("VecNorm") and not getattr(part, "frozen", False):
-                return type(part).__name__
-        env = env.base_env
-    return None
+    base = base_of(env)
+    return isinstance(base, _EnvWrapper) and bool(base.is_closed)

@@ -96,9 +96,9 @@ class EpisodeReturns:
         Raises:
             TypeError: it is no batch.
             KeyError: it lacks one of ``info_keys``.
-            ValueError: the batch is not ``[N, T]``, N differs from the batches before, a step has
-                several rewards or flags, or trajectories have been split. With ``set_truncated``
-                also if there are no ``("collector", "traj_ids")``.
+            ValueError: the batch is neither ``[N, T]`` nor of one environment, N is not as before,
+                a step has several rewards or flags, or trajectories have been split. With
+                ``set_truncated`` also if there are no ``("collector", "traj_ids")``.
         """
         batch = _with_rows(batch, self._trajectory)
         reward, done = _checked(batch)
