@@ -32,7 +32,8 @@ from torchrl_hts._executor.info import check_info_keys, info_number
 from torchrl_hts._planning.arguments import check_factories, make_policy
 from torchrl_hts._planning.batched_envs import factories_of
 from torchrl_hts._planning.pickling import pickle_factories, pickle_policy
-from torchrl_hts._planning.policy_forms import RandomActions, as_module
+from torchrl_hts._planning.policy_forms import as_module
+from torchrl_hts._planning.random_actions import RandomActions
 from torchrl_hts._policy.draws import WordStream
 from torchrl_hts._processes.limits import check_descriptors, check_storage
 from torchrl_hts.collector.stock_arguments import take_stock_arguments

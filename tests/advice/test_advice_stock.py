@@ -14,7 +14,6 @@ from collectors import start
 from environments import EchoEnv
 from policies import categorical, marked
 from tensordict import TensorDictBase
-from torchrl.data import LazyTensorStorage, ReplayBuffer
 
 from torchrl_hts import DelayedGradient, HTSCollector
 from torchrl_hts.collector.stock_arguments import STOCK_ARGUMENTS, take_stock_arguments
@@ -74,19 +73,6 @@ def test_episodes_that_are_cut() -> None:
     with pytest.raises(TypeError, match="use max_frames_per_traj to cut them"):
         take_stock_arguments({"reset_at_each_iter": True})
     assert collect(max_frames_per_traj=2)["next", "truncated"][:, 1].all()
-
-
-def test_frames_at_random_before() -> None:
-    with pytest.raises(TypeError, match="random frames first, by a collector with policy=None"):
-        take_stock_arguments({"init_random_frames": 10})
-    buffer = ReplayBuffer(storage=LazyTensorStorage(100))
-    options: dict[str, Any] = {"frames_per_batch": 8, "total_frames": 8, "seed": 0}
-    for policy in (None, marked()):
-        with HTSCollector([EchoEnv] * 2, policy, **options) as collector:
-            for batch in collector:
-                buffer.extend(batch.reshape(-1))
-    assert len(buffer) == 16
-    assert buffer[8:]["action"].eq(1).all(), "of the policy"
 
 
 def test_the_version_under_another_key() -> None:

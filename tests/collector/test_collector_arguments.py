@@ -104,8 +104,6 @@ def test_set_seed_takes_what_the_constructor_takes(seed: Any) -> None:
 @pytest.mark.parametrize(
     ("name", "value", "why"),
     [
-        ("replay_buffer", object(), "extend the buffer with each"),
-        ("init_random_frames", 100, "a collector with policy=None"),
         ("trajs_per_batch", 4, "use split_trajs=True"),
         ("reset_at_each_iter", True, "use max_frames_per_traj"),
         ("interruptor", object(), "every round is complete"),

@@ -183,6 +183,6 @@ def test_init_fn_must_be_callable() -> None:
 
 
 def test_all_that_are_refused_are_told_at_once() -> None:
-    said = r"does not take init_random_frames: .*; nor replay_buffer: .*pass it to the trainer$"
+    said = r"does not take interruptor: .*; nor num_threads: .*for the learner$"
     with pytest.raises(TypeError, match=said):
-        take_stock_arguments({"init_random_frames": 9, "sync": True, "replay_buffer": object()})
+        take_stock_arguments({"interruptor": object(), "sync": True, "num_threads": 9})

@@ -279,10 +279,10 @@ def test_torchrls_recipe_as_it_is(tmp_path: Path) -> None:
 
 def test_keys_of_other_collectors() -> None:
     """They compose, and are refused with a reason; the command line takes them out."""
-    overrides = ("collector._partial_=false", "collector.init_random_frames=99")
-    with pytest.raises(InstantiationException, match="not take init_random_frames: the policy"):
+    overrides = ("collector._partial_=false", "collector.reset_at_each_iter=true")
+    with pytest.raises(InstantiationException, match="not take reset_at_each_iter: episodes go on"):
         instantiate(experiment(*overrides).collector)
-    config = experiment(*overrides, "~collector.init_random_frames")
+    config = experiment(*overrides, "~collector.reset_at_each_iter")
     with instantiate(config.collector) as collector:
         assert collector.num_envs == 1
 

@@ -98,6 +98,23 @@ def test_the_loop_of_a_recurrent_policy_runs(tmp_path: Path) -> None:
 
 
 @pytest.mark.timeout(900)  # on a machine that may be busy
+def test_the_loop_over_a_replay_buffer_runs(tmp_path: Path) -> None:
+    """For 10 episodes of Pendulum, on one thread."""
+    text = (ROOT / "docs/how_to/off_policy.md").read_text()
+    (code,) = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+    short = code.replace("12_000", "2_016").replace("range(16)", "range(1)")
+    assert len(short) < len(code)
+    script = tmp_path / "sac.py"
+    script.write_text("import torch\n\ntorch.set_num_threads(1)\n" + short)
+    command = [sys.executable, "-W", "ignore", str(script)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=400, check=False)
+    assert done.returncode == 0, done.stderr
+    printed = re.search(r"mean return of the last 20 episodes: -(\d+)$", done.stdout.strip())
+    assert printed is not None, done.stdout
+    assert 500 < int(printed[1]) < 1900
+
+
+@pytest.mark.timeout(900)  # on a machine that may be busy
 def test_a_mask_out_of_info_reaches_the_policy(tmp_path: Path) -> None:
     """By the wrapper of the guide, from an environment that raises at a forbidden action."""
     text = (ROOT / "docs/how_to/carry_info.md").read_text()

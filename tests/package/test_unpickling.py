@@ -20,6 +20,7 @@ def test_nothing_unpickles_what_comes_from_a_file() -> None:
                 found.add((str(path.relative_to(ROOT)), ast.unparse(node)))
     assert {name for name, call in found if "weights_only=True" not in call} == {
         "torchrl_hts/_actor/batch_inference.py",  # inputs of the policy
+        "torchrl_hts/_actor/random_rounds.py",  # what draws actions
         "torchrl_hts/_actor/slot_policies.py",  # the policy
         "torchrl_hts/env_state/ale.py",  # what a fork of this process says
         "torchrl_hts/_planning/batch_transforms.py",  # copies of transforms, made just before

@@ -21,7 +21,8 @@ from torchrl.envs.custom.tictactoeenv import TicTacToeEnv
 from torchrl.modules import RandomPolicy
 
 from torchrl_hts import Evaluator, HTSCollector, PolicyError
-from torchrl_hts._planning.policy_forms import RandomActions, as_module
+from torchrl_hts._planning.policy_forms import as_module
+from torchrl_hts._planning.random_actions import RandomActions
 
 pytestmark = [pytest.mark.usefixtures("nothing_left"), pytest.mark.timeout(120)]
 

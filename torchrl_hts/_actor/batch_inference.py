@@ -20,6 +20,7 @@ from torch import Tensor
 from torchrl.envs.utils import ExplorationType
 
 from torchrl_hts._actor.passes import Passes, Rows
+from torchrl_hts._actor.random_rounds import RandomRounds
 from torchrl_hts._actor.slot_policies import SlotPolicies
 from torchrl_hts._policy.counter_policy import CounterPolicy, generator_states
 from torchrl_hts._policy.draws import CounterNoise, Words
@@ -49,6 +50,7 @@ class BatchInference:
         exploration_type: under which the policy runs.
         device: where it runs.
         last_round: the round at which the run ends; None for an endless one.
+        random_policy, random_rounds: what acts in so many rounds at first; see `RandomRounds`.
 
     Attributes:
         schedule: the schedule, over shared words.
@@ -69,8 +71,11 @@ class BatchInference:
         exploration_type: ExplorationType,
         device: str,
         last_round: int | None,
+        random_policy: bytes = b"",
+        random_rounds: int = 0,
     ) -> None:
         layout = memory.layout
+        self.at_random = RandomRounds(random_policy, random_rounds, layout)
         self.num_envs, self.sync_interval = layout.num_envs, layout.sync_interval
         self.first_env = layout.first_env
         self.num_slots = layout.num_slots
@@ -148,6 +153,7 @@ class BatchInference:
         self.counter_noise = CounterNoise(
             seed, self.num_envs, self.sync_interval, self.width, self.first_env
         )
+        self.at_random.start(seed)
         self.rounds = [None] * self.num_slots
         self.drawn_from, self.begun = generator_states(self.device), 0
 
@@ -163,6 +169,8 @@ class BatchInference:
                 NaN, and a parameter is.
         """
         slot = self.schedule.slot(round_)
+        if round_ < self.at_random.end:
+            return self._draw(slot, round_, rows)
         if self.rounds[slot] != round_:
             self._begin(slot, round_)
         size = self.sizes.pad(len(rows))
@@ -202,6 +210,14 @@ class BatchInference:
                 self._check_numbers(key, torch.as_tensor(written)[at], slot, rows)
             target[rows] = value
         return size
+
+    def _draw(self, slot: int, round_: int, rows: Rows) -> int:
+        """Write random actions, and zeros where the policy would write something else."""
+        drawn = self.at_random.actions(round_, rows)
+        for key, target, *_ in self.output_rows[slot]:
+            value = drawn.get(key)
+            target[rows] = 0 if value is None else as_array(value)
+        return len(rows)
 
     def _begin(self, slot: int, round_: int) -> None:
         """A slot has a new round: its noise, and its parameters where they aren't run in place."""

@@ -57,6 +57,8 @@ def run_actor(control: Connection, fds: list[int]) -> None:
                 exploration_type=job.exploration_type,
                 device=job.device,
                 last_round=job.last_round,
+                random_policy=job.random_policy,
+                random_rounds=job.random_rounds,
             )
             # Until this is sent, nobody writes to the parameters that a policy is tried with.
             sizes = job.sizes or calibrate(actor)

@@ -35,6 +35,8 @@ class ActorJob:
         cores: the number of cores to keep busy; None where other actors read the same inbox.
         a_core_each: whether there are cores enough for all threads of executors and actors.
         sizes: the batch sizes that agree; None if the actor is to find out.
+        random_policy: pickled; it takes the actions of the first rounds, if there are such.
+        random_rounds: how many these are.
     """
 
     policy: bytes
@@ -50,6 +52,8 @@ class ActorJob:
     cores: int | None
     a_core_each: bool
     sizes: InvariantSizes | None = None
+    random_policy: bytes = b""
+    random_rounds: int = 0
 
 
 @dataclass(frozen=True)

@@ -40,8 +40,8 @@ from torchrl_hts._executor.messages import Observe, Observed
 from torchrl_hts._executor.torchrl_env import TorchRLDescription
 from torchrl_hts._planning.arguments import check_factory, make_policy
 from torchrl_hts._planning.batch_plan import BatchPlan, plan_batch
+from torchrl_hts._planning.fitted import Fitted
 from torchrl_hts._planning.pickling import pickle_factories, pickle_policy
-from torchrl_hts._planning.policy_forms import Fitted
 from torchrl_hts._planning.torch_defaults import torchs_defaults
 from torchrl_hts._processes.uncopied import Uncopied
 from torchrl_hts._rounds.entries import leaves

@@ -25,9 +25,9 @@ from torchrl_hts._executor.trial_observations import gym_observations
 from torchrl_hts._executor.vector_play import VectorPlay
 from torchrl_hts._planning.batch_plan import plan_batch
 from torchrl_hts._planning.costs import PassCosts
+from torchrl_hts._planning.fitted import Fitted
 from torchrl_hts._planning.pass_times import median_cpu_time, time_passes
 from torchrl_hts._planning.pickling import pickle_policy
-from torchrl_hts._planning.policy_forms import Fitted
 from torchrl_hts._planning.probe import EnvironmentTimes, GymPlay, time_steps
 from torchrl_hts._planning.torch_defaults import torchs_defaults
 from torchrl_hts._processes.messages import unpickled

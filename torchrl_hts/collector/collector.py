@@ -136,10 +136,10 @@ class HTSCollector(Uncopied, StockAttributes, BaseCollector):  # type: ignore[mi
             all (docs/how_to/many_learners.md).
         pre_collect_hook: called before each batch is waited for.
         post_collect_hook: called with each batch.
-        stock_arguments: those of TorchRL's own collectors. Some are taken (``cat_results``,
-            ``num_workers``, ``init_fn``, ...), some make no difference here, and the others are
-            refused by an error that says what to use instead:
-            docs/how_to/coming_from_torchrl.md.
+        stock_arguments: those of TorchRL's own collectors. Some are taken (``replay_buffer``,
+            ``init_random_frames``, ``cat_results``, ``num_workers``, ``init_fn``, ...). Some make
+            no difference here, and the others are refused by an error that says what to use
+            instead: docs/how_to/coming_from_torchrl.md.
 
     Raises:
         TypeError, ValueError: for arguments that don't fit each other; the message says which.
@@ -164,8 +164,6 @@ class HTSCollector(Uncopied, StockAttributes, BaseCollector):  # type: ignore[mi
         torch.Size([2, 4]) 0
         torch.Size([2, 4]) 1
     """
-
-    init_random_frames = 0
 
     def __init__(
         self,
@@ -208,12 +206,12 @@ class HTSCollector(Uncopied, StockAttributes, BaseCollector):  # type: ignore[mi
         settings = Settings.of(locals())
         super().__init__()
         self._show(settings)
-        self._frames = 0
-        self._collected = 0  # frames, by this collector: none that a loaded state has counted
+        self._frames = self._collected = 0  # the latter without those of a loaded state
         self._iter = -1
         self._weights = WeightSource(settings.policy)
-        # One of several collectors has its learner elsewhere.
-        self._updates = UpdateWatch(self.policy, self.lag, learns_here=self.worker_idx is None)
+        # Not for one of several collectors, nor over a buffer, whose data are older anyway.
+        learns_here = self.worker_idx is None and self.replay_buffer is None
+        self._updates = UpdateWatch(self.policy, self.lag, learns_here=learns_here)
         startup = Startup(settings, self._weights)
         self._workers = startup.workers
         self._finalizer = weakref.finalize(self, self._workers.shutdown)
@@ -241,6 +239,8 @@ class HTSCollector(Uncopied, StockAttributes, BaseCollector):  # type: ignore[mi
         self.postproc, self.split_trajs = settings.postproc, settings.split_trajs
         self.return_same_td = settings.return_same_td
         self.worker_idx = settings.stock.worker_idx
+        self.init_random_frames = settings.stock.init_random_frames
+        self.replay_buffer = settings.stock.replay_buffer
         self.device, self.storing_device = settings.device, settings.storing_device
         self.policy_device, self.env_device = settings.policy_device, settings.env_device
         self._names_device = settings.names_device
@@ -280,6 +280,8 @@ class HTSCollector(Uncopied, StockAttributes, BaseCollector):  # type: ignore[mi
     def iterator(self) -> Iterator[TensorDictBase]:
         """Yield D_0, D_1, ...; resuming says that the update with the last batch is done.
 
+        With a `replay_buffer` it yields None, when a batch has been put there.
+
         Dropping an iterator half-way loses nothing: the next one goes on with the next batch.
         When all frames have been collected the workers are shut down.
 
@@ -301,7 +303,7 @@ class HTSCollector(Uncopied, StockAttributes, BaseCollector):  # type: ignore[mi
             self._updates.batch_handed_out(stacklevel=3, others=self._weights.others())
             if self.post_collect_hook is not None:
                 self.post_collect_hook(batch)
-            yield batch
+            yield self._kept(batch)
             refuse_within_block(self.policy, "the next batch was asked for")
             self._agree_on_an_update()
         self.shutdown()
@@ -329,6 +331,15 @@ class HTSCollector(Uncopied, StockAttributes, BaseCollector):  # type: ignore[mi
         if self.postproc is not None:
             batch = self.postproc(batch)
         return batch
+
+    def _kept(self, batch: TensorDictBase) -> Any:
+        """The batch, or None if it is in the replay buffer."""
+        buffer = self.replay_buffer
+        if buffer is None:
+            return batch
+        steps_are_items = buffer.storage.ndim == 1 and not self.split_trajs
+        buffer.extend(batch.reshape(-1) if steps_are_items else batch)
+        return None
 
     # What users and TorchRL's trainers call.
 
@@ -594,14 +605,14 @@ class HTSCollector(Uncopied, StockAttributes, BaseCollector):  # type: ignore[mi
         self._workers.shutdown(timeout)
 
     def start(self) -> None:
-        """Not offered: rounds are handed to the learner, not collected into a replay buffer.
+        """Not offered: how much is collected between two updates would depend on timing.
 
         Raises:
             NotImplementedError: always.
         """
         raise NotImplementedError(
-            "HTSCollector has no start(): iterate over it, and extend a replay buffer with each "
-            "batch if you need one; the next round is collected meanwhile"
+            "HTSCollector has no start(): iterate over it, with a replay_buffer if you have one; "
+            "the next round is collected meanwhile"
         )
 
     def __len__(self) -> int:

@@ -88,6 +88,10 @@ class Rounds:
             )
         return cls(tuple(sizes), num_envs, sync_interval, num_rounds)
 
+    def that_hold(self, frames: int) -> int:
+        """How many rounds it takes for so many frames, of all learners together."""
+        return -(-frames // self.frames_per_batch)
+
     @property
     def num_own(self) -> int:
         """Environments of this learner."""

@@ -107,6 +107,11 @@ class Settings:
             given["create_env_fn"], given["create_env_kwargs"], stock.copies
         )
         factories = _own(plain, given["world"], stock)
+        if stock.replay_buffer is not None and kept["return_same_td"]:
+            raise TypeError(
+                "return_same_td=True hands out slots, and with a replay_buffer nothing is handed "
+                "out: leave one of them out"
+            )
         max_frames = check_max_frames(given["max_frames_per_traj"])
         seed = _seed_of_all(given["seed"], given["world"])
         lag = check_lag(given["lag"], len(factories))

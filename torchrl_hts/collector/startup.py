@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import pickle
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from math import ceil, inf
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from torchrl_hts._actor.messages import ActorJob
 from torchrl_hts._executor.factories import with_transforms
@@ -15,9 +15,11 @@ from torchrl_hts._learner.learner import LearnerSide
 from torchrl_hts._learner.weights import WeightSource
 from torchrl_hts._planning.arguments import check_equal
 from torchrl_hts._planning.batch_plan import BatchPlan
+from torchrl_hts._planning.fitted import Fitted
 from torchrl_hts._planning.pickling import pickle_factories, pickle_policy
 from torchrl_hts._planning.planner import Planner
-from torchrl_hts._planning.policy_forms import Fitted, transforms_of
+from torchrl_hts._planning.policy_forms import transforms_of
+from torchrl_hts._planning.random_actions import RandomActions
 from torchrl_hts._planning.torch_defaults import torchs_defaults
 from torchrl_hts._planning.worker_counts import Tryout, choose_team
 from torchrl_hts._policy.invariance import InvariantSizes
@@ -161,7 +163,8 @@ class Startup:
             num_parts=1 if world is None else world.num_parts,
             stacklevel=3,  # whoever makes the collector
         )
-        plan = self._plan(descriptions[0], rounds.num_own)
+        plan, description = self._plan(descriptions[0], rounds.num_own)
+        at_random = self._at_random(description, plan, rounds)
         self._check_truncation(plan)
         layout = self._layout(plan, rounds)
         a_core_each = self.num_executors + self.num_actors * settings.actor_threads <= self._cores
@@ -185,6 +188,7 @@ class Startup:
                 owner=workers.owner,
                 cores=cores_to_fill,
                 a_core_each=a_core_each,
+                **at_random,
             )
         )
         self._agree(sizes, rounds)
@@ -200,11 +204,7 @@ class Startup:
             layout.first_env,
             rounds.units,
         )
-        spaces = {
-            name: text
-            for name, text in descriptions[0].texts.items()
-            if all(each.texts.get(name) == text for each in descriptions)
-        }
+        spaces = _common_texts(descriptions)
         is_alone = settings.is_alone and not descriptions[0].is_batch
         return Started(supervisor, learner, rounds, plan.truncated_keys, sizes, is_alone, spaces)
 
@@ -226,15 +226,36 @@ class Startup:
             info_keys=settings.info_keys,
         )
 
-    def _plan(self, description: Description, num_envs: int) -> BatchPlan:
-        """The layout of batches; a policy that needs the environment for it is fitted to it."""
+    def _plan(self, description: Description, num_envs: int) -> tuple[BatchPlan, Description]:
+        """The layout of batches; a policy that needs the environment for it is fitted to it.
+
+        Returns:
+            Beside it the description of environment 0, with observations if they were needed.
+        """
         policy = self._settings.policy
         if isinstance(policy, Fitted):
             _, description = self._observing(policy.fit, description)
             self._policy = pickle_policy(policy)
             self._planner = self._planner_of(self._policy)
-        plan, _ = self._observing(partial(self._planner.plan, num_envs=num_envs), description)
-        return plan
+        return self._observing(partial(self._planner.plan, num_envs=num_envs), description)
+
+    def _at_random(
+        self, description: Description, plan: BatchPlan, rounds: Rounds
+    ) -> dict[str, Any]:
+        """What acts in the first rounds, and how many these are, as `ActorJob` has it."""
+        frames = self._settings.stock.init_random_frames
+        if not frames:
+            return {}
+        at_random = RandomActions()
+        try:
+            self._observing(at_random.fit, description)
+        except TypeError as error:
+            raise TypeError(f"init_random_frames={frames}: {error}, or leave it out") from error
+        at_random.write_as(plan.fields)
+        return {
+            "random_policy": pickle_policy(at_random),
+            "random_rounds": rounds.that_hold(frames),
+        }
 
     def _observing(
         self, use: Callable[[Description], T], description: Description
@@ -290,6 +311,16 @@ class Startup:
                 seed=settings.seed,
                 exploration_type=settings.exploration_type,
                 max_frames_per_traj=settings.max_frames_per_traj,
+                init_random_frames=settings.stock.init_random_frames,
                 policy=digest(value for _, value in policy_tensors(settings.policy)),
                 calibration=sizes,
             )
+
+
+def _common_texts(descriptions: Sequence[Description]) -> dict[str, str]:
+    """What all environments say of their spaces alike."""
+    return {
+        name: text
+        for name, text in descriptions[0].texts.items()
+        if all(each.texts.get(name) == text for each in descriptions)
+    }

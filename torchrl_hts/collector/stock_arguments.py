@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from torchrl.collectors import Collector
+from torchrl.data import ReplayBuffer
 
 from torchrl_hts.errors.checks import check_integer
 
@@ -46,6 +47,8 @@ class Stock:
         worker_idx: the index of this collector among others.
         auto_register_policy_transforms: whether TorchRL environments get what recurrent policies
             need.
+        init_random_frames: for how many frames at first actions are random, of all environments.
+        replay_buffer: is extended by each batch, instead of handing it out.
     """
 
     cat_results: int | str | None = None
@@ -54,6 +57,8 @@ class Stock:
     trust_policy: bool = False
     worker_idx: int | None = None
     auto_register_policy_transforms: bool = False
+    init_random_frames: int = 0
+    replay_buffer: ReplayBuffer | None = None
 
 
 def _without_effect(why: str) -> StockArgument:
@@ -79,7 +84,7 @@ STOCK_ARGUMENTS: dict[str, StockArgument] = {
     "track_traj_ids": _without_effect("batches always carry the ids of trajectories"),
     "no_cuda_sync": _without_effect("a batch is complete when it is handed out"),
     "use_buffers": _without_effect("batches always lie in preallocated storage"),
-    "extend_buffer": _without_effect("there is no replay_buffer to extend"),
+    "extend_buffer": _without_effect("a replay_buffer is extended by each batch as a whole"),
     "update_at_each_batch": _without_effect(
         "every round acts with the values that are staged when the iterator is resumed"
     ),
@@ -97,14 +102,6 @@ STOCK_ARGUMENTS: dict[str, StockArgument] = {
         "episodes that have ended begin anew, or rows would be empty; use postproc to leave steps "
         "out",
         (None, True),
-    ),
-    "replay_buffer": StockArgument(
-        "rounds are on-policy and handed to the learner whole; extend the buffer with each batch "
-        "in your loop, or pass it to the trainer"
-    ),
-    "init_random_frames": StockArgument(
-        "the policy takes every action; fill a replay buffer with random frames first, by a "
-        "collector with policy=None"
     ),
     "trajs_per_batch": StockArgument(_TRAJECTORIES),
     "trajs_per_write": StockArgument(_TRAJECTORIES),
@@ -227,6 +224,14 @@ def _check_taken(found: dict[str, Any]) -> None:
             raise TypeError(f"{name} must be True, False or None, got {found[name]!r}")
     if not callable(found.get("init_fn", print)):
         raise TypeError(f"init_fn must be callable, got {found['init_fn']!r}")
+    if "init_random_frames" in found:
+        frames = check_integer("init_random_frames", found["init_random_frames"], least=-1)
+        found["init_random_frames"] = max(0, frames)
+    buffer = found.get("replay_buffer")
+    if buffer is not None and not isinstance(buffer, ReplayBuffer):
+        raise TypeError(
+            f"replay_buffer must be a torchrl.data.ReplayBuffer, got a {type(buffer).__name__}"
+        )
     if "worker_idx" in found:
         found["worker_idx"] = check_integer("worker_idx", found["worker_idx"], least=0)
 

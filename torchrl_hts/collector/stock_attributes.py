@@ -21,7 +21,6 @@ _SPEC = (
     "CQLTrainer give the loss action_spec=, or a number as target_entropy"
 )
 _BATCH = "take a batch, and batch.clone().zero_() has its layout"
-_NO_BUFFER = "there is no replay buffer; extend yours with each batch in your loop"
 _NO_COLLECTORS = (
     "workers are executors and actors; worker_pids() names them, and statistics() tells of them"
 )
@@ -38,9 +37,7 @@ ABSENT: dict[str, str] = {
     "create_env_fn": "it has been sent to the executors; keep your own",
     "create_env_kwargs": "they have been sent to the executors; keep your own",
     "fake_tensordict": _BATCH,
-    "getattr_rb": _NO_BUFFER,
-    "local_init_rb": _NO_BUFFER,
-    "extend_buffer": _NO_BUFFER,
+    "local_init_rb": "the replay buffer is the one that was given, in this process",
     "running": "use is_running()",
     "buffers": _BATCH,
     "out_buffer": _BATCH,
@@ -74,7 +71,8 @@ ABSENT: dict[str, str] = {
 class StockAttributes:
     """Attributes and methods that other collectors of TorchRL have, in terms of `HTSCollector`."""
 
-    replay_buffer = None
+    replay_buffer: Any
+    extend_buffer = True
     reset_when_done = True
     update_at_each_batch = True
     track_traj_ids = True
@@ -102,7 +100,7 @@ class StockAttributes:
         return int(self.num_envs)
 
     def is_running(self) -> bool:
-        """Whether batches are collected in the background into a replay buffer: never."""
+        """Whether batches are collected without anybody who asks for them: never."""
         return False
 
     def get_policy_version(self) -> int:
@@ -126,6 +124,18 @@ class StockAttributes:
     def getattr_policy(self, attr: str) -> Any:
         """An attribute of the policy."""
         return getattr(self.policy, attr)
+
+    def getattr_rb(self, attr: str) -> Any:
+        """An attribute of the replay buffer.
+
+        Raises:
+            AttributeError: if there is none, or it has no such attribute.
+        """
+        if self.replay_buffer is None:
+            raise AttributeError(
+                f"no {attr!r} of a replay buffer: the collector was made without replay_buffer"
+            )
+        return getattr(self.replay_buffer, attr)
 
     def pause(self) -> None:
         """Not offered: who wants a pause doesn't ask for the next batch.

@@ -1,0 +1,190 @@
+"""``replay_buffer``: batches go there instead of being handed out."""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from functools import partial
+from typing import Any
+
+import gymnasium as gym
+import pytest
+import torch
+from collectors import collect, start
+from environments import EchoEnv
+from policies import categorical
+from tensordict import TensorDictBase
+from torch import nn
+from torchrl.data import (
+    LazyTensorStorage,
+    ReplayBuffer,
+    SliceSampler,
+)
+from torchrl.modules import QValueActor
+from torchrl.objectives import DQNLoss
+
+from torchrl_hts import EpisodeReturns, HTSCollector, UndelayedUpdateWarning
+
+pytestmark = [pytest.mark.usefixtures("collectors_end"), pytest.mark.timeout(120)]
+
+CARTPOLES = [partial(gym.make, "CartPole-v1")] * 2
+
+
+def buffer_of(size: int = 100, **kwargs: Any) -> ReplayBuffer:
+    return ReplayBuffer(storage=LazyTensorStorage(size), **kwargs)
+
+
+def test_items_are_the_steps_in_the_order_of_the_batches() -> None:
+    buffer = buffer_of()
+    with start([EchoEnv] * 2, replay_buffer=buffer, total_frames=24) as collector:
+        assert [*collector] == [None] * 3
+    batches = collect([EchoEnv] * 2, categorical())
+    expected = torch.cat([batch.reshape(-1) for batch in batches.split(4, 1)])
+    assert len(buffer) == buffer.write_count == 24
+    assert (buffer[:] == expected).all()
+
+
+def test_what_hooks_and_postproc_make_of_a_batch() -> None:
+    """They come before the buffer; returns are counted by the hook."""
+
+    def doubled(batch: TensorDictBase) -> TensorDictBase:
+        batch["next", "reward"] = batch["next", "reward"] * 2
+        return batch[:, :2]
+
+    returns, buffer = EpisodeReturns(2), buffer_of()
+    seen: list[Any] = []
+    options: dict[str, Any] = {
+        "post_collect_hook": lambda batch: seen.append(returns.update(batch)),
+        "replay_buffer": buffer,
+        "total_frames": 24,
+    }
+    with start([EchoEnv] * 2, postproc=doubled, **options) as collector:
+        for _ in collector:
+            pass
+    assert len(seen) == 3
+    assert len(buffer) == 12
+    assert buffer[0]["next", "reward"] == 2
+
+
+def test_trajectories_are_items_of_their_own() -> None:
+    buffer = buffer_of()
+    options: dict[str, Any] = {"split_trajs": True, "frames_per_batch": 20, "total_frames": 20}
+    with start([EchoEnv] * 2, replay_buffer=buffer, **options) as collector:
+        assert next(iter(collector)) is None
+    assert buffer[:].shape == (4, 5)
+    assert buffer[:]["collector", "mask"].shape == (4, 5)
+
+
+def test_storages_of_two_dimensions_take_batches_as_they_are() -> None:
+    buffer = ReplayBuffer(storage=LazyTensorStorage(48, ndim=2), dim_extend=1)
+    with start([EchoEnv] * 2, replay_buffer=buffer, total_frames=24) as collector:
+        for _ in collector:
+            pass
+    assert buffer[:].shape == (2, 12)
+    assert (buffer[:]["observation"] == collect([EchoEnv] * 2, categorical())["observation"]).all()
+
+
+def test_slices_are_of_one_trajectory() -> None:
+    sampler = SliceSampler(slice_len=3, traj_key=("collector", "traj_ids"))
+    buffer = buffer_of(sampler=sampler, batch_size=30)
+    with start([EchoEnv] * 3, replay_buffer=buffer, total_frames=48) as collector:
+        for _ in collector:
+            pass
+    slices = buffer.sample().reshape(10, 3)
+    assert (slices["observation"].diff(dim=1)[..., :3] == torch.tensor([0.0, 0, 1])).all()
+
+
+def test_a_dqn_loop_of_torchrl() -> None:
+    """With random frames first, and no warning that a block is missing."""
+    network = nn.Linear(4, 2)
+    policy = QValueActor(network, in_keys=["observation"], action_space="categorical")
+    loss_module = DQNLoss(policy, action_space="categorical", delay_value=True)
+    optimizer = torch.optim.Adam(loss_module.parameters(), lr=1e-2)
+    buffer = buffer_of(200, batch_size=16)
+    collector = HTSCollector(
+        CARTPOLES,
+        policy,
+        frames_per_batch=8,
+        total_frames=80,
+        init_random_frames=32,
+        replay_buffer=buffer,
+        seed=0,
+    )
+    before = network.weight.clone()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", UndelayedUpdateWarning)
+        for _ in collector:
+            if buffer.write_count < collector.init_random_frames:
+                assert (network.weight == before).all()
+                continue
+            sample = buffer.sample()
+            loss_module(sample)["loss"].backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            collector.update_policy_weights_()
+    assert buffer.write_count == 80
+    assert not buffer[:32]["action_value"].any(), "the policy wasn't asked"
+    assert buffer[32:]["action_value"].all()
+    assert (network.weight != before).any()
+
+
+class Run:
+    """A DQN loop that can be stopped between two batches."""
+
+    def __init__(self) -> None:
+        torch.manual_seed(0)
+        policy = QValueActor(nn.Linear(4, 2), in_keys=["observation"], action_space="categorical")
+        self.loss = DQNLoss(policy, action_space="categorical", delay_value=True)
+        self.loss.make_value_estimator(gamma=0.9)
+        self.optimizer = torch.optim.Adam(self.loss.parameters(), lr=1e-2)
+        self.buffer = buffer_of(batch_size=16)
+        options: dict[str, Any] = {"init_random_frames": 16, "total_frames": 80}
+        self.collector = start(CARTPOLES, policy, replay_buffer=self.buffer, **options)
+        self.parts = (self.loss, self.optimizer, self.buffer, self.collector)
+
+    def learn(self, rounds: int) -> None:
+        for _, _ in zip(range(rounds), self.collector, strict=False):
+            self.loss(self.buffer.sample())["loss"].backward()
+            self.optimizer.step()
+            self.optimizer.zero_grad()
+
+    def digest(self) -> dict[str, bytes]:
+        tensors = {**self.loss.state_dict(), **self.buffer[:].flatten_keys().to_dict()}
+        return {name: tensor.numpy().tobytes() for name, tensor in tensors.items()}
+
+
+def test_a_run_is_resumed_bit_for_bit() -> None:
+    """With the buffer, which the collector's state doesn't hold, and the generator of samples."""
+    whole = Run()
+    whole.learn(10)
+    first = Run()
+    first.learn(4)
+    states = [copy.deepcopy(part.state_dict()) for part in first.parts]
+    generator = torch.get_rng_state()
+    second = Run()
+    for part, state in zip(second.parts, states, strict=True):
+        part.load_state_dict(state)
+    torch.set_rng_state(generator)
+    second.learn(6)
+    assert second.digest() == whole.digest()
+    first.collector.shutdown()
+
+
+def test_attributes_that_trainers_read() -> None:
+    buffer = buffer_of()
+    with start([EchoEnv], replay_buffer=buffer, init_random_frames=10) as collector:
+        assert collector.replay_buffer is buffer
+        assert collector.init_random_frames == 10
+        next(iter(collector))
+        assert collector.getattr_rb("write_count") == 4
+    with start([EchoEnv]) as collector:
+        assert collector.replay_buffer is None
+        with pytest.raises(AttributeError, match="was made without replay_buffer"):
+            collector.getattr_rb("write_count")
+
+
+def test_what_does_not_go_with_it() -> None:
+    with pytest.raises(TypeError, match=r"return_same_td=True hands out slots.* leave one of them"):
+        start([EchoEnv], replay_buffer=buffer_of(), return_same_td=True)
+    with pytest.raises(TypeError, match=r"must be a torchrl\.data\.ReplayBuffer, got a list"):
+        start([EchoEnv], replay_buffer=[])
