@@ -84,6 +84,24 @@ def test_storages_of_two_dimensions_take_batches_as_they_are() -> None:
     assert (buffer[:]["observation"] == collect([EchoEnv] * 2, categorical())["observation"]).all()
 
 
+class Elsewhere(ReplayBuffer):
+    """Shows no storage, as one that lives in a Ray actor."""
+
+    def __init__(self) -> None:
+        self.extended: list[Any] = []
+
+    def extend(self, data: Any) -> None:
+        self.extended.append(data.shape)
+
+
+def test_a_buffer_in_another_process() -> None:
+    buffer = Elsewhere()
+    with start([EchoEnv] * 2, replay_buffer=buffer, total_frames=24) as collector:
+        for _ in collector:
+            pass
+    assert buffer.extended == [torch.Size([8])] * 3
+
+
 def test_slices_are_of_one_trajectory() -> None:
     sampler = SliceSampler(slice_len=3, traj_key=("collector", "traj_ids"))
     buffer = buffer_of(sampler=sampler, batch_size=30)

@@ -337,7 +337,8 @@ class HTSCollector(Uncopied, StockAttributes, BaseCollector):  # type: ignore[mi
         buffer = self.replay_buffer
         if buffer is None:
             return batch
-        steps_are_items = buffer.storage.ndim == 1 and not self.split_trajs
+        storage = getattr(buffer, "storage", None)  # which one in another process doesn't show
+        steps_are_items = getattr(storage, "ndim", 1) == 1 and not self.split_trajs
         buffer.extend(batch.reshape(-1) if steps_are_items else batch)
         return None
 
