@@ -33,31 +33,42 @@ class TestWeights:
             assert next(batches)["mark"].unique().item() == 0
 
     @pytest.mark.parametrize("lag", [0, 1, 2])
-    def test_the_values_at_the_call_are_staged(self, lag: int) -> None:
+    def test_the_newest_values_act_whenever_it_is_called(self, lag: int) -> None:
+        """Scripts of TorchRL call it before an update; rounds are no older for that."""
         policy = marked()
         with HTSCollector([echo()], policy, frames_per_batch=4, lag=lag) as collector:
             batches = iter(collector)
             next(batches)
-            policy.module.mark.data.fill_(2)
-            collector.update_policy_weights_()
-            policy.module.mark.data.fill_(3)
-            collector.update_policy_weights_()
-            policy.module.mark.data.fill_(4)
-            found = [next(batches)["mark"].unique().item() for _ in range(lag + 2)]
-        assert found == [0] * lag + [3, 4]  # I2: rounds that are open keep theirs
+            for value in (1, 2, 3):
+                collector.update_policy_weights_()
+                policy.module.mark.data.fill_(value)
+                assert next(batches)["mark"].unique().item() == max(0, value - lag)
 
-    def test_staged_values_are_saved_while_a_batch_is_out(self) -> None:
-        policy = marked()
+    def test_others_are_copied_and_saved_while_a_batch_is_out(self) -> None:
+        policy, other = marked(), marked()
+        other.module.mark.data.fill_(3)
         with HTSCollector([echo()], policy, frames_per_batch=4, lag=0) as collector:
             next(iter(collector))
-            policy.module.mark.data.fill_(3)
-            collector.update_policy_weights_()
-            policy.module.mark.data.fill_(4)
+            collector.update_policy_weights_(other)
+            other.module.mark.data.fill_(4)
             state = collector.state_dict()
         with HTSCollector([echo()], marked(), frames_per_batch=4, lag=0) as collector:
             collector.load_state_dict(state)
             batches = iter(collector)
-            assert [next(batches)["mark"].unique().item() for _ in range(2)] == [3, 4]
+            assert [next(batches)["mark"].unique().item() for _ in range(2)] == [3, 3]
+
+    def test_states_of_before_have_values_that_are_not_kept(self) -> None:
+        """They were of the policy, fixed by a call of ``update_policy_weights_()``."""
+        policy = marked()
+        policy.module.mark.data.fill_(3)
+        with HTSCollector([echo()], policy, frames_per_batch=4, lag=0) as collector:
+            next(iter(collector))
+            collector.update_policy_weights_(policy.state_dict() | {"module.mark": torch.ones(())})
+            state = collector.state_dict()
+        state["staged_parameters"]["keep"] = False
+        with HTSCollector([echo()], marked(), frames_per_batch=4, lag=0) as collector:
+            collector.load_state_dict(state)
+            assert next(iter(collector))["mark"].unique().item() == 3
 
     def test_any_form_of_weights(self) -> None:
         policy, other = marked(), marked()

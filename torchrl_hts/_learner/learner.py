@@ -103,12 +103,8 @@ class LearnerSide:
         return self.round - self.lent + self._schedule.lag
 
     def stage(self, weights: nn.Module | TensorDictBase | Mapping[str, Any] | None) -> None:
-        """Fix the parameters of the next round that opens; see `WeightSource.fix`.
-
-        The policy's own go straight to the slot that is lent: it is closed, and theirs to be (I2).
-        """
-        slot = self._schedule.slot(self.round - 1)
-        self._weights.fix(weights, self._slots.parameters[slot] if self.lent else None)
+        """Choose the parameters of the rounds that open from now on; see `WeightSource.stage`."""
+        self._weights.stage(weights)
 
     def next_round(self) -> tuple[int, TensorDict]:
         """Say that the update with the lent batch is done, and wait for the next round.

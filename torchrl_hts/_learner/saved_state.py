@@ -182,9 +182,8 @@ def _check_state(state: Mapping[str, Any], policy: nn.Module, layout: Layout) ->
             raise TypeError(f"state_dict['behaviour_parameters'] has the round {round_!r}")
         _check_tensors(parameters, own, f"behaviour_parameters'][{round_}]['")
     staged = _entry(state, "staged_parameters", Mapping)
-    if not {"values", "keep"} <= staged.keys():
-        raise ValueError("state_dict['staged_parameters'] lacks 'values' or 'keep'")
-    _entry(staged, "keep", bool, "['staged_parameters']")
+    if "values" not in staged:
+        raise ValueError("state_dict['staged_parameters'] lacks 'values'")
     if staged["values"] is not None:
         _check_tensors(staged["values"], own, "staged_parameters']['values")
     _check_collected(state, layout)

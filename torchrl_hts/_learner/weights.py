@@ -18,8 +18,8 @@ __all__ = ["WeightSource", "tensors_in"]
 class WeightSource:
     """The newest parameters and buffers of a policy, as the user wants them.
 
-    By default they are the live values of the policy when a round opens. `fix` fixes them
-    earlier, or replaces them by others, as ``update_policy_weights_`` asks.
+    They are the live values of the policy when a round opens, unless `stage` puts others in their
+    place, as ``update_policy_weights_`` asks.
 
     Args:
         policy: the policy that the collector was given.
@@ -32,7 +32,6 @@ class WeightSource:
         # By names that don't change where a part is compiled later.
         self._kinds = _kinds({plain_name(name): tensor for name, tensor in tensors})
         self._staged: list[Tensor] | None = None
-        self._keep = False
 
     def _by_first_name(self, given: dict[str, Tensor]) -> dict[str, Tensor]:
         """The same, without the further names of parameters that a policy uses several times.
@@ -97,38 +96,30 @@ class WeightSource:
         staged = None
         if self._staged is not None:
             staged = {n: t.clone() for n, t in zip(self._names, self._staged, strict=True)}
-        return {"values": staged, "keep": self._keep}
+        return {"values": staged}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Stage what was staged when the state was taken."""
-        values, self._keep = state["values"], state["keep"]
+        # Older states have the policy's own values there too, which were not to be kept.
+        values = state["values"] if state.get("keep", True) else None
         self._staged = None if values is None else [values[name] for name in self._names]
 
     def others(self) -> Sequence[Tensor]:
         """What is staged in place of the policy's own values, its parameters first; else ()."""
-        return self._staged if self._keep and self._staged is not None else ()
+        return self._staged or ()
 
     def for_next_round(self) -> list[Tensor]:
         """The values for the round that opens now."""
-        values = self.live() if self._staged is None else self._staged
-        if not self._keep:
-            self._staged = None
-        return values
+        return self.live() if self._staged is None else self._staged
 
     @torch.no_grad()
-    def fix(
-        self,
-        weights: nn.Module | TensorDictBase | Mapping[str, Any] | None,
-        room: list[Tensor] | None = None,
-    ) -> None:
-        """Fix the values for the next round that opens.
+    def stage(self, weights: nn.Module | TensorDictBase | Mapping[str, Any] | None) -> None:
+        """Choose the values for the rounds that open until the next call.
 
         Args:
-            weights: None for the policy's present values; else a module, a TensorDict or a dict
-                of them by name, or what wraps the policy. Weights that are not the policy's own
-                memory stay in force until the next call.
-            room: where the policy's present values may lie until then; None for memory of their
-                own.
+            weights: None, or tensors in the policy's own memory, for its live values; else a
+                module, a TensorDict or a dict of them by name, or what wraps the policy, for their
+                present values.
 
         Raises:
             TypeError: for weights of another kind.
@@ -157,12 +148,14 @@ class WeightSource:
                 raise ValueError(
                     f"{name!r} has shape {tuple(shape)}; the policy's has {tuple(tensor.shape)}"
                 )
-        keep = any(tensor.data_ptr() != own[name].data_ptr() for name, tensor in given.items())
-        if room is None or keep:
-            room = [torch.empty_like(tensor, device="cpu") for tensor in own.values()]
-        for target, (name, tensor) in zip(room, own.items(), strict=True):
-            target.copy_(given.get(name, tensor))
-        self._staged, self._keep = room, keep
+        are_others = any(
+            tensor.data_ptr() != own[name].data_ptr() for name, tensor in given.items()
+        )
+        self._staged = None
+        if are_others:
+            self._staged = [torch.empty_like(tensor, device="cpu") for tensor in own.values()]
+            for target, (name, tensor) in zip(self._staged, own.items(), strict=True):
+                target.copy_(given.get(name, tensor))
 
 
 def _kinds(tensors: Mapping[str, Tensor]) -> dict[str, tuple[torch.Size, torch.dtype]]:
@@ -183,7 +176,7 @@ def _aliases(policy: nn.Module) -> dict[str, str]:
 def tensors_in(
     weights: nn.Module | TensorDictBase | Mapping[str, Any] | None,
 ) -> Iterator[Tensor]:
-    """The tensors of what `WeightSource.fix` takes."""
+    """The tensors of what `WeightSource.stage` takes."""
     yield from () if weights is None else _by_name(weights).values()
 
 

@@ -58,7 +58,7 @@ class HTSCollector(Uncopied, StockAttributes, BaseCollector):  # type: ignore[mi
     action of the batch.
 
     Resuming the iterator says that the update with the last batch is done: it stages the newest
-    values of the policy and opens the next round. `update_policy_weights_` stages explicitly.
+    values of the policy and opens the next round. `update_policy_weights_` stages others.
     With a lag, an update belongs inside a `DelayedGradient` of the same lag;
     `UndelayedUpdateWarning` tells of one that is not, and a ValueError of another lag.
 
@@ -355,9 +355,10 @@ class HTSCollector(Uncopied, StockAttributes, BaseCollector):  # type: ignore[mi
         weights_dict: Mapping[str, Any] | None = None,
         policy_weights: TensorDictBase | Mapping[str, Any] | None = None,
     ) -> None:
-        """Stage parameters for the next round that opens, as they are now.
+        """Stage parameters for the rounds that open until the next call.
 
-        Without arguments those of the policy. Others, by name, stay in force until the next call.
+        Without arguments those of the policy, the newest when a round opens: the default. So it
+        makes no difference whether an update comes before the call or after it. Others are copied.
         Takes the forms that TorchRL's collectors take, for one model, ``"policy"``, and for all
         actors together.
 
