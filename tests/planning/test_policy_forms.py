@@ -147,6 +147,12 @@ class TestRandom:
         policy = RandomPolicy(PENDULUM().full_action_spec if with_spec else None)
         assert (gather(PENDULUM, policy) == gather(PENDULUM)).all()
 
+    def test_an_environments_own_method(self) -> None:
+        """As TorchRL's examples pass it."""
+        env = PENDULUM()
+        for method in (env.rand_step, env.rand_action):
+            assert (gather(PENDULUM, method) == gather(PENDULUM)).all()
+
     def test_a_random_policy_from_a_factory(self) -> None:
         factories = [RandomPolicy] * 2
         assert (gather(PENDULUM, policy_factory=factories) == gather(PENDULUM)).all()
@@ -201,6 +207,11 @@ def annotated(state: TensorDictBase):  # type: ignore[no-untyped-def]  # as user
     return TensorDict({"action": on_tensors(state["observation"])}, state.batch_size)
 
 
+def by_default(td: TensorDictBase | None = None) -> TensorDictBase:
+    assert td is not None
+    return on_tensordicts(td)
+
+
 class Masked(gym.Env[Any, Any]):
     """One action of many is legal."""
 
@@ -232,6 +243,7 @@ class TestCallables:
             (on_tensors, {}),
             (on_tensordicts, {}),
             (annotated, {}),
+            (by_default, {}),
             (WithKeys(), {}),
             (functools.partial(on_tensordicts), {}),
             (lambda x: on_tensordicts(x), {"trust_policy": True}),

@@ -117,8 +117,8 @@ class WeightSource:
         """Choose the values for the rounds that open until the next call.
 
         Args:
-            weights: None, or tensors in the policy's own memory, for its live values; else a
-                module, a TensorDict or a dict of them by name, or what wraps the policy, for their
+            weights: None for the policy's live values, as are tensors in its own memory. Or a
+                module, a TensorDict or a dict of tensors by name, or what wraps the policy: their
                 present values.
 
         Raises:

@@ -17,7 +17,7 @@ import torch
 from tensordict import TensorDict, TensorDictBase
 from tensordict.nn import TensorDictModule, TensorDictModuleBase
 from torch import Tensor, nn
-from torchrl.envs import InitTracker, Transform
+from torchrl.envs import EnvBase, InitTracker, Transform
 from torchrl.modules.tensordict_module.exploration import RandomPolicy
 from torchrl.modules.utils import get_primers_from_module
 
@@ -37,6 +37,7 @@ __all__ = [
 ]
 
 _ROWS = 4  # of a trial
+_RANDOM = ("rand_step", "rand_action")  # methods of environments that TorchRL's examples pass
 
 
 class OnTensorDicts(Fitted):
@@ -133,9 +134,9 @@ def as_module(policy: Any, *, trust_policy: bool = False) -> Any:
     """A module that does what the policy does.
 
     Args:
-        policy: None or a ``RandomPolicy`` for random actions, a module, or a callable. One with a
-            single parameter called ``tensordict`` or ``td``, or annotated as a TensorDict, is
-            given TensorDicts; others tensors.
+        policy: None, a ``RandomPolicy`` or an environment's ``rand_step`` for random actions, a
+            module, or a callable. One with a single parameter called ``tensordict`` or ``td``, or
+            annotated as a TensorDict, is given TensorDicts; others tensors.
         trust_policy: give it TensorDicts whatever its parameters.
 
     Raises:
@@ -151,6 +152,8 @@ def as_module(policy: Any, *, trust_policy: bool = False) -> Any:
         )
     if isinstance(policy, RandomPolicy):
         return RandomActions(policy.action_spec, policy.action_key)
+    if isinstance(getattr(policy, "__self__", None), EnvBase) and policy.__name__ in _RANDOM:
+        return RandomActions()
     if isinstance(policy, TensorDictModuleBase):
         return policy
     module = policy if isinstance(policy, nn.Module) else None
@@ -207,10 +210,13 @@ def required_parameters(call: Callable[..., Any]) -> dict[str, inspect.Parameter
 
 
 def _takes_tensordicts(call: Callable[..., Any]) -> bool:
-    parameters = required_parameters(call)
+    parameters = [*required_parameters(call).values()]
+    if not parameters:  # such as of ``def policy(td=None)``
+        parameters = [*inspect.signature(call).parameters.values()][:1]
     if len(parameters) != 1:
         return False
-    ((name, parameter),) = parameters.items()
+    (parameter,) = parameters
+    name = parameter.name
     kind = parameter.annotation
     annotated = isinstance(kind, type) and issubclass(kind, TensorDictBase)
     return annotated or name in ("tensordict", "td") or kind in ("TensorDict", "TensorDictBase")

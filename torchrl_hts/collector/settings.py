@@ -27,6 +27,7 @@ from torchrl_hts._planning.arguments import (
     find_factories,
     make_policy,
 )
+from torchrl_hts._planning.held_networks import warn_of_networks
 from torchrl_hts._planning.lazy_policies import Example
 from torchrl_hts._rounds.exchange import MAX_ENVS
 from torchrl_hts._world.world import World
@@ -106,6 +107,7 @@ class Settings:
         plain, is_alone = find_factories(
             given["create_env_fn"], given["create_env_kwargs"], stock.copies
         )
+        warn_of_networks(given["create_env_fn"], stacklevel=3)  # whoever makes the collector
         factories = _own(plain, given["world"], stock)
         if stock.replay_buffer is not None and kept["return_same_td"]:
             raise TypeError(

@@ -15,6 +15,7 @@ from torchrl_hts._learner.learner import LearnerSide
 from torchrl_hts._learner.weights import WeightSource
 from torchrl_hts._planning.arguments import check_equal
 from torchrl_hts._planning.batch_plan import BatchPlan
+from torchrl_hts._planning.exploration_specs import give_specs
 from torchrl_hts._planning.fitted import Fitted
 from torchrl_hts._planning.pickling import pickle_factories, pickle_policy
 from torchrl_hts._planning.planner import Planner
@@ -233,8 +234,11 @@ class Startup:
             Beside it the description of environment 0, with observations if they were needed.
         """
         policy = self._settings.policy
+        changed = give_specs(policy, description)
         if isinstance(policy, Fitted):
             _, description = self._observing(policy.fit, description)
+            changed = True
+        if changed:
             self._policy = pickle_policy(policy)
             self._planner = self._planner_of(self._policy)
         return self._observing(partial(self._planner.plan, num_envs=num_envs), description)

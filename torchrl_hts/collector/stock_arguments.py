@@ -93,7 +93,8 @@ STOCK_ARGUMENTS: dict[str, StockArgument] = {
     ),
     "sync": _without_effect(
         "batches are whole rounds of every environment, and with lag=1 the next is collected "
-        "meanwhile; lag=0 is plain synchronous learning"
+        "meanwhile; lag=0 is plain synchronous learning. Of [N, alpha] a replay buffer takes "
+        "single steps by replay_buffer or cat_results=0"
     ),
     "use_env_creator": _without_effect("factories are sent as they are"),
     "policy_version": _without_effect("versions are the numbers of rounds, from 0 on"),
