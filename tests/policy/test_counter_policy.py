@@ -122,7 +122,7 @@ def test_composite_parts_have_words_of_their_own() -> None:
     assert {"move_log_prob", "aim_log_prob"} <= set(out.keys())
 
 
-@pytest.mark.parametrize("name", ["noisy", "epsilon-greedy"])
+@pytest.mark.parametrize("name", ["noisy", "epsilon-greedy, masked"])
 def test_rows_run_alone_are_the_same_in_any_batch(name: str) -> None:
     policy, td, words = prepared(CASES[name])
     out = policy(td.copy(), words)

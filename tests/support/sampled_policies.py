@@ -19,11 +19,13 @@ from tensordict.nn import (
 )
 from torch import Tensor, nn
 from torch import distributions as D
+from torchrl.data import Bounded, TensorSpec
 from torchrl.data import Categorical as CategoricalSpec
 from torchrl.envs.utils import ExplorationType
 from torchrl.modules import (
     MLP,
     ActorValueOperator,
+    AdditiveGaussianModule,
     EGreedyModule,
     LSTMModule,
     ProbabilisticActor,
@@ -141,11 +143,17 @@ class _Noisy(nn.Module):
         return x + torch.randn_like(x)
 
 
-def _exploring() -> TensorDictModuleBase:
-    spec = CategoricalSpec(4)
-    actor = QValueActor(make_net(4), in_keys=["observation"], spec=spec)
+def _exploring(spec: TensorSpec) -> TensorDictModuleBase:
+    """Greedy, but for a random action now and then, of a spec that may be masked."""
+    actor = QValueActor(make_net(4), in_keys=["observation"], spec=CategoricalSpec(4))
     explore = EGreedyModule(spec=spec, eps_init=0.5, eps_end=0.5)
     return TensorDictSequential(actor, explore)
+
+
+def _jittery() -> TensorDictModuleBase:
+    net = TensorDictModule(make_net(2), ["observation"], ["action"])
+    spec = Bounded(-torch.ones(2), torch.ones(2))
+    return TensorDictSequential(net, AdditiveGaussianModule(spec=spec))
 
 
 class _Positive(nn.Module):
@@ -195,7 +203,11 @@ CASES = {
     "beta": Case(lambda: make_actor(D.Beta, _BETA, _Positive()), 1, in_steps=False),
     "noisy": Case(_noisy, 1, row_by_row=True, in_steps=False),
     "noisy, own generator": Case(lambda: _noisy(generator=3), 1, row_by_row=True, in_steps=False),
-    "epsilon-greedy": Case(_exploring, 1, row_by_row=True, in_steps=False),
+    "epsilon-greedy": Case(lambda: _exploring(CategoricalSpec(4)), 2, in_steps=False),
+    "epsilon-greedy, masked": Case(
+        lambda: _exploring(CategoricalSpec(4, mask=torch.arange(4) > 0)), 1, True, False
+    ),
+    "noise added": Case(_jittery, 2, in_steps=False),
 }
 
 

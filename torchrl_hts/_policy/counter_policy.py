@@ -27,6 +27,7 @@ from torch._C._functorch import is_functorch_wrapped_tensor
 from torchrl.envs.utils import ExplorationType, set_exploration_type
 
 from torchrl_hts._policy.draws import CounterNoise, Words, WordStream, bind, uniforms_of
+from torchrl_hts._policy.exploration import exploring
 from torchrl_hts._policy.module_checks import (
     check_modules,
     refused_dropout,
@@ -65,14 +66,15 @@ class CounterPolicy:
     """Runs a TensorDict policy so that a row's sample depends on that row's words alone.
 
     Under ``ExplorationType.RANDOM`` the distributions that TorchRL's actors commonly use are
-    sampled for all rows at once. A module with any other distribution is run row by row, each row
-    under torch's generator seeded with its word. So is the whole policy if it draws from that
-    generator elsewhere (`row_by_row`). Under the other exploration types it runs as it is. Policies
-    of plain TensorDictModules and probabilistic modules in sequence skip TensorDict's bookkeeping,
-    if a trial shows that this leaves every bit of the outputs as it was. A Categorical of logits is
-    then drawn and scored in numpy, to which the logits of another device come, since actors want
-    the outputs on the CPU anyway. If there are but small dense layers beside it, on the CPU and
-    over inputs ``[m, n]``, so are these run: numpy rounds otherwise.
+    sampled for all rows at once, and so is the noise of modules for exploration (`exploring`). A
+    module with any other distribution is run row by row, each row under torch's generator seeded
+    with its word. So is the whole policy if it draws from that generator elsewhere (`row_by_row`).
+    Under the other exploration types it runs as it is. Policies of plain TensorDictModules and
+    probabilistic modules in sequence skip TensorDict's bookkeeping, if a trial shows that this
+    leaves every bit of the outputs as it was. A Categorical of logits is then drawn and scored in
+    numpy, to which the logits of another device come, since actors want the outputs on the CPU
+    anyway. If there are but small dense layers beside it, on the CPU and over inputs ``[m, n]``, so
+    are these run: numpy rounds otherwise.
 
     Between calls the policy is as it was found; torch's global generators always are. TorchRL
     turns the validation of distributions' arguments off, so look for NaN in the outputs. Parameters
@@ -123,6 +125,9 @@ class CounterPolicy:
         # What is put over a module's own attribute while the policy runs.
         self._hooks: list[tuple[nn.Module, str, Any]] = []
         for module in policy.modules():
+            explore = exploring(module, lambda: self._noise)
+            if explore is not None and exploration_type is ExplorationType.RANDOM:
+                self._hooks.append((module, "forward", explore))
             if isinstance(module, ProbabilisticTensorDictModule):
                 # A generator of the module's own would be a stream: served in order of arrival.
                 self._hooks.append((module, "_resolve_generator", no_generator))

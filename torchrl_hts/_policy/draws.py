@@ -37,6 +37,7 @@ __all__ = [
     "bind",
     "draw_categorical",
     "draw_index",
+    "one_hot",
     "uniforms_of",
 ]
 
@@ -216,7 +217,8 @@ def _row_starts(rows: int, length: int) -> IndexArray:
     return np.arange(0, rows * length, length)
 
 
-def _one_hot(index: Tensor, length: int, dtype: torch.dtype = torch.int64) -> Tensor:
+def one_hot(index: Tensor, length: int, dtype: torch.dtype = torch.int64) -> Tensor:
+    """Indices ``[...]`` as ``[..., length]`` with a one each."""
     zeros = torch.zeros((*index.shape, length), dtype=dtype, device=index.device)
     return zeros.scatter_(-1, index.unsqueeze(-1), 1)
 
@@ -244,15 +246,13 @@ _DRAWS: dict[type[D.Distribution], Callable[[Any, Tensor], Tensor]] = {
     D.Bernoulli: lambda dist, u: (u < dist.probs).to(dist.probs.dtype),
     D.Categorical: lambda dist, u: draw_index(dist.probs, u),
     D.Normal: _normal,
-    D.OneHotCategorical: lambda dist, u: _one_hot(
+    D.OneHotCategorical: lambda dist, u: one_hot(
         draw_index(dist.probs, u), dist.probs.shape[-1], dist.probs.dtype
     ),
     rl_dist.MaskedCategorical: _masked,
-    rl_dist.MaskedOneHotCategorical: lambda dist, u: _one_hot(_masked(dist, u), dist.num_samples),
-    rl_dist.OneHotCategorical: lambda dist, u: _one_hot(
-        draw_index(dist.probs, u), dist.num_samples
-    ),
-    td_dist.OneHotCategorical: lambda dist, u: _one_hot(
+    rl_dist.MaskedOneHotCategorical: lambda dist, u: one_hot(_masked(dist, u), dist.num_samples),
+    rl_dist.OneHotCategorical: lambda dist, u: one_hot(draw_index(dist.probs, u), dist.num_samples),
+    td_dist.OneHotCategorical: lambda dist, u: one_hot(
         draw_index(dist.probs, u), dist.probs.shape[-1]
     ),
     rl_truncated.TruncatedStandardNormal: _truncated,
