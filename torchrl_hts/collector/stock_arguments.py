@@ -74,7 +74,10 @@ _TRAJECTORIES = (
     "a round is the same number of steps of every environment; use split_trajs=True, or assemble "
     "trajectories with postproc"
 )
-_WEIGHTS = "the iterator stages the policy's values; use update_policy_weights_"
+_WEIGHTS = (
+    "the iterator stages the policy's values: leave it out, or use update_policy_weights_ for "
+    "others"
+)
 _NO_SERVER = "actors run the policy, and how they share it is not for the user to choose"
 _ACTORS = "the actors take whatever observations are ready; use num_actors"
 _AS_WRITTEN = "leave it out: actors run a policy as it is written"
