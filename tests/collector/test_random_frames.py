@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from functools import partial
 from typing import Any
 
@@ -15,8 +16,18 @@ from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete
 from policies import categorical
 from tensordict.nn import TensorDictModule, TensorDictSequential
 from torch import Tensor, nn
-from torchrl.envs import ActionMask, GymEnv, GymWrapper, ParallelEnv, TransformedEnv
-from torchrl.modules import LSTMModule, OneHotCategorical, ProbabilisticActor
+from torchrl.data import Unbounded
+from torchrl.envs import (
+    ActionMask,
+    Compose,
+    GymEnv,
+    GymWrapper,
+    InitTracker,
+    ParallelEnv,
+    TensorDictPrimer,
+    TransformedEnv,
+)
+from torchrl.modules import LSTMModule, MaskedCategorical, OneHotCategorical, ProbabilisticActor
 
 pytestmark = [pytest.mark.usefixtures("collectors_end"), pytest.mark.timeout(120)]
 
@@ -176,18 +187,76 @@ class MaskedEnv(EchoEnv):
     def __init__(self) -> None:
         super().__init__()
         space = self.observation_space
-        self.observation_space = Dict({"observation": space, "mask": MultiBinary(3)})
+        self.observation_space = Dict({"observation": space, "mask": Box(0, 1, (3,), bool)})
 
     def _observe(self, action: float) -> Any:
-        return {"observation": super()._observe(action), "mask": np.array([1, 0, 1], np.int8)}
+        return {"observation": super()._observe(action), "mask": np.array([1, 0, 1], bool)}
 
 
 def test_masked_actions_are_refused() -> None:
-    said = "^init_random_frames=8: random actions would ignore the mask of .*, or leave it out$"
+    """Be it the environment's spec that has the mask, or the policy that reads one."""
+    said = "^random actions would ignore the mask of .*: leave init_random_frames=8 out$"
     with pytest.raises(TypeError, match=said):
         start([masked], init_random_frames=8)
     with start([masked]) as collector:
         next(iter(collector))
+    policy = ProbabilisticActor(
+        TensorDictModule(nn.Linear(4, 3).double(), ["observation"], ["logits"]),
+        in_keys={"logits": "logits", "mask": "mask"},
+        distribution_class=MaskedCategorical,
+    )
+    said = "^random actions would ignore the mask that the policy reads: leave init_random_frames="
+    with pytest.raises(TypeError, match=said):
+        start([MaskedEnv], policy, init_random_frames=8)
+    with start([MaskedEnv], policy) as collector:
+        assert (next(iter(collector))["action"] != 1).all()
+
+
+@pytest.mark.parametrize("writes", ["s", ("next", "s")])
+def test_what_the_policy_carries_stays_what_it_is(writes: Any) -> None:
+    """A state that a primer begins with 5, as in TorchRL's collectors."""
+
+    def make() -> Any:
+        primer = TensorDictPrimer(s=Unbounded((1,)), default_value=5.0)
+        env = GymEnv("CartPole-v1", categorical_action_encoding=True)
+        return TransformedEnv(env, Compose(InitTracker(), primer))
+
+    policy = TensorDictModule(Counts(), ["observation", "s"], ["action", writes])
+    batch = collect([make], policy, rounds=2, init_random_frames=4)
+    assert batch["s"][0, :4].eq(5).all()
+    assert batch["s"][0, 4:].flatten().tolist() == [5 + step + (writes == "s") for step in range(4)]
+
+
+class Counts(nn.Module):
+    """Counts on from what it is given."""
+
+    def forward(self, observation: Tensor, s: Tensor) -> tuple[Tensor, Tensor]:
+        return torch.zeros(observation.shape[:-1], dtype=torch.int64), s + 1
+
+
+def test_actions_without_elements() -> None:
+    space = Box(0, 1, (0,))
+    policy = TensorDictModule(Writes(((0,), torch.float32)), ["observation"], ["action"])
+    batch = collect([partial(EchoEnv, action_space=space)], policy, init_random_frames=4)
+    assert batch["action"].shape == (1, 12, 0)
+
+
+def test_a_state_of_other_random_frames_is_told() -> None:
+    """While it makes a difference."""
+    with start(ENVS, cartpole_policy(), init_random_frames=24) as collector:
+        states = [collector.state_dict()]
+        for _ in zip(range(3), collector, strict=False):
+            states.append(collector.state_dict())
+    for state, differs in zip(states, [True, True, False, False], strict=True):
+        with start(ENVS, cartpole_policy(), lag=1) as collector, warnings.catch_warnings():
+            warnings.simplefilter("error")
+            if differs:
+                with pytest.raises(
+                    UserWarning, match=r"init_random_frames=24 where the state.*, 0"
+                ):
+                    collector.load_state_dict(state)
+            else:
+                collector.load_state_dict(state)
 
 
 @pytest.mark.parametrize("value", [-2, "many", 1.5, True])

@@ -20,10 +20,11 @@ from torchrl.data import (
     ReplayBuffer,
     SliceSampler,
 )
+from torchrl.envs import MultiStepTransform
 from torchrl.modules import QValueActor
 from torchrl.objectives import DQNLoss
 
-from torchrl_hts import EpisodeReturns, HTSCollector, UndelayedUpdateWarning
+from torchrl_hts import DelayedGradient, EpisodeReturns, HTSCollector, UndelayedUpdateWarning
 
 pytestmark = [pytest.mark.usefixtures("collectors_end"), pytest.mark.timeout(120)]
 
@@ -199,6 +200,52 @@ def test_attributes_that_trainers_read() -> None:
         assert collector.replay_buffer is None
         with pytest.raises(AttributeError, match="was made without replay_buffer"):
             collector.getattr_rb("write_count")
+
+
+def n_steps(**storage: Any) -> ReplayBuffer:
+    """A buffer that adds up the rewards of three steps."""
+    transform = MultiStepTransform(n_steps=3, gamma=1.0)
+    options: dict[str, Any] = {"dim_extend": 1} if storage else {}
+    return ReplayBuffer(
+        storage=LazyTensorStorage(100, **storage), transform=transform, batch_size=4, **options
+    )
+
+
+def test_returns_of_several_steps_stay_within_an_environment() -> None:
+    with pytest.raises(ValueError, match="MultiStepTransform of replay_buffer would go on from"):
+        start([EchoEnv] * 2, replay_buffer=n_steps())
+    for envs, buffer in [([EchoEnv] * 2, n_steps(ndim=2)), (EchoEnv, n_steps())]:
+        options: dict[str, Any] = {"frames_per_batch": 24, "total_frames": 24, "seed": 0}
+        with HTSCollector(envs, categorical(), replay_buffer=buffer, **options) as collector:
+            for _ in collector:
+                pass
+        steps = buffer[:].reshape(-1)
+        assert (steps["observation"][:, 0] == steps["next", "observation"][:, 0]).all()
+        first = steps[steps["observation"][:, 2] == 0]
+        assert (first["next", "reward"] == 1 + 2 + 3).all()
+
+
+def test_flat_batches_dont_fit_into_storages_of_two_dimensions() -> None:
+    buffer = ReplayBuffer(storage=LazyTensorStorage(48, ndim=2), dim_extend=1)
+    said = "storage of replay_buffer has 2 dimensions, and batches are flat: give one of one"
+    for envs, options in [(EchoEnv, {}), ([EchoEnv] * 2, {"cat_results": 0})]:
+        with pytest.raises(ValueError, match=said):
+            HTSCollector(envs, frames_per_batch=8, replay_buffer=buffer, **options)
+
+
+def test_a_delayed_gradient_over_it() -> None:
+    """One of another lag is told, and so is who takes the iterator's items for batches."""
+    policy = categorical()
+    delayed = DelayedGradient(policy, lag=2)
+    with start([EchoEnv], policy, replay_buffer=buffer_of(), lag=1) as collector:
+        iterator = iter(collector)
+        with pytest.raises(TypeError, match="and so does a collector with a replay_buffer"):
+            delayed(next(iterator))
+        batch = collector.replay_buffer[:]
+        with delayed(batch):
+            pass
+        with pytest.raises(ValueError, match="DelayedGradient has lag=2, and the collector lag"):
+            next(iterator)
 
 
 def test_what_does_not_go_with_it() -> None:

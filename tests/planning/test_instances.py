@@ -58,16 +58,16 @@ class Drawing(EnvBase):
         self.other, self.third = np.random.RandomState(), random.Random()
         self.fourth = torch.Generator()
 
-    def _drawn(self) -> torch.Tensor:
+    def drawn(self) -> torch.Tensor:
         drawn = [self.mine.random(), self.other.rand(), self.third.random()]
         return torch.tensor(drawn) + torch.rand(3, generator=self.fourth)
 
     def _reset(self, tensordict: TensorDictBase | None, **_: Any) -> TensorDictBase:
-        return TensorDict({"observation": self._drawn()}, [])
+        return TensorDict({"observation": self.drawn()}, [])
 
     def _step(self, tensordict: TensorDictBase) -> TensorDictBase:
         ended = {"done": torch.zeros(1, dtype=torch.bool), "reward": torch.zeros(1)}
-        return TensorDict({"observation": self._drawn(), **ended}, [])
+        return TensorDict({"observation": self.drawn(), **ended}, [])
 
     def _set_seed(self, seed: int | None) -> None: ...
 
@@ -86,7 +86,31 @@ class Noise(Transform):
         return self._call(tensordict_reset)
 
 
-@pytest.mark.parametrize("wrap", [lambda env: env, lambda env: TransformedEnv(env, Noise())])
+class Within:
+    """A simulator, or a wrapper around one."""
+
+    def __init__(self, sim: Any) -> None:
+        self.sim = sim
+
+    def drawn(self) -> torch.Tensor:
+        return self.sim.drawn()
+
+
+class Simulated(Drawing):
+    """Draws by what lies deep within."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.simulators = {"first": [Within(Within(Drawing()))]}
+
+    def drawn(self) -> torch.Tensor:
+        return self.simulators["first"][0].drawn()
+
+
+@pytest.mark.parametrize(
+    "wrap",
+    [lambda env: env, lambda env: TransformedEnv(env, Noise()), lambda env: Simulated()],
+)
 def test_each_copy_draws_for_itself_by_the_seed(wrap: Any) -> None:
     env = wrap(Drawing())
     first, again = one_batch([env] * 3), one_batch([env] * 3)

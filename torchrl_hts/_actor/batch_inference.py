@@ -212,11 +212,21 @@ class BatchInference:
         return size
 
     def _draw(self, slot: int, round_: int, rows: Rows) -> int:
-        """Write random actions, and zeros where the policy would write something else."""
+        """Write random actions, and zeros where the policy would write something else.
+
+        What it would read again at the next step stays what it is.
+        """
         drawn = self.at_random.actions(round_, rows)
+        inputs = dict(zip(self.inputs, self.input_rows[slot], strict=True))
         for key, target, *_ in self.output_rows[slot]:
-            value = drawn.get(key)
-            target[rows] = 0 if value is None else as_array(value)
+            value, path = drawn.get(key), as_path(key)
+            kept = inputs.get(path[1:] if path[0] == "next" else path)
+            if value is not None:
+                target[rows] = as_array(value)
+            elif kept is None:
+                target[rows] = 0
+            elif kept is not target:
+                target[rows] = kept[rows]
         return len(rows)
 
     def _begin(self, slot: int, round_: int) -> None:

@@ -58,6 +58,7 @@ class RandomRounds:
         """
         if round_ != self._round:
             words = self._noise.round(round_)
-            self._round, self._words = round_, words.reshape(-1, words.shape[-1])
+            envs, steps, width = words.shape
+            self._round, self._words = round_, words.reshape(envs * steps, width)
         drawn: Mapping[Any, Tensor] = self._policy(TensorDict({}, [len(rows)]), self._words[rows])
         return drawn

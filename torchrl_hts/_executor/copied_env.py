@@ -4,55 +4,68 @@ from __future__ import annotations
 
 import pickle
 import random
-from collections.abc import Iterator
 from typing import Any
 
-import gymnasium as gym
+import cloudpickle
 import numpy as np
 import torch
 from torchrl.envs import EnvBase
 
 from torchrl_hts._executor.own_seeds import drawn_seed
-from torchrl_hts._executor.torchrl_layers import wrapped_by
+from torchrl_hts._processes.messages import pickled
 
 __all__ = ["Copied"]
 
 
 class Copied:
-    """Makes a copy of a TorchRL environment at each call.
+    """Makes a copy of a TorchRL environment at each call, as it was when this was made.
 
-    Generators that it holds begin from what ``np.random`` gives, as those do that its constructor
-    makes: each copy draws for itself, by the collector's seed.
+    Generators that it holds, however deep, begin from what ``np.random`` gives, as those do that
+    its constructor makes: each copy draws for itself, by the collector's seed.
 
     Args:
-        content: the environment, pickled.
+        env: to be copied.
+
+    Raises:
+        Exception: of any kind, if it can't be pickled.
     """
 
-    def __init__(self, content: bytes) -> None:
-        self.content = content
+    def __init__(self, env: EnvBase) -> None:
+        self._content = pickled(env, _WithoutGenerators)
 
     def __call__(self) -> EnvBase:
-        env: EnvBase = pickle.loads(self.content)
-        for layer in _layers(env):
-            _reseed(layer)
+        env: EnvBase = pickle.loads(self._content)
         return env
 
 
-def _layers(env: EnvBase) -> Iterator[Any]:
-    """An environment, its transforms, what these are around, and the wrappers within."""
-    yield from env.modules()
-    within = wrapped_by(env)
-    while within is not None:
-        yield within
-        within = within.env if isinstance(within, gym.Wrapper) else None
+class _WithoutGenerators(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has no types
+    """Leaves of a generator nothing but its kind."""
 
-
-def _reseed(layer: Any) -> None:
-    """Seed the generators that an object holds."""
-    for name, value in getattr(layer, "__dict__", {}).items():
+    def reducer_override(self, value: Any) -> Any:
         if isinstance(value, np.random.Generator):
-            setattr(layer, name, np.random.default_rng(drawn_seed()))
-        elif isinstance(value, np.random.RandomState | random.Random):
-            value.seed(drawn_seed())
-        elif isinstance(value, torch.Generator):
-            value.manual_seed(drawn_seed())
+            return _numpys, (type(value.bit_generator),)
+        if isinstance(value, np.random.RandomState):
+            return _numpys_old, ()
+        if isinstance(value, random.Random):
+            return _pythons, (type(value),)
+        if isinstance(value, torch.Generator):
+            return _torchs, (str(value.device),)
+        return super().reducer_override(value)
+
+
+def _numpys(kind: type[np.random.BitGenerator]) -> np.random.Generator:
+    return np.random.Generator(kind(drawn_seed()))
+
+
+def _numpys_old() -> np.random.RandomState:
+    return np.random.RandomState(drawn_seed())
+
+
+def _pythons(kind: type[random.Random]) -> random.Random:
+    generator = kind()
+    generator.seed(drawn_seed())
+    return generator
+
+
+def _torchs(device: str) -> torch.Generator:
+    return torch.Generator(device).manual_seed(drawn_seed())

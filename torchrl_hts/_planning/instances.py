@@ -11,7 +11,6 @@ from torchrl.envs.common import _EnvWrapper
 
 from torchrl_hts._executor.copied_env import Copied
 from torchrl_hts._executor.torchrl_layers import base_of, transforms_with_statistics
-from torchrl_hts._processes.messages import pickled
 
 __all__ = ["copier"]
 
@@ -38,7 +37,7 @@ def copier(env: EnvBase, name: str) -> Callable[[], Any]:
             stacklevel=7,  # whoever makes the collector
         )
     try:
-        return Copied(pickled(env))
+        return Copied(env)
     except Exception as error:
         raise TypeError(
             f"{name} is a {kind} that can't be copied for the process that steps it ({error}): "

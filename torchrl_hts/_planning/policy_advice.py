@@ -38,7 +38,8 @@ def on_action(spec: TensorSpec | None, found: tuple[int, ...]) -> str:
             ", one-hot. If the policy writes indices, make the environment with "
             "categorical_action_encoding=True (GymEnv, GymWrapper)"
         )
-    if isinstance(spec, Categorical) and found == (*spec.shape, int(spec.n)):
+    kind = type(spec)  # those below Categorical count otherwise
+    if spec is not None and kind is Categorical and found == (*spec.shape, int(spec.n)):
         return (
             ", an index. Make the environment with categorical_action_encoding=False (GymEnv, "
             "GymWrapper), or let the policy draw from torch.distributions.Categorical"

@@ -13,9 +13,10 @@ import gymnasium as gym
 import numpy as np
 import torch
 from tensordict import TensorDictBase
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.functional import one_hot
 from torchrl.data import Composite, TensorSpec
+from torchrl.modules import MaskedCategorical, MaskedOneHotCategorical
 
 from torchrl_hts._executor.gym_env import GymDescription
 from torchrl_hts._executor.torchrl_env import TorchRLDescription
@@ -25,7 +26,7 @@ from torchrl_hts._rounds.keys import Key, as_path, as_written
 from torchrl_hts._rounds.shared_memory import Field
 from torchrl_hts.errors import PolicyError
 
-__all__ = ["RandomActions"]
+__all__ = ["RandomActions", "reads_masks"]
 
 
 class RandomActions(Fitted):
@@ -34,6 +35,7 @@ class RandomActions(Fitted):
     Args:
         spec: of the actions, without batch dimensions; None for that of the environment.
         key: of the action, unless the spec is a Composite.
+        advice: what to do where actions are masked.
 
     Example:
         >>> from tensordict import TensorDict
@@ -43,8 +45,14 @@ class RandomActions(Fitted):
         torch.Size([5])
     """
 
-    def __init__(self, spec: TensorSpec | None = None, key: Any = "action") -> None:
+    def __init__(
+        self,
+        spec: TensorSpec | None = None,
+        key: Any = "action",
+        advice: str = "give a policy that reads the mask, with MaskedCategorical",
+    ) -> None:
         super().__init__()
+        self._advice = advice
         self.in_keys: list[Any] = []
         self.out_keys: list[Any] = []
         self._space: gym.Space[Any] | None = None
@@ -102,8 +110,8 @@ class RandomActions(Fitted):
 
     def _refuse_mask(self, of: str) -> None:
         raise TypeError(
-            f"random actions would ignore the mask of {of}, which changes from step to step: give "
-            "a policy that reads the mask, with MaskedCategorical"
+            f"random actions would ignore the mask of {of}, which changes from step to step: "
+            f"{self._advice}"
         )
 
     def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
@@ -120,6 +128,17 @@ class RandomActions(Fitted):
                 value = _in_form(value, field, None if self._spec else spaces[key])
             tensordict[as_written(key)] = value
         return tensordict
+
+
+def reads_masks(policy: nn.Module) -> bool:
+    """Whether some of a policy's modules draw or choose by a mask that they are given."""
+    for module in policy.modules():
+        if getattr(module, "action_mask_key", None) is not None:
+            return True
+        kind = getattr(module, "distribution_class", None)
+        if isinstance(kind, type) and issubclass(kind, MaskedCategorical | MaskedOneHotCategorical):
+            return True
+    return False
 
 
 def _leaves(key: Key, space: Any) -> Iterator[tuple[Key, Any]]:

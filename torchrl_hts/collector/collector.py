@@ -32,6 +32,7 @@ from torchrl_hts._reports.timeline import Timeline, check_path, read_timeline
 from torchrl_hts._rounds.slots import policy_tensors
 from torchrl_hts._world.digest import digest
 from torchrl_hts._world.world import World
+from torchrl_hts.collector.replay_buffers import extend
 from torchrl_hts.collector.settings import Settings
 from torchrl_hts.collector.startup import Started, Startup
 from torchrl_hts.collector.stock_attributes import StockAttributes
@@ -209,9 +210,7 @@ class HTSCollector(Uncopied, StockAttributes, BaseCollector):  # type: ignore[mi
         self._frames = self._collected = 0  # the latter without those of a loaded state
         self._iter = -1
         self._weights = WeightSource(settings.policy)
-        # Not for one of several collectors, nor over a buffer, whose data are older anyway.
-        learns_here = self.worker_idx is None and self.replay_buffer is None
-        self._updates = UpdateWatch(self.policy, self.lag, learns_here=learns_here)
+        self._updates = self._watch()
         startup = Startup(settings, self._weights)
         self._workers = startup.workers
         self._finalizer = weakref.finalize(self, self._workers.shutdown)
@@ -221,10 +220,15 @@ class HTSCollector(Uncopied, StockAttributes, BaseCollector):  # type: ignore[mi
         except BaseException:
             self.shutdown(timeout=1.0)  # for environments that are there to be closed
             raise
-        self._show_rounds(started, settings.stock.cat_results)
+        self._show_rounds(started)
         self._supervisor, self._learner = started.supervisor, started.learner
         self._memory, self._invariant_sizes = started.supervisor.memory, started.invariant_sizes
         self._truncated_keys = started.truncated_keys if self.set_truncated else ()
+
+    def _watch(self) -> UpdateWatch:
+        learns_here = self.worker_idx is None  # not if it is one of several collectors
+        from_buffer = self.replay_buffer is not None
+        return UpdateWatch(self.policy, self.lag, learns_here=learns_here, from_buffer=from_buffer)
 
     def _show(self, settings: Settings) -> None:
         """Set the attributes that scripts, and TorchRL's trainers, read."""
@@ -247,12 +251,10 @@ class HTSCollector(Uncopied, StockAttributes, BaseCollector):  # type: ignore[mi
         self.world = settings.world
         self._num_learners = 1 if self.world is None else self.world.size
 
-    def _show_rounds(self, started: Started, cat_results: int | str | None) -> None:
+    def _show_rounds(self, started: Started) -> None:
         """Set those that tell of the environments."""
         self._spaces, rounds = started.spaces, started.rounds
-        self.cat_results: int | str = 0 if started.is_alone else "stack"
-        if cat_results is not None:
-            self.cat_results = cat_results
+        self.cat_results: int | str = started.cat_results
         self.num_envs, self.sync_interval = rounds.num_envs, rounds.sync_interval
         self.frames_per_batch = self.requested_frames_per_batch = rounds.frames_per_batch
         self._last_round = rounds.num_rounds
@@ -334,12 +336,9 @@ class HTSCollector(Uncopied, StockAttributes, BaseCollector):  # type: ignore[mi
 
     def _kept(self, batch: TensorDictBase) -> Any:
         """The batch, or None if it is in the replay buffer."""
-        buffer = self.replay_buffer
-        if buffer is None:
+        if self.replay_buffer is None:
             return batch
-        storage = getattr(buffer, "storage", None)  # which one in another process doesn't show
-        steps_are_items = getattr(storage, "ndim", 1) == 1 and not self.split_trajs
-        buffer.extend(batch.reshape(-1) if steps_are_items else batch)
+        extend(self.replay_buffer, batch, splits=self.split_trajs)
         return None
 
     # What users and TorchRL's trainers call.
@@ -527,6 +526,7 @@ class HTSCollector(Uncopied, StockAttributes, BaseCollector):  # type: ignore[mi
             lag=self.lag,
             num_envs=self._memory.layout.num_envs,
             sync_interval=self.sync_interval,
+            init_random_frames=self.init_random_frames,
             invariant_sizes=asdict(self._invariant_sizes),
             spaces=self.spaces,
             **place,
@@ -559,10 +559,20 @@ class HTSCollector(Uncopied, StockAttributes, BaseCollector):  # type: ignore[mi
                 "taken (another machine, or another version of torch, numpy or torchrl_hts)",
                 stacklevel=2,
             )
+        at_random = state.get("init_random_frames", self.init_random_frames)
+        frames = state["frames"] * self._num_learners
+        if at_random != self.init_random_frames and frames < max(
+            at_random, self.init_random_frames
+        ):
+            warnings.warn(
+                f"the run goes on, but not bit for bit: init_random_frames={at_random} where the "
+                f"state was taken, {self.init_random_frames} here",
+                stacklevel=2,
+            )
         self.policy.load_state_dict(state["policy_state_dict"])  # refuses another policy's
         self._learner.load_state_dict(state)
         self._updates.forget()
-        self._frames = state["frames"] * self._num_learners
+        self._frames = frames
         self._iter = state["iter"]
         if self.world is not None:
             policy = digest(value for _, value in policy_tensors(self.policy))
@@ -613,8 +623,8 @@ class HTSCollector(Uncopied, StockAttributes, BaseCollector):  # type: ignore[mi
             NotImplementedError: always.
         """
         raise NotImplementedError(
-            "HTSCollector has no start(): iterate over it, with a replay_buffer if you have one; "
-            "the next round is collected meanwhile"
+            "HTSCollector has no start(): iterate over it, with a replay_buffer if you have one, "
+            "or give a trainer async_collection=False; the next round is collected meanwhile"
         )
 
     def __len__(self) -> int:

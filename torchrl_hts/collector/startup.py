@@ -20,7 +20,7 @@ from torchrl_hts._planning.fitted import Fitted
 from torchrl_hts._planning.pickling import pickle_factories, pickle_policy
 from torchrl_hts._planning.planner import Planner
 from torchrl_hts._planning.policy_forms import transforms_of
-from torchrl_hts._planning.random_actions import RandomActions
+from torchrl_hts._planning.random_actions import RandomActions, reads_masks
 from torchrl_hts._planning.torch_defaults import torchs_defaults
 from torchrl_hts._planning.worker_counts import Tryout, choose_team
 from torchrl_hts._policy.invariance import InvariantSizes
@@ -35,6 +35,7 @@ from torchrl_hts._supervision.restarts import Restarts
 from torchrl_hts._supervision.supervisor import Supervisor
 from torchrl_hts._supervision.workers import EnvironmentSource, Workers
 from torchrl_hts._world.digest import digest
+from torchrl_hts.collector.replay_buffers import check_buffer
 from torchrl_hts.collector.rounds import Rounds
 from torchrl_hts.collector.settings import Settings
 from torchrl_hts.errors import PolicyError
@@ -57,7 +58,8 @@ class Started:
         rounds: what they are like.
         truncated_keys: ``("next", ...)`` keys of the truncation flags.
         invariant_sizes: batch sizes that all actors agree on.
-        is_alone: whether a single environment was given as such, in no list and no batch.
+        cat_results: what batches are like: ``"stack"``, or 0 and -1 for flat ones. By default that
+            of a single environment, given as such in no list and no batch, is flat.
         spaces: what the environments' spaces are, in words, by name. Within their wrappers they may
             differ from each other; those that do aren't there.
     """
@@ -67,7 +69,7 @@ class Started:
     rounds: Rounds
     truncated_keys: tuple[Key, ...]
     invariant_sizes: InvariantSizes
-    is_alone: bool
+    cat_results: int | str
     spaces: Mapping[str, str]
 
 
@@ -164,6 +166,7 @@ class Startup:
             num_parts=1 if world is None else world.num_parts,
             stacklevel=3,  # whoever makes the collector
         )
+        cat_results = self._cat_results(descriptions[0], rounds)
         plan, description = self._plan(descriptions[0], rounds.num_own)
         at_random = self._at_random(description, plan, rounds)
         self._check_truncation(plan)
@@ -206,13 +209,27 @@ class Startup:
             rounds.units,
         )
         spaces = _common_texts(descriptions)
-        is_alone = settings.is_alone and not descriptions[0].is_batch
-        return Started(supervisor, learner, rounds, plan.truncated_keys, sizes, is_alone, spaces)
+        return Started(supervisor, learner, rounds, plan.truncated_keys, sizes, cat_results, spaces)
 
     @property
     def _replaces(self) -> bool:
         """Whether workers that fail are replaced."""
         return self._settings.on_executor_failure == "restart"
+
+    def _cat_results(self, description: Description, rounds: Rounds) -> int | str:
+        """See `Started`; a replay buffer has to fit."""
+        settings = self._settings
+        cat_results = settings.stock.cat_results
+        if cat_results is None:
+            cat_results = 0 if settings.is_alone and not description.is_batch else "stack"
+        is_flat = cat_results != "stack"
+        check_buffer(
+            settings.stock.replay_buffer,
+            rounds.num_own,
+            is_flat=is_flat,
+            splits=settings.split_trajs,
+        )
+        return cat_results
 
     def _planner_of(self, policy: bytes) -> Planner:
         """The planner of batches with a pickled policy."""
@@ -250,11 +267,11 @@ class Startup:
         frames = self._settings.stock.init_random_frames
         if not frames:
             return {}
-        at_random = RandomActions()
-        try:
-            self._observing(at_random.fit, description)
-        except TypeError as error:
-            raise TypeError(f"init_random_frames={frames}: {error}, or leave it out") from error
+        advice = f"leave init_random_frames={frames} out"
+        if reads_masks(self._settings.policy):
+            raise TypeError(f"random actions would ignore the mask that the policy reads: {advice}")
+        at_random = RandomActions(advice=advice)
+        self._observing(at_random.fit, description)
         at_random.write_as(plan.fields)
         return {
             "random_policy": pickle_policy(at_random),

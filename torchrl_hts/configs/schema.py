@@ -30,8 +30,8 @@ class HTSCollectorConfig:
         exploration_type: the name of an `ExplorationType`.
 
     Other keys, such as those of TorchRL's collectors, are accepted here and handed on. The
-    collector says of each that is set why it doesn't take it. ``~collector.<key>`` on the command
-    line removes it.
+    collector takes some of them, such as ``init_random_frames``, and says of each other that is set
+    why it doesn't take it. ``~collector.<key>`` on the command line removes it.
 
     Example:
         >>> from hydra.utils import instantiate

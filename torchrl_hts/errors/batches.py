@@ -13,7 +13,10 @@ __all__ = ["check_batch", "check_parts"]
 def check_batch(batch: Any) -> TensorDictBase:
     """The batch itself; TypeError for what is none."""
     if not isinstance(batch, TensorDictBase):
-        end = ": next() and rollout() give None when all frames have been collected"
+        end = (
+            ": next() and rollout() give None when all frames have been collected, and so does a "
+            "collector with a replay_buffer, from which losses take samples"
+        )
         raise TypeError(
             f"expected a batch, which is a TensorDict, and got {type(batch).__name__}"
             f"{end if batch is None else ''}"
