@@ -91,6 +91,8 @@ def settings(workload: str, training: str, num_envs: int, directory: Path) -> di
     """
     if TRAININGS[training].algorithm is None:
         raise ValueError("Sample Factory can't collect without learning")
+    if training == "dqn5":
+        raise ValueError("Sample Factory is measured with A2C and PPO alone")
     waits = find_workload(workload).waits
     workers = num_envs if waits else min(CORES, num_envs)
     per_worker, left_over = divmod(num_envs, workers)

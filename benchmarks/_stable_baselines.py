@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from _dqn import DQN
 from _workloads import Training, Workload, make_agent
 from a2c_atari import Options as A2COptions
 from ppo_atari import Options as PPOOptions
@@ -54,6 +55,8 @@ class StableBaselines:
             "net_arch": [],
             "normalize_images": False,
         }
+        if training.algorithm is DQN:
+            raise ValueError("Stable-Baselines3 is measured with A2C and PPO alone")
         self._learns = training.algorithm is not None
         options: A2COptions | PPOOptions = A2COptions()
         algorithm: type[OnPolicyAlgorithm] = A2C

@@ -12,6 +12,7 @@ from typing import Any
 import _recipes  # noqa: F401  so that the recipes are found
 import gymnasium as gym
 import torch
+from _dqn import DQN
 from _environments import (
     SLEEP_MEAN_S,
     STRAGGLER_FACTOR,
@@ -35,6 +36,7 @@ from torchrl.objectives import A2CLoss
 from torchrl.objectives.value import GAE
 
 from torchrl_hts import DelayedGradient
+from torchrl_hts.delayed_gradient import GradientAt
 from torchrl_hts.envs import make_atari, make_atari_batch, make_football, make_football_batch
 
 CORES = len(os.sched_getaffinity(0))
@@ -194,7 +196,7 @@ class Training:
 
     description: str
     sync_interval: int
-    algorithm: type[A2C] | type[PPO] | None = None
+    algorithm: type[A2C] | type[PPO] | type[DQN] | None = None
     mostly_learns: bool = False
     device: str = "cpu"
     policy_device: str = "cpu"
@@ -207,6 +209,7 @@ TRAININGS = {
     "a2c5": Training("A2C, unroll of 5 steps", 5, A2C),
     "a2c20": Training("A2C, unroll of 20 steps", 20, A2C),
     "ppo": Training("PPO, unroll of 128 steps, 4 epochs of 4 minibatches", 128, PPO, True),
+    "dqn5": Training("DQN, alpha 5, an update of 32 items for every 4 steps", 5, DQN),
 }
 
 
@@ -273,6 +276,9 @@ def make_learn(
             for _ in ppo.learn(batch):
                 pass
 
+    elif training.algorithm is DQN:
+        dqn = DQN(agent)
+        model, update = dqn.model, dqn.learn
     elif stock:
         model, update = _stock_a2c(agent)
     else:
@@ -284,7 +290,9 @@ def make_learn(
 
     if lag is None:
         return update
-    delayed = DelayedGradient(model, lag=lag)
+    # What is in a buffer was gathered with many parameters, whatever the lag.
+    at: GradientAt = "newest" if training.algorithm is DQN else "behaviour"
+    delayed = DelayedGradient(model, lag=lag, gradient_at=at)
 
     def delayed_update(batch: TensorDictBase) -> None:
         with delayed(batch):

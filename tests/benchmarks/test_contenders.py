@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import warnings
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -17,7 +18,7 @@ from policies import categorical
 from script_paths import BENCHMARKS  # noqa: F401  so that the scripts are found
 from torchrl.collectors import Collector
 
-from torchrl_hts import HTSCollector
+from torchrl_hts import HTSCollector, UndelayedUpdateWarning
 from torchrl_hts._reports.statistics import WorkerStatistics
 from torchrl_hts._rounds.event_rings import Activity
 from torchrl_hts.testing import digest
@@ -28,7 +29,7 @@ import _machine
 from _contenders import CONTENDERS, add_barrier, make_runner, per_step_s, serial
 from _loops import Loop, make_gymnasium_loop, make_vector_loop
 from _machine import INSTRUCTIONS, machine
-from _workloads import TRAININGS, WORKLOADS, find_workload, make_agent, policy_of
+from _workloads import TRAININGS, WORKLOADS, find_workload, make_agent, make_learn, policy_of
 
 pytestmark = pytest.mark.usefixtures("warm_servers")
 
@@ -131,6 +132,23 @@ def test_the_contender_that_records_a_timeline_does(tmp_path: Path) -> None:
         next(iter(collector))
         timeline = collector.timeline(tmp_path / "all.json")
     assert len(timeline.of(Activity.STEP)) >= 2 * how.sync_interval
+
+
+def test_dqn_learns_from_a_buffer_of_what_is_gathered() -> None:
+    """And nobody is told that its updates aren't delayed."""
+    work, how = find_workload("cartpole"), TRAININGS["dqn5"]
+    agent = make_agent(work)
+    learn = make_learn(agent, how, 2, lag=1)
+    assert learn is not None
+    before = digest(agent.policy.parameters())
+    with (
+        warnings.catch_warnings(),
+        CONTENDERS["hts"].make(work, how, 2, agent) as collector,
+    ):
+        warnings.simplefilter("error", UndelayedUpdateWarning)
+        for batch in islice(collector, 4):
+            learn(batch)
+    assert digest(agent.policy.parameters()) != before
 
 
 @pytest.mark.parametrize("training", ["a2c5", "ppo"])

@@ -47,10 +47,13 @@ def test_ray_train_gives_the_bits_of_one_learner_also_if_a_learner_is_killed(
     run(f"ppo_cartpole.py {FLAGS}", "--output-dir", str(whole))
     flags = [*FLAGS.split(), "--output-dir", str(directory)]
     process = start("ray_train.py --learners 2 --cpus 0.5 ppo_cartpole", *flags)
-    wait_until(lambda: any(directory.glob("checkpoints/*.pt")), timeout_s=500)
-    everything = processes_below(process.pid)
-    os.kill(learners_below(process.pid)[1], signal.SIGKILL)
-    output, _ = process.communicate(timeout=600)
+    try:
+        wait_until(lambda: any(directory.glob("checkpoints/*.pt")), timeout_s=500)
+        everything = processes_below(process.pid)
+        os.kill(learners_below(process.pid)[1], signal.SIGKILL)
+        output, _ = process.communicate(timeout=600)
+    finally:  # whatever was waited for in vain; Ray's own processes end with it
+        process.terminate()
     assert process.returncode == 0, output
     assert "resumed from" in output
     assert_equal_runs(whole, directory)
