@@ -292,11 +292,12 @@ class TestCollectors:
     def test_starting_it(self) -> None:
         from torchrl.data import LazyTensorStorage, ReplayBuffer
 
-        with start([EchoEnv], marked(), num_executors=1, num_actors=1) as collector:
-            with pytest.raises(NotImplementedError, match="extend a replay buffer with each batch"):
+        buffer = ReplayBuffer(storage=LazyTensorStorage(8))
+        options: dict[str, Any] = {"num_executors": 1, "num_actors": 1, "replay_buffer": buffer}
+        with start([EchoEnv], marked(), **options) as collector:
+            with pytest.raises(NotImplementedError, match="iterate over it, with a replay_buffer"):
                 collector.start()
-            buffer = ReplayBuffer(storage=LazyTensorStorage(8))
-            buffer.extend(next(iter(collector)).reshape(-1))
+            next(iter(collector))
             assert len(buffer) == 4
 
     def test_weights_by_name(self) -> None:

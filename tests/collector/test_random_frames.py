@@ -14,8 +14,14 @@ from collectors import collect, one_batch, start
 from environments import EchoEnv
 from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete
 from policies import categorical
-from tensordict.nn import TensorDictModule, TensorDictSequential
+from tensordict.nn import (
+    CompositeDistribution,
+    ProbabilisticTensorDictModule,
+    TensorDictModule,
+    TensorDictSequential,
+)
 from torch import Tensor, nn
+from torch.distributions import Categorical
 from torchrl.data import Unbounded
 from torchrl.envs import (
     ActionMask,
@@ -28,6 +34,8 @@ from torchrl.envs import (
     TransformedEnv,
 )
 from torchrl.modules import LSTMModule, MaskedCategorical, OneHotCategorical, ProbabilisticActor
+
+from torchrl_hts._planning.random_actions import reads_masks
 
 pytestmark = [pytest.mark.usefixtures("collectors_end"), pytest.mark.timeout(120)]
 
@@ -210,6 +218,23 @@ def test_masked_actions_are_refused() -> None:
         start([MaskedEnv], policy, init_random_frames=8)
     with start([MaskedEnv], policy) as collector:
         assert (next(iter(collector))["action"] != 1).all()
+
+
+@pytest.mark.parametrize(
+    ("kind", "kwargs"),
+    [
+        (MaskedCategorical, {}),
+        (partial(MaskedCategorical), {}),
+        (CompositeDistribution, {"distribution_map": {"action": MaskedCategorical}}),
+    ],
+)
+def test_a_policy_that_reads_masks_is_known(kind: Any, kwargs: Any) -> None:
+    draws = ProbabilisticTensorDictModule(
+        ["params"], ["action"], distribution_class=kind, distribution_kwargs=kwargs
+    )
+    assert reads_masks(nn.ModuleList([draws]))
+    plain = ProbabilisticTensorDictModule(["logits"], ["action"], distribution_class=Categorical)
+    assert not reads_masks(nn.ModuleList([plain]))
 
 
 @pytest.mark.parametrize("writes", ["s", ("next", "s")])

@@ -11,7 +11,7 @@ import torch
 from collectors import one_batch
 from tensordict import TensorDictBase
 from torch import nn
-from torchrl.envs import GymEnv, SerialEnv, TransformedEnv
+from torchrl.envs import EnvCreator, GymEnv, SerialEnv, StepCounter, TransformedEnv
 from torchrl.envs.transforms import RNDTransform
 
 from torchrl_hts import HTSCollector
@@ -40,22 +40,48 @@ def entries(predictor: nn.Module) -> list[Any]:
     def inner() -> TransformedEnv:
         return curious(predictor)
 
+    def nested(*, net: nn.Module = predictor) -> Any:
+        return next(curious(each) for each in [net])
+
     return [
         env,
         [lambda: env],
         functools.partial(curious, predictor),
         lambda: inner(),
         SerialEnv(2, inner),
+        nested,
+        TransformedEnv(SerialEnv(2, inner), StepCounter()),
+        EnvCreator(inner),
     ]
 
 
-@pytest.mark.parametrize("index", range(5))
+@pytest.mark.parametrize("index", range(8))
 def test_it_is_told_and_where(index: int) -> None:
     with pytest.warns(UserWarning, match=SAID) as told:
         one_batch(entries(nn.Linear(3, 2))[index])
     mine = [warning for warning in told if "can be trained" in str(warning.message)]
     assert len(mine) == 1
     assert "collectors.py" in mine[0].filename, "who makes the collector"
+
+
+def test_one_among_keyword_arguments_is_told() -> None:
+    with pytest.warns(UserWarning, match=r"^create_env_kwargs\['predictor'\] \(Linear\) has param"):
+        one_batch(curious, create_env_kwargs={"predictor": nn.Linear(3, 2)})
+
+
+policy = nn.Linear(3, 1)  # of the script, as many have one
+
+
+class Holder:
+    """Has an attribute of the same name."""
+
+    policy = functools.partial(GymEnv, "Pendulum-v1")
+
+
+def test_a_global_of_an_attributes_name_is_not() -> None:
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", message=".*can be trained")
+        one_batch(lambda: Holder().policy())
 
 
 def test_a_frozen_one_is_not() -> None:

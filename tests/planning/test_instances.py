@@ -25,6 +25,7 @@ from torchrl.envs import (
 )
 
 from torchrl_hts import Evaluator
+from torchrl_hts._executor.copied_env import Copied
 
 pytestmark = [pytest.mark.usefixtures("nothing_left"), pytest.mark.timeout(240)]
 
@@ -119,6 +120,27 @@ def test_each_copy_draws_for_itself_by_the_seed(wrap: Any) -> None:
     values = first["observation"].flatten()
     assert len(values.unique()) == len(values)
     assert (first["observation"] != one_batch([env] * 3, seed=1)["observation"]).all()
+
+
+def test_copies_of_what_generators_are_made_of() -> None:
+    """Shared ones stay shared; those of a class of one's own keep what they have."""
+
+    class Dice(random.Random):
+        def __init__(self, sides: int) -> None:
+            super().__init__()
+            self.sides = sides
+
+    env = Drawing()
+    bits = np.random.PCG64(3)
+    env.made_of = [bits, np.random.Generator(bits), np.random.SeedSequence(3), Dice(6)]
+    copied = Copied(env)
+    np.random.seed(0)
+    first, second = copied().made_of, copied().made_of
+    assert first[1].bit_generator is first[0]
+    assert first[0].random_raw() != second[0].random_raw()
+    assert first[2].entropy != second[2].entropy
+    assert (first[3].sides, second[3].sides) == (6, 6)
+    assert first[3].random() != second[3].random()
 
 
 @pytest.mark.parametrize("make", [PendulumEnv, Drawing])

@@ -92,6 +92,68 @@ def test_epsilon_greedy_of_several_agents() -> None:
         assert abs(explored.all(1).float().mean() - 0.027) < 0.006
 
 
+class Biased(AdditiveGaussianModule):
+    """Noise of one's own."""
+
+    def _add_noise(self, action: Tensor) -> Tensor:
+        return action + 5 + torch.rand(action.shape)
+
+
+def test_modules_of_ones_own_keep_their_way() -> None:
+    explore = Biased(spec=Bounded(-9 * torch.ones(2), 9 * torch.ones(2)))
+    counted = CounterPolicy(acting(torch.zeros(2), explore), ExplorationType.RANDOM)
+    counted.prepare(rows()[:8])
+    assert counted.row_by_row
+    words = CounterNoise(0, 8, 1, counted.width).round(0)[:, 0]
+    assert (counted(rows()[:8], words)["action"] >= 5).all()
+
+
+def test_whole_numbers_for_the_noise_are_floats() -> None:
+    spec = Bounded(-9 * torch.ones(2), 9 * torch.ones(2))
+    explore = AdditiveGaussianModule(spec=spec, mean=0, std=1)
+    counted, own = drawn(acting(torch.zeros(2), explore), rows())
+    assert len(counted.unique()) > ROWS
+    assert (counted.std(0) - own.std(0)).abs().max() < 0.03
+
+
+class Notes(TensorDictSequential):
+    """Notes what would be done without exploration."""
+
+    def forward(self, td: TensorDict, *args: Any, **kwargs: Any) -> TensorDict:
+        with set_exploration_type(ExplorationType.DETERMINISTIC):
+            best = super().forward(td.clone())["action"]
+        return super().forward(td).set("best", best)
+
+
+def test_a_policy_may_leave_exploration_out() -> None:
+    policy = Notes(*acting(torch.tensor(1), greedy(Categorical(4))))
+    counted = CounterPolicy(policy, ExplorationType.RANDOM, ["best"])
+    counted.prepare(rows()[:8])
+    words = CounterNoise(0, ROWS, 1, counted.width).round(0)[:, 0]
+    found = counted(rows(), words)
+    assert (found["best"] == 1).all()
+    assert not (found["action"] == 1).all()
+
+
+def test_what_doesnt_fit_is_told() -> None:
+    wide = acting(torch.zeros(1).long(), greedy(Categorical(3, shape=(3,))))
+    masked = greedy(Categorical(3), action_mask_key="mask")
+    none, square = torch.zeros(ROWS, 3, dtype=torch.bool), torch.ones(ROWS, 2, dtype=torch.bool)
+    for policy, td, said in [
+        (wide, rows(), r"have shape \(8, 1\), and the spec .* has \(3,\): they must end alike"),
+        (acting(torch.tensor(1), masked, "mask"), rows(mask=none), "allows none of them"),
+        (
+            acting(torch.tensor(1), masked, "mask"),
+            rows(mask=square),
+            r"a mask .* of shape \(8, 3\)",
+        ),
+    ]:
+        with pytest.raises(ValueError, match=said):
+            CounterPolicy(policy, ExplorationType.RANDOM).prepare(td[:8])
+    with pytest.raises(KeyError, match="mask"):
+        CounterPolicy(acting(torch.tensor(1), masked), ExplorationType.RANDOM).prepare(rows()[:8])
+
+
 def test_epsilon_greedy_over_a_box() -> None:
     spec = Bounded(torch.tensor([-1.0, 0.0]), torch.tensor([1.0, 4.0]))
     counted, own = drawn(acting(torch.zeros(2), greedy(spec)), rows())

@@ -95,6 +95,7 @@ class BatchInference:
             exploration_type=exploration_type,
             device=self.device,
             most_rows=self.group,
+            groups=layout.groups,
         )
         self._lay_out(memory, outputs)
         self.rounds: list[int | None] = [None] * self.num_slots

@@ -32,6 +32,7 @@ class SlotPolicies:
         exploration_type: under which the policy runs.
         device: where it runs.
         most_rows: of a batch.
+        groups: see `Layout.groups`.
 
     Attributes:
         packed: whether large layers run with weights that are put in order once a round.
@@ -54,7 +55,9 @@ class SlotPolicies:
         exploration_type: ExplorationType,
         device: torch.device,
         most_rows: int,
+        groups: Sequence[tuple[Key, tuple[int, ...]]] = (),
     ) -> None:
+        self._groups = groups
         self._trial, self._most_rows, self._device = trial, most_rows, device
         self._outputs = tuple(map(as_written, outputs))
         self._exploration_type = exploration_type
@@ -78,7 +81,8 @@ class SlotPolicies:
     def _prepare(self, modules: Sequence[TensorDictModuleBase]) -> None:
         """Get the policy of each slot ready to run."""
         self._policies = [
-            CounterPolicy(module, self._exploration_type, self._outputs) for module in modules
+            CounterPolicy(module, self._exploration_type, self._outputs, self._groups)
+            for module in modules
         ]
         examples = self._trial.rows(self._most_rows).to(self._device)
         others = next(self._trial.kinds())[: self._most_rows].to(self._device)

@@ -42,27 +42,29 @@ class _WithoutGenerators(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpic
     """Leaves of a generator nothing but its kind."""
 
     def reducer_override(self, value: Any) -> Any:
+        if isinstance(value, np.random.BitGenerator):
+            return _begun, (type(value),)
+        if isinstance(value, np.random.SeedSequence):
+            return _begun, (np.random.SeedSequence,)
         if isinstance(value, np.random.Generator):
-            return _numpys, (type(value.bit_generator),)
+            return np.random.Generator, (value.bit_generator,)  # which others may hold too
         if isinstance(value, np.random.RandomState):
-            return _numpys_old, ()
+            return np.random.RandomState, (value._bit_generator,)
         if isinstance(value, random.Random):
-            return _pythons, (type(value),)
+            return _pythons, (type(value), vars(value))
         if isinstance(value, torch.Generator):
             return _torchs, (str(value.device),)
         return super().reducer_override(value)
 
 
-def _numpys(kind: type[np.random.BitGenerator]) -> np.random.Generator:
-    return np.random.Generator(kind(drawn_seed()))
+def _begun(kind: Any) -> Any:
+    """What begins from a seed."""
+    return kind(drawn_seed())
 
 
-def _numpys_old() -> np.random.RandomState:
-    return np.random.RandomState(drawn_seed())
-
-
-def _pythons(kind: type[random.Random]) -> random.Random:
-    generator = kind()
+def _pythons(kind: type[random.Random], attributes: dict[str, Any]) -> random.Random:
+    generator = kind.__new__(kind)
+    vars(generator).update(attributes)
     generator.seed(drawn_seed())
     return generator
 

@@ -102,7 +102,7 @@ class WeightSource:
         """Stage what was staged when the state was taken."""
         # Older states have the policy's own values there too, which were not to be kept.
         values = state["values"] if state.get("keep", True) else None
-        self._staged = None if values is None else [values[name] for name in self._names]
+        self._staged = None if values is None else [values[name].clone() for name in self._names]
 
     def others(self) -> Sequence[Tensor]:
         """What is staged in place of the policy's own values, its parameters first; else ()."""
@@ -156,6 +156,13 @@ class WeightSource:
             self._staged = [torch.empty_like(tensor, device="cpu") for tensor in own.values()]
             for target, (name, tensor) in zip(self._staged, own.items(), strict=True):
                 target.copy_(given.get(name, tensor))
+
+
+def _is(tensor: Tensor, own: Tensor) -> bool:
+    """Whether a tensor of the same shape is a view of the same values in the same order."""
+    steps = zip(tensor.stride(), own.stride(), own.shape, strict=True)
+    same_order = all(one == other for one, other, size in steps if size > 1)
+    return tensor.data_ptr() == own.data_ptr() and same_order
 
 
 def _kinds(tensors: Mapping[str, Tensor]) -> dict[str, tuple[torch.Size, torch.dtype]]:

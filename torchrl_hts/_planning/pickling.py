@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dis
 import functools
 import pickle
 import types
@@ -137,7 +138,8 @@ def parts(value: Any, name: str) -> Iterator[tuple[str, object]]:
             except ValueError:  # not bound yet
                 continue
         yield from parts(value.__defaults__ or (), f"{name}.__defaults__")
-        for variable in value.__code__.co_names:
+        yield from parts(value.__kwdefaults__ or {}, f"{name}.__kwdefaults__")
+        for variable in _globals_of(value.__code__):
             if variable in value.__globals__:
                 yield f"{name}: the global {variable!r}", value.__globals__[variable]
     else:
@@ -146,3 +148,17 @@ def parts(value: Any, name: str) -> Iterator[tuple[str, object]]:
                 yield f"{name}.{part_name}", part
         for attribute, part in getattr(value, "__dict__", {}).items():
             yield f"{name}.{attribute}", part
+
+
+@functools.lru_cache(maxsize=1024)
+def _globals_of(code: types.CodeType) -> tuple[str, ...]:
+    """The globals that a function names, and those within it do; attributes are none."""
+    found = dict.fromkeys(
+        instruction.argval
+        for instruction in dis.get_instructions(code)
+        if instruction.opname in ("LOAD_GLOBAL", "LOAD_NAME")
+    )
+    for constant in code.co_consts:
+        if isinstance(constant, types.CodeType):
+            found |= dict.fromkeys(_globals_of(constant))
+    return tuple(found)

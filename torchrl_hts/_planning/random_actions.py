@@ -6,6 +6,7 @@ Axes: m rows of a batch.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from functools import partial
 from math import prod
 from typing import Any
 
@@ -27,6 +28,8 @@ from torchrl_hts._rounds.shared_memory import Field
 from torchrl_hts.errors import PolicyError
 
 __all__ = ["RandomActions", "reads_masks"]
+
+_MASKED = (MaskedCategorical, MaskedOneHotCategorical)
 
 
 class RandomActions(Fitted):
@@ -135,9 +138,14 @@ def reads_masks(policy: nn.Module) -> bool:
     for module in policy.modules():
         if getattr(module, "action_mask_key", None) is not None:
             return True
-        kind = getattr(module, "distribution_class", None)
-        if isinstance(kind, type) and issubclass(kind, MaskedCategorical | MaskedOneHotCategorical):
-            return True
+        kwargs = getattr(module, "distribution_kwargs", None) or {}
+        kinds = [getattr(module, "distribution_class", None)]
+        kinds += dict(kwargs.get("distribution_map") or {}).values()  # of a CompositeDistribution
+        for kind in kinds:
+            while isinstance(kind, partial):
+                kind = kind.func
+            if isinstance(kind, type) and issubclass(kind, _MASKED):
+                return True
     return False
 
 

@@ -84,6 +84,7 @@ class CounterPolicy:
         policy: the policy, on its device, its lazy modules initialised.
         exploration_type: the exploration type to run it under.
         undeclared: what it writes besides its `out_keys`, and is wanted.
+        groups: see `Layout.groups`; so are the TensorDicts that it is given.
 
     Attributes:
         width: W, the words per row that a call needs; 0 before `prepare`.
@@ -109,8 +110,10 @@ class CounterPolicy:
         policy: TensorDictModuleBase,
         exploration_type: ExplorationType,
         undeclared: Sequence[Any] = (),
+        groups: Sequence[tuple[Any, tuple[int, ...]]] = (),
     ) -> None:
         self.policy = policy
+        self._groups = groups
         self.exploration_type = exploration_type
         self.width = 0
         self.row_by_row = False
@@ -148,6 +151,7 @@ class CounterPolicy:
                 not return its rows, or gives other outputs for the same inputs and words.
         """
         check_modules(self.policy)
+        example = self._in_groups(example)
         inputs = [example.get(key, None) for key in self._in_keys]
         self._device = next((x.device for x in inputs if x is not None), self._device)
         with unchanged_buffers(self.policy):
@@ -251,7 +255,7 @@ class CounterPolicy:
             All that it writes.
         """
         if self._steps is None:
-            td: Mapping[Any, Any] = self(TensorDict(values, [len(noise)]), noise)
+            td: Mapping[Any, Any] = self(self._in_groups(TensorDict(values, [len(noise)])), noise)
             return td
         uniforms = noise.view(np.float64)
         stream: Any = uniforms
@@ -260,6 +264,14 @@ class CounterPolicy:
         for step in self._steps:
             step(values, stream)
         return values
+
+    def _in_groups(self, td: TensorDictBase) -> TensorDictBase:
+        """The same, where what holds the values of a group's agents has a batch size for them."""
+        for key, size in self._groups:
+            held = td.get(key, None)
+            if held is not None:
+                held.batch_size = [*td.batch_size, *size]
+        return td
 
     def _quick_step(self, modules: Sequence[Any], index: int) -> Step | None:
         """The quick step of a module, whose draws lie on the CPU, unless others need them."""

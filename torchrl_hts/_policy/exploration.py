@@ -12,7 +12,8 @@ import torch
 from tensordict import TensorDictBase
 from tensordict.utils import expand_as_right
 from torch import Tensor, nn
-from torchrl.data import Bounded, Categorical, OneHot
+from torchrl.data import BoundedContinuous, Categorical, OneHot
+from torchrl.envs.utils import ExplorationType, exploration_type
 from torchrl.modules import AdditiveGaussianModule, EGreedyModule
 
 from torchrl_hts._policy.draws import WordStream, draw_index, one_hot
@@ -35,10 +36,9 @@ def exploring(module: nn.Module, noise: Callable[[], WordStream]) -> Forward | N
         In place of the module's ``forward``; None for other modules, and for actions of a kind that
         are drawn otherwise than element by element.
     """
-    forward = type(module).forward
-    if forward is EGreedyModule.forward:
+    if type(module) is EGreedyModule:  # those below it may do otherwise
         return _epsilon_greedy(module, noise)
-    if forward is AdditiveGaussianModule.forward:
+    if type(module) is AdditiveGaussianModule:
         return _gaussian(module, noise)
     return None
 
@@ -52,8 +52,16 @@ def _epsilon_greedy(module: Any, noise: Callable[[], WordStream]) -> Forward | N
         return None
 
     def explore(td: TensorDictBase) -> TensorDictBase:
-        action = td.get(key)
-        mask = None if module.action_mask_key is None else td.get(module.action_mask_key)
+        if not _explores():
+            return td
+        action, mask = td.get(key), None
+        if spec.ndim and action.shape[-spec.ndim :] != spec.shape:
+            raise ValueError(
+                f"the actions {key!r} have shape {tuple(action.shape)}, and the spec of the "
+                f"EGreedyModule has {tuple(spec.shape)}: they must end alike"
+            )
+        if module.action_mask_key is not None:
+            mask = td[module.action_mask_key]
         holder = td if isinstance(key, str) or len(key) == 1 else td.get(key[:-1])
         words = noise()
         at_random = words.uniform(tuple(holder.shape)) < module.eps
@@ -61,6 +69,11 @@ def _epsilon_greedy(module: Any, noise: Callable[[], WordStream]) -> Forward | N
         return td.set(key, torch.where(expand_as_right(at_random, action), drawn, action))
 
     return explore
+
+
+def _explores() -> bool:
+    """Whether the policy itself has not chosen another exploration type for this call."""
+    return exploration_type() in (ExplorationType.RANDOM, None)
 
 
 def _drawing(spec: Any) -> Callable[[torch.Size, Tensor | None, WordStream], Tensor] | None:
@@ -71,15 +84,16 @@ def _drawing(spec: Any) -> Callable[[torch.Size, Tensor | None, WordStream], Ten
         count, hot = int(spec.space.n), type(spec) is OneHot
 
         def draw(shape: torch.Size, mask: Tensor | None, words: WordStream) -> Tensor:
-            uniform = words.uniform(tuple(shape[:-1] if hot else shape))
+            indices = shape[:-1] if hot else shape
+            uniform = words.uniform(tuple(indices))
             if mask is None:
                 index = (uniform * count).to(torch.int64)
             else:
-                index = draw_index(mask.to(torch.float64), uniform)
+                index = _allowed(mask, (*indices, count), uniform)
             return one_hot(index, count, spec.dtype) if hot else index.to(spec.dtype)
 
         return draw
-    if not isinstance(spec, Bounded) or not spec.dtype.is_floating_point:
+    if type(spec) is not BoundedContinuous:
         return None
     low, high = spec.space.low, spec.space.high
 
@@ -92,6 +106,15 @@ def _drawing(spec: Any) -> Callable[[torch.Size, Tensor | None, WordStream], Ten
     return draw_between
 
 
+def _allowed(mask: Tensor, shape: tuple[int, ...], uniform: Tensor) -> Tensor:
+    """One of the indices that a mask allows, all of them alike."""
+    if tuple(mask.shape) != shape:
+        raise ValueError(f"expected a mask of actions of shape {shape}, got {tuple(mask.shape)}")
+    if not bool(mask.any(-1).all()):
+        raise ValueError("a mask of actions allows none of them")
+    return draw_index(mask.to(torch.float64), uniform)
+
+
 def _gaussian(module: Any, noise: Callable[[], WordStream]) -> Forward | None:
     if module.spec is None:
         return None
@@ -99,10 +122,16 @@ def _gaussian(module: Any, noise: Callable[[], WordStream]) -> Forward | None:
     spec = module.spec[key]
 
     def add_noise(td: TensorDictBase) -> TensorDictBase:
+        if not _explores():
+            return td
         action = td.get(key)
         uniform = noise().uniform(tuple(action.shape))
-        standard = torch.special.ndtri(uniform).to(module.std.dtype)
-        moved = action + (module.mean + module.std * standard) * module.sigma
+        mean, std = map(_floating, (module.mean, module.std))
+        moved = action + (mean + std * torch.special.ndtri(uniform).to(std.dtype)) * module.sigma
         return td.set(key, spec.project(moved))
 
     return add_noise
+
+
+def _floating(value: Tensor) -> Tensor:
+    return value if value.is_floating_point() else value.to(torch.get_default_dtype())

@@ -107,7 +107,8 @@ class Settings:
         plain, is_alone = find_factories(
             given["create_env_fn"], given["create_env_kwargs"], stock.copies
         )
-        warn_of_networks(given["create_env_fn"], stacklevel=3)  # whoever makes the collector
+        makers = (given["create_env_fn"], given["create_env_kwargs"])
+        warn_of_networks(*makers, stacklevel=3)  # whoever makes the collector
         factories = _own(plain, given["world"], stock)
         if stock.replay_buffer is not None and kept["return_same_td"]:
             raise TypeError(
