@@ -21,7 +21,6 @@ __all__ = [
     "singles_within",
     "torchrl_parts",
     "transforms_with_statistics",
-    "wrapped_by",
 ]
 
 
@@ -38,7 +37,7 @@ def singles_within(env: EnvBase) -> Iterator[EnvBase]:
 
 def gymnasium_within(env: EnvBase) -> gym.Env[Any, Any] | None:
     """The gymnasium environment that ``GymWrapper`` and its transforms are around, if any."""
-    within = wrapped_by(env)
+    within = _wrapped_by(env)
     return within if isinstance(within, gym.Env) else None
 
 
@@ -49,7 +48,7 @@ def torchrl_parts(env: EnvBase) -> Iterator[Any]:
     for single in singles_within(env):
         if single is not env:
             yield from torchrl_parts(single)
-    within = wrapped_by(env)
+    within = _wrapped_by(env)
     if isinstance(within, gym.Env | VectorEnv):
         yield from gymnasium_parts(within)
 
@@ -67,7 +66,7 @@ def check_autoreset(env: EnvBase) -> None:
             "observation of an episode is lost: make it without auto_reset=True, and let it step "
             "to the end of an episode and no further. The collector resets it"
         )
-    batch = wrapped_by(env)
+    batch = _wrapped_by(env)
     if not isinstance(batch, VectorEnv):
         return
     mode = autoreset_mode(batch)
@@ -96,7 +95,7 @@ def transforms_with_statistics(env: EnvBase) -> list[str]:
     ]
 
 
-def wrapped_by(env: EnvBase) -> Any:
+def _wrapped_by(env: EnvBase) -> Any:
     """What a wrapper of another library is around, below its transforms; None if it is none."""
     return getattr(base_of(env), "_env", None)
 

@@ -120,6 +120,7 @@ class RandomActions(Fitted):
     def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
         """Write an action for each row."""
         rows = tuple(tensordict.batch_size)
+        spaces: dict[Key, Any] = {}
         if self._spec is not None:
             drawn = {as_path(k): v for k, v in self._spec.rand(rows).items(True, True)}
         else:
@@ -128,7 +129,7 @@ class RandomActions(Fitted):
         for key, value in drawn.items():
             field = self._fields.get(key)
             if field is not None:
-                value = _in_form(value, field, None if self._spec else spaces[key])
+                value = _in_form(value, field, spaces.get(key))
             tensordict[as_written(key)] = value
         return tensordict
 
