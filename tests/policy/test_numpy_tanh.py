@@ -1,0 +1,56 @@
+"""Layers of tanh that run in numpy."""
+
+from __future__ import annotations
+
+from copy import deepcopy
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from torchrl_hts._policy.numpy_tanh import NumpyTanh, tanh_in_numpy
+
+
+@pytest.mark.parametrize("shape", [(), (7,), (5, 7), (2, 3, 7), (0, 7)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+def test_it_is_the_tanh_of_torch(shape: tuple[int, ...], dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    inputs = (3 * torch.randn(shape)).to(dtype)
+    kept = inputs.clone()
+    with torch.inference_mode():
+        output = NumpyTanh()(inputs)
+    assert torch.equal(inputs, kept)
+    torch.testing.assert_close(output, torch.tanh(inputs))
+
+
+def test_columns_and_what_is_not_finite_are_taken() -> None:
+    inputs = torch.tensor([[0.0, torch.inf, -torch.inf], [torch.nan, -50.0, 50.0]]).T
+    expected = torch.tensor([[0.0, torch.nan], [1.0, -1.0], [-1.0, 1.0]])
+    torch.testing.assert_close(NumpyTanh()(inputs), expected, equal_nan=True)
+
+
+def test_what_needs_gradients_is_mapped_or_nested_is_left_to_torch() -> None:
+    inputs = torch.randn(4, 3, requires_grad=True)
+    (gradient,) = torch.autograd.grad(NumpyTanh()(inputs).sum(), inputs)
+    torch.testing.assert_close(gradient, 1 - torch.tanh(inputs) ** 2)
+    mapped = torch.vmap(NumpyTanh())(inputs.detach())
+    torch.testing.assert_close(mapped, torch.tanh(inputs.detach()))
+    nested = torch.nested.nested_tensor([torch.randn(2, 7), torch.randn(3, 7)])
+    expected = torch.tanh(nested).to_padded_tensor(0.0)
+    torch.testing.assert_close(NumpyTanh()(nested).to_padded_tensor(0.0), expected)
+
+
+def test_every_plain_layer_becomes_one_with_its_hooks_and_no_other() -> None:
+    class Own(nn.Tanh):
+        """A layer that may do anything."""
+
+    seen: list[Tensor] = []
+    plain = nn.Tanh()
+    plain.register_forward_hook(lambda layer, inputs, output: seen.append(output))
+    net = nn.Sequential(nn.Linear(2, 2), plain, nn.Sequential(Own(), plain))
+    tanh_in_numpy(net)
+    kinds = [type(layer) for layer in deepcopy(net).modules() if isinstance(layer, nn.Tanh)]
+    assert kinds == [NumpyTanh, Own]
+    with torch.inference_mode():
+        net(torch.zeros(1, 2))
+    assert len(seen) == 2
