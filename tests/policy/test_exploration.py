@@ -11,7 +11,11 @@ from tensordict.nn import TensorDictModule, TensorDictSequential
 from torch import Tensor, nn
 from torchrl.data import Binary, Bounded, Categorical, Composite, OneHot, TensorSpec
 from torchrl.envs.utils import ExplorationType, set_exploration_type
-from torchrl.modules import AdditiveGaussianModule, EGreedyModule
+from torchrl.modules import (
+    AdditiveGaussianModule,
+    EGreedyModule,
+    OrnsteinUhlenbeckProcessModule,
+)
 
 from torchrl_hts._policy.counter_policy import CounterPolicy
 from torchrl_hts._policy.draws import CounterNoise
@@ -176,6 +180,35 @@ def test_noise_that_is_added_and_clipped() -> None:
         assert (actions.mean(0) - own.mean(0)).abs().max() < 0.03
         assert (actions.std(0) - own.std(0)).abs().max() < 0.03
         assert abs((actions == 2).float().mean() - (own == 2).float().mean()) < 0.01
+
+
+def test_noise_that_is_correlated() -> None:
+    """A step of the process, for rows in which an episode begins and for others."""
+    explore = OrnsteinUhlenbeckProcessModule(
+        spec=Bounded(-9 * torch.ones(2), 9 * torch.ones(2)),
+        theta=2.0,
+        dt=0.1,
+        sigma=0.5,
+        x0=0.25,
+        mu=1.0,
+    )
+    begins = torch.arange(ROWS).unsqueeze(1) % 2 == 0
+    td = rows(
+        is_init=begins,
+        _ou_prev_noise=torch.full((ROWS, 2), 3.0),
+        _ou_steps=torch.full((ROWS,), 7),
+    )
+    action = torch.tensor([0.25, 1.0])
+    counted, own = drawn(acting(action, explore), td)
+    assert (counted.dtype, counted.shape) == (own.dtype, own.shape)
+    for before, first in ((0.25, 0), (3.25, 1)):
+        for actions in (counted, own):
+            noise = actions[first::2] - action
+            expected = before + 2.0 * (1.0 - before) * 0.1
+            assert (noise.mean(0) - expected).abs().max() < 0.01
+            assert (noise.std(0) - 0.5 * 0.1**0.5).abs().max() < 0.005
+    left, _ = drawn(acting(action, explore), td, "_ou_steps")
+    assert torch.equal(left, torch.where(begins.squeeze(1), 1, 8))
 
 
 def test_annealing_reaches_it() -> None:

@@ -12,9 +12,14 @@ import torch
 from tensordict import TensorDictBase
 from tensordict.utils import expand_as_right
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 from torchrl.data import BoundedContinuous, Categorical, OneHot
 from torchrl.envs.utils import ExplorationType, exploration_type
-from torchrl.modules import AdditiveGaussianModule, EGreedyModule
+from torchrl.modules import (
+    AdditiveGaussianModule,
+    EGreedyModule,
+    OrnsteinUhlenbeckProcessModule,
+)
 
 from torchrl_hts._policy.draws import WordStream, draw_index, one_hot
 
@@ -40,6 +45,8 @@ def exploring(module: nn.Module, noise: Callable[[], WordStream]) -> Forward | N
         return _epsilon_greedy(module, noise)
     if type(module) is AdditiveGaussianModule:
         return _gaussian(module, noise)
+    if type(module) is OrnsteinUhlenbeckProcessModule:
+        return _ornstein_uhlenbeck(module, noise)
     return None
 
 
@@ -125,12 +132,40 @@ def _gaussian(module: Any, noise: Callable[[], WordStream]) -> Forward | None:
         if not _explores():
             return td
         action = td.get(key)
-        uniform = noise().uniform(tuple(action.shape))
         mean, std = map(_floating, (module.mean, module.std))
-        moved = action + (mean + std * torch.special.ndtri(uniform).to(std.dtype)) * module.sigma
+        moved = action + (mean + std * _normal(noise(), action.shape, std.dtype)) * module.sigma
         return td.set(key, spec.project(moved))
 
     return add_noise
+
+
+def _ornstein_uhlenbeck(module: nn.Module, noise: Callable[[], WordStream]) -> Forward:
+    forward: Forward = module.forward
+
+    def add_noise(td: TensorDictBase) -> TensorDictBase:
+        with _NormalsOf(noise()):  # the recursion stays TorchRL's
+            return forward(td)
+
+    return add_noise
+
+
+class _NormalsOf(TorchFunctionMode):
+    """Inside, `torch.randn_like` draws from words."""
+
+    def __init__(self, words: WordStream) -> None:
+        super().__init__()
+        self.words = words
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is torch.randn_like:
+            (like,) = args
+            return _normal(self.words, like.shape, like.dtype)
+        return func(*args, **(kwargs or {}))
+
+
+def _normal(words: WordStream, shape: torch.Size, dtype: torch.dtype) -> Tensor:
+    drawn: Tensor = torch.special.ndtri(words.uniform(tuple(shape))).to(dtype)
+    return drawn
 
 
 def _floating(value: Tensor) -> Tensor:
