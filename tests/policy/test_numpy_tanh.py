@@ -7,6 +7,7 @@ from copy import deepcopy
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.autograd import forward_ad
 
 from torchrl_hts._policy.numpy_tanh import NumpyTanh, tanh_in_numpy
 
@@ -35,9 +36,27 @@ def test_what_needs_gradients_is_mapped_or_nested_is_left_to_torch() -> None:
     torch.testing.assert_close(gradient, 1 - torch.tanh(inputs) ** 2)
     mapped = torch.vmap(NumpyTanh())(inputs.detach())
     torch.testing.assert_close(mapped, torch.tanh(inputs.detach()))
+    with forward_ad.dual_level():
+        moved = forward_ad.make_dual(inputs.detach(), torch.ones(4, 3))
+        tangent = forward_ad.unpack_dual(NumpyTanh()(moved)).tangent
+    torch.testing.assert_close(tangent, gradient)
     nested = torch.nested.nested_tensor([torch.randn(2, 7), torch.randn(3, 7)])
     expected = torch.tanh(nested).to_padded_tensor(0.0)
     torch.testing.assert_close(NumpyTanh()(nested).to_padded_tensor(0.0), expected)
+
+
+def test_tensors_of_special_kinds_are_left_to_torch() -> None:
+    class Own(Tensor):
+        """A tensor that may do anything."""
+
+    with torch.inference_mode():
+        output = NumpyTanh()(torch.randn(3).as_subclass(Own))
+    assert type(output) is Own
+    for special in (
+        torch.randn(3, dtype=torch.complex64).conj().imag,
+        torch._efficientzerotensor(3),
+    ):
+        torch.testing.assert_close(NumpyTanh()(special), torch.tanh(special))
 
 
 def test_every_plain_layer_becomes_one_with_its_hooks_and_no_other() -> None:

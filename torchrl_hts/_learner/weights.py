@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -117,9 +117,9 @@ class WeightSource:
         """Choose the values for the rounds that open until the next call.
 
         Args:
-            weights: None for the policy's live values, as are tensors in its own memory. Or a
-                module, a TensorDict or a dict of tensors by name, or what wraps the policy: their
-                present values.
+            weights: None for the policy's live values, as are tensors in its own memory, under any
+                names. Or a module, a TensorDict or a dict of tensors by name, or what wraps the
+                policy: their present values.
 
         Raises:
             TypeError: for weights of another kind.
@@ -129,17 +129,12 @@ class WeightSource:
         given = {} if weights is None else self._named(_by_name(weights))
         unknown = sorted(given.keys() - set(self._names))
         if unknown:
-            memory = {tensor.data_ptr() for tensor in self.live()}
-            advice = ""
-            if all(tensor.data_ptr() in memory for tensor in given.values()):  # of a part of it
-                advice = (
-                    "; the tensors given are its own under other names: call "
-                    "update_policy_weights_() without arguments"
-                )
+            if self._are_its_own(given.values()):  # those of a part of it, as a loss has them
+                self._staged = None
+                return
             known = ", ".join(self._names[:5]) + (", ..." if len(self._names) > 5 else "")
             raise KeyError(
                 f"the policy has no parameter or buffer {unknown[0]!r}; it has {known or 'none'}"
-                f"{advice}"
             )
         own = dict(zip(self._names, self.live(), strict=True))
         for name, tensor in own.items():
@@ -148,21 +143,24 @@ class WeightSource:
                 raise ValueError(
                     f"{name!r} has shape {tuple(shape)}; the policy's has {tuple(tensor.shape)}"
                 )
-        are_others = any(
-            tensor.data_ptr() != own[name].data_ptr() for name, tensor in given.items()
-        )
+        are_others = not all(_is(tensor, own[name]) for name, tensor in given.items())
         self._staged = None
         if are_others:
             self._staged = [torch.empty_like(tensor, device="cpu") for tensor in own.values()]
             for target, (name, tensor) in zip(self._staged, own.items(), strict=True):
                 target.copy_(given.get(name, tensor))
 
+    def _are_its_own(self, tensors: Iterable[Tensor]) -> bool:
+        own = self.live()
+        return all(any(_is(tensor, other) for other in own) for tensor in tensors)
+
 
 def _is(tensor: Tensor, own: Tensor) -> bool:
-    """Whether a tensor of the same shape is a view of the same values in the same order."""
+    """Whether a tensor is a view of the same values in the same order."""
+    if tensor.shape != own.shape or tensor.data_ptr() != own.data_ptr():
+        return False
     steps = zip(tensor.stride(), own.stride(), own.shape, strict=True)
-    same_order = all(one == other for one, other, size in steps if size > 1)
-    return tensor.data_ptr() == own.data_ptr() and same_order
+    return all(one == other for one, other, size in steps if size > 1)
 
 
 def _kinds(tensors: Mapping[str, Tensor]) -> dict[str, tuple[torch.Size, torch.dtype]]:

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 from torch._C._functorch import is_functorch_wrapped_tensor
+from torch.autograd import forward_ad
 
 __all__ = ["NumpyTanh", "tanh_in_numpy"]
 
@@ -26,16 +27,25 @@ class NumpyTanh(nn.Tanh):
 
     def forward(self, input: Tensor) -> Tensor:
         """For an input of any shape."""
-        if (
-            input.device.type != "cpu"
-            or input.dtype not in _DTYPES
-            or input.layout is not torch.strided
-            or input.is_nested
-            or input.requires_grad
-            or is_functorch_wrapped_tensor(input)
-        ):
+        if not _is_plain(input):
             return super().forward(input)
         return torch.from_numpy(np.asarray(np.tanh(input.numpy())))
+
+
+def _is_plain(tensor: Tensor) -> bool:
+    """Whether its numbers, and nothing else, lie in the CPU's memory."""
+    return (
+        type(tensor) is Tensor
+        and tensor.device.type == "cpu"
+        and tensor.dtype in _DTYPES
+        and tensor.layout is torch.strided
+        and not tensor.is_nested
+        and not tensor.requires_grad
+        and not is_functorch_wrapped_tensor(tensor)
+        and not tensor.is_neg()
+        and not tensor._is_zerotensor()
+        and forward_ad._current_level < 0
+    )
 
 
 def tanh_in_numpy(module: nn.Module) -> None:
