@@ -15,7 +15,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 
-from support.errors import RecipeError, exit_with
+from support.errors import exit_with
+from support.required_return import check_return
 from support.start import begin
 from support.vector_options import CartPoleOptions as Options
 
@@ -125,12 +126,7 @@ def train(options: Options) -> int:
                         run.record(losses, norm, schedule.get_last_lr()[0])
             schedule.step()
             collector.update_policy_weights_()  # the next round that opens acts with these
-    required = options.require_return if world.is_first else None  # which evaluates
-    if required is not None and not run.last_evaluation >= required and not run.exit_code:
-        raise RecipeError(
-            f"the mean evaluation return {run.last_evaluation:.1f} is below the required "
-            f"{required:.1f}; try more --total-frames or another --seed"
-        )
+    check_return(run, world)
     return run.exit_code
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from support.errors import RecipeError
 from support.options import RunOptions, option
+from support.required_return import ReturnOptions
 
 __all__ = ["CartPoleOptions", "RecurrentOptions", "VectorPPOOptions"]
 
@@ -39,20 +39,8 @@ class VectorPPOOptions(RunOptions):
 
 
 @dataclass(frozen=True)
-class CartPoleOptions(VectorPPOOptions):
-    """What is asked of the result; all defaults solve CartPole-v1 with each seed that was tried."""
-
-    require_return: float | None = option(
-        None,
-        "exit with an error unless the last evaluation's mean return reaches this",
-        may_change=True,
-    )
-
-    def __post_init__(self) -> None:
-        """Refuse what makes no sense."""
-        super().__post_init__()
-        if self.require_return is not None and not self.eval_interval:
-            raise RecipeError("--require-return looks at evaluations: leave --eval-interval 0 out")
+class CartPoleOptions(VectorPPOOptions, ReturnOptions):
+    """Options whose defaults solve CartPole-v1 with each seed that was tried."""
 
 
 @dataclass(frozen=True)
