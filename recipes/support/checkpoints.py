@@ -121,10 +121,10 @@ class Checkpoints:
         path = path or self.newest()
         return None if path is None else self._read(path, path)
 
-    def collectors_of(
+    def parts_of_learners(
         self, path: Path, state: Mapping[str, Any], rank: int, size: int
     ) -> list[Mapping[str, Any]]:
-        """The states of the collectors that had a learner's environments when they were saved.
+        """The parts of those learners that had a learner's environments when they were saved.
 
         Args:
             path: of the checkpoint.
@@ -137,9 +137,7 @@ class Checkpoints:
         saved_by = state.get("learners", 1)
         first, end = rank * saved_by // size, -(-(rank + 1) * saved_by // size)
         return [
-            state["parts"]["collector"]
-            if part == 0
-            else self._read(_part(path, part, saved_by), path)["collector"]
+            state["parts"] if part == 0 else self._read(_part(path, part, saved_by), path)
             for part in range(first, end)
         ]
 

@@ -95,7 +95,7 @@ def _learning(row: Row) -> str:
     parts = []
     for prefix, title in named.items():
         for name, value in row.items():
-            if name.startswith(prefix):
+            if name.startswith(prefix) and not math.isnan(value):
                 label = f"{title} {name.removeprefix(prefix)}".strip().replace("_", " ")
                 parts.append(f"{label} {value:.3g}")
     return "learning   " + ", ".join(parts) if parts else ""

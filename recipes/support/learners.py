@@ -16,9 +16,10 @@ from support.options import RunOptions, check_minibatches, to_json
 from support.states import versions
 from torchrl_hts import World
 
-__all__ = ["check_finite", "learners", "loss_of", "minibatches"]
+__all__ = ["check_finite", "episodes_of_all", "learners", "loss_of", "minibatches"]
 
 _OF_A_MACHINE = ("num_actors", "num_executors")
+_OF_EPISODES = (("next", "reward"), ("next", "done"), ("collector", "traj_ids"))
 
 
 @contextlib.contextmanager
@@ -36,6 +37,18 @@ def learners(options: RunOptions) -> Iterator[World]:
         world.agree(**versions())  # also of packages that the world doesn't know, such as games
         options.check_learners(world.size)
         yield world
+
+
+def episodes_of_all(world: World, batch: TensorDictBase) -> TensorDictBase:
+    """What `EpisodeReturns` reads of a batch, of all learners' rows in the order of environments.
+
+    Args:
+        world: the learners, all of which call this.
+        batch: of this learner.
+    """
+    if world.size == 1:
+        return batch
+    return torch.cat(world.gather(batch.select(*_OF_EPISODES).cpu().clone()))
 
 
 def loss_of(losses: TensorDictBase) -> Tensor:

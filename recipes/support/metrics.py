@@ -12,7 +12,7 @@ import csv
 import io
 import math
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING
@@ -37,6 +37,7 @@ __all__ = [
     "evaluation_metrics",
     "learning_metrics",
     "time_metrics",
+    "unlearned_metrics",
 ]
 
 Row = dict[str, float]
@@ -146,6 +147,10 @@ _LEARNING = {
     "loss_objective": "loss/objective",
     "loss_critic": "loss/critic",
     "loss_entropy": "loss/entropy",
+    "loss_actor": "loss/actor",
+    "loss_qvalue": "loss/qvalue",
+    "loss_alpha": "loss/alpha",
+    "alpha": "policy/alpha",
     "entropy": "policy/entropy",
     "clip_fraction": "policy/clip_fraction",
     "kl_approx": "policy/kl",
@@ -177,6 +182,16 @@ def learning_metrics(
         "optim/gradient_norm": gradient_norm.item(),
         "optim/learning_rate": learning_rate,
     }
+
+
+def unlearned_metrics(keys: Collection[str]) -> Row:
+    """The same, all NaN, of a round without an optimizer step.
+
+    Args:
+        keys: of what the loss module returns.
+    """
+    named = [name for key, name in _LEARNING.items() if key in keys]
+    return dict.fromkeys([*named, "optim/gradient_norm", "optim/learning_rate"], math.nan)
 
 
 def time_metrics(now: Statistics, before: tuple[int, float], elapsed_before_s: float) -> Row:

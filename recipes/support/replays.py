@@ -109,7 +109,7 @@ def _check_learners(run: TrainedRun, state: Mapping[str, Any]) -> None:
 
 
 def _start_from(checkpoints: Checkpoints, path: Path, state: Mapping[str, Any]) -> Start:
-    parts = checkpoints.collectors_of(path, state, 0, 1)
+    parts = [part["collector"] for part in checkpoints.parts_of_learners(path, state, 0, 1)]
     lost = [part["why_environments_are_lost"] for part in parts]
     if any(lost):
         why = f"checkpoints can't hold the environments ({next(filter(None, lost))})"

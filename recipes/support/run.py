@@ -5,11 +5,10 @@ from __future__ import annotations
 import contextlib
 import time
 import uuid
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
-import torch
 from tensordict import TensorDictBase
 from torch import Tensor
 
@@ -18,8 +17,8 @@ from support.configuration import config_to_go_on_with
 from support.display import Display
 from support.errors import RecipeError, quoted
 from support.evaluations import Evaluations
-from support.learners import check_finite
-from support.metrics import Row, learning_metrics
+from support.learners import check_finite, episodes_of_all
+from support.metrics import Row, learning_metrics, unlearned_metrics
 from support.options import RunOptions, to_json
 from support.output_dir import check_shared, claim_output_dir, find_output_dir
 from support.records import Records
@@ -30,8 +29,6 @@ from torchrl_hts import EpisodeReturns, HTSCollector, World, WorldError
 from torchrl_hts.testing import digest
 
 __all__ = ["Run"]
-
-_OF_EPISODES = (("next", "reward"), ("next", "done"), ("collector", "traj_ids"))
 
 
 class Run:
@@ -54,6 +51,8 @@ class Run:
             one whose best episode is filmed.
         parts: all else that a checkpoint must hold, by name: models, optimizers, schedules. They
             must be the same on every learner.
+        own_parts: those that each learner has of its own environments, such as a replay buffer.
+            They are resumed with the states of all learners that had these, in a list.
         video_fps: frames per second of the film; by default the environment's.
 
     Raises:
@@ -68,6 +67,7 @@ class Run:
         eval_env: Callable[..., Any],
         parts: Mapping[str, Stateful],
         *,
+        own_parts: Mapping[str, Stateful] | None = None,
         video_fps: float | None = None,
     ) -> None:
         self.options = options
@@ -80,7 +80,8 @@ class Run:
         self.output_dir, resumes = self._told(partial(find_output_dir, recipe, options))
         self._display = Display(self._total_frames, quiet=not self._world.is_first)
         self._returns = EpisodeReturns()
-        self._parts = {"collector": collector, "returns": self._returns, **parts}
+        self._own = {"collector": collector, **(own_parts or {})}
+        self._parts = {"returns": self._returns, **parts}
         self._checkpoints = Checkpoints(self.output_dir / "checkpoints", options.keep_checkpoints)
         self._id = uuid.uuid4().hex[:8]
         self._wandb_names: Mapping[str, Any] | None = None  # of the run at W&B, if it is there
@@ -192,7 +193,7 @@ class Run:
         if self.step >= self._total_frames and not self._evaluations.pending:
             self.say("this run has ended: there is nothing left to do")
         for batch in batches_of(self._collector):
-            self._count_episodes(batch)
+            self._returns.update(episodes_of_all(self._world, batch))
             self._recorded.clear()
             yield batch
             at_end = self.step >= self._total_frames
@@ -207,12 +208,6 @@ class Run:
             self._play_last_evaluations()
         if self._signals.number is not None:
             self._end_early(self._signals.number)
-
-    def _count_episodes(self, batch: TensorDictBase) -> None:
-        """Take in the episodes of all environments, in one order for any number of learners."""
-        if self._world.size > 1:
-            batch = torch.cat(self._world.gather(batch.select(*_OF_EPISODES).cpu().clone()))
-        self._returns.update(batch)
 
     def _play_last_evaluations(self) -> None:
         assert self._records is not None  # others have none pending
@@ -293,6 +288,14 @@ class Run:
         check_finite(self._world, row, losses, self.step)
         self._recorded.append(row)
 
+    def record_none(self, keys: Collection[str]) -> None:
+        """Take in that this round has no optimizer step; a row of metrics then has NaN.
+
+        Args:
+            keys: of what the loss module would return.
+        """
+        self._recorded.append(unlearned_metrics(keys))
+
     def say(self, text: str) -> None:
         """Print a line, if this is the first learner."""
         self._display.say(text)
@@ -315,31 +318,30 @@ class Run:
             if self._world.is_first:
                 self._save_evaluations()
             return
-        collector = dict(self._collector.state_dict())
+        own = {name: dict(part.state_dict()) for name, part in self._own.items()}
         self._world.agree(policy=digest(self._collector.policy.parameters()))
         try:
-            self._world.save(lambda: self._save_part(collector), lambda: self._save_rest(collector))
+            self._world.save(lambda: self._save_part(own), lambda: self._save_rest(own))
         except WorldError as error:
             if isinstance(error.__cause__, RecipeError | OSError):
                 raise error.__cause__ from None
             raise
-        lost = collector["why_environments_are_lost"]
+        lost = own["collector"]["why_environments_are_lost"]
         if lost and not self._told_of_loss:
             self.say(f"a run that is resumed from here begins new episodes: {lost}")
             self._told_of_loss = True
         for tell in WHEN_SAVED:
             tell(self.output_dir, {} if self._records is None else self._records.newest)
 
-    def _save_part(self, collector: Mapping[str, Any]) -> None:
+    def _save_part(self, own: dict[str, Any]) -> None:
         """Write what this learner's checkpoint counts on."""
         if self._records is not None:
             self._records.sync()
             self._evaluations.sync()
         else:
-            part = {"collector": collector}
-            self._checkpoints.save_part(self.step, self._world.rank, self._world.size, part)
+            self._checkpoints.save_part(self.step, self._world.rank, self._world.size, own)
 
-    def _save_rest(self, collector: Mapping[str, Any]) -> None:
+    def _save_rest(self, own: dict[str, Any]) -> None:
         """Write the file that makes the parts a checkpoint."""
         assert self._records is not None
         state = {
@@ -353,10 +355,7 @@ class Run:
             "elapsed_s": self._elapsed_before_s + self._collector.statistics().elapsed_s,
             "rows": self._records.num_rows,
             "random_states": random_states(),
-            "parts": {
-                name: collector if name == "collector" else dict(part.state_dict())
-                for name, part in self._parts.items()
-            },
+            "parts": own | {name: dict(part.state_dict()) for name, part in self._parts.items()},
         }
         self._checkpoints.save(self.step, state)
         on_cpu = {name: v.cpu() for name, v in self._collector.policy.state_dict().items()}
@@ -386,9 +385,10 @@ class Run:
             newest,
             recipe=self._recipe,
             options=self.options,
-            parts=self._parts,
-            collectors=partial(
-                self._checkpoints.collectors_of, newest, state, world.rank, world.size
+            parts={**self._own, **self._parts},
+            own=self._own,
+            of_learners=partial(
+                self._checkpoints.parts_of_learners, newest, state, world.rank, world.size
             ),
             learners=world.size,
         )

@@ -7,7 +7,7 @@ import importlib.metadata
 import platform
 import random
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -57,7 +57,8 @@ def take_on(
     recipe: str,
     options: RunOptions,
     parts: Mapping[str, Stateful],
-    collectors: Callable[[], Any],
+    own: Collection[str],
+    of_learners: Callable[[], Sequence[Mapping[str, Any]]],
     learners: int,
 ) -> None:
     """Go on with a checkpoint.
@@ -67,15 +68,18 @@ def take_on(
         file: that it was in.
         recipe, options, learners: of this run.
         parts: of this run, by name.
-        collectors: gives the states of those that had these environments.
+        own: names of those that each learner has of its own environments; they are given a list.
+        of_learners: gives the parts of those learners that had these environments.
 
     Raises:
         RecipeError: if a run could not go on from it; the message says what doesn't fit.
     """
     try:
         _check(state, f"the checkpoint in {file.parent}", recipe, options, parts, learners)
+        theirs = of_learners()
         for name, part in parts.items():
-            part.load_state_dict(collectors() if name == "collector" else state["parts"][name])
+            of_all = state["parts"][name]
+            part.load_state_dict([each[name] for each in theirs] if name in own else of_all)
         set_random_states(state["random_states"])
         for name in ("id", "step", "rows", "elapsed_s"):
             state[name]

@@ -67,7 +67,8 @@ def go_on(state: dict[str, Any], parts: dict[str, Any]) -> None:
         recipe="ppo",
         options=Options(),
         parts=parts,
-        collectors=lambda: [state["parts"]["collector"]],
+        own=["collector"],
+        of_learners=lambda: [state["parts"]],
         learners=1,
     )
 
