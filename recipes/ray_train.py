@@ -28,7 +28,7 @@ from support.start import announce, check_task_or_exit, parse_or_exit
 
 RECIPES = (
     *("a2c_atari", "mappo", "ppo_atari", "ppo_cartpole"),
-    *("ppo_football", "ppo_mujoco", "ppo_recurrent"),
+    *("ppo_football", "ppo_mujoco", "ppo_recurrent", "sac_mujoco"),
 )
 
 

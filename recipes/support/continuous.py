@@ -13,7 +13,7 @@ from support.errors import RecipeError
 if TYPE_CHECKING:
     import gymnasium as gym
 
-__all__ = ["make_continuous"]
+__all__ = ["make_bounded", "make_continuous"]
 
 
 def make_continuous(env_id: str, **options: Any) -> gym.Env[Any, Any]:
@@ -29,6 +29,35 @@ def make_continuous(env_id: str, **options: Any) -> gym.Env[Any, Any]:
     """
     import gymnasium as gym  # not at the top: options are parsed, and refused, without it
 
+    return gym.wrappers.ClipAction(_make(env_id, options))
+
+
+def make_bounded(env_id: str, **options: Any) -> gym.Env[Any, Any]:
+    """An environment whose actions keep their bounds, and whose observations are float32 vectors.
+
+    Args:
+        env_id, options: see `make_continuous`.
+
+    Raises:
+        RecipeError: see `make_continuous`; also if its actions have no bounds.
+        gymnasium.error.Error: if there is no such environment.
+    """
+    import gymnasium as gym
+    import numpy as np
+
+    env = _make(env_id, options)
+    if not env.action_space.is_bounded("both"):
+        raise RecipeError(
+            f"this recipe draws actions between their bounds, and those of {env_id} have none "
+            f"({env.action_space}): ppo_mujoco.py needs none"
+        )
+    return gym.wrappers.DtypeObservation(env, np.float32)
+
+
+def _make(env_id: str, options: dict[str, Any]) -> gym.Env[Any, Any]:
+    """An environment with continuous actions, whose observations are vectors."""
+    import gymnasium as gym
+
     try:
         env = gym.make(env_id, **options)
     except gym.error.DependencyNotInstalled as error:
@@ -43,7 +72,7 @@ def make_continuous(env_id: str, **options: Any) -> gym.Env[Any, Any]:
         )
     if not isinstance(observation, gym.spaces.Box) or len(observation.shape) != 1:
         env = gym.wrappers.FlattenObservation(env)
-    return gym.wrappers.ClipAction(env)
+    return env
 
 
 def _advice(said: str) -> str:

@@ -20,6 +20,8 @@ SMALL = {
     "ppo_football": f"{_GAME} --minibatch-size 16 --epochs 1",
     "ppo_mujoco": "--env-id Pendulum-v1 --sync-interval 16 --minibatch-size 32 --epochs 1",
     "ppo_recurrent": "--sync-interval 16 --minibatch-size 32 --epochs 2",
+    "sac_mujoco": "--env-id Pendulum-v1 --sync-interval 16 --batch-size 16 --utd-ratio 0.05 "
+    "--init-random-frames 64 --hidden-units 16",
 }
 
 
