@@ -22,7 +22,8 @@ def make_experience() -> Callable[..., Experience]:
     def make(shards: int = 2, seed: int = 0) -> Experience:
         sizes = {"init_random_frames": 0, "num_envs": shards, "sync_interval": 1}
         sizes |= {"buffer_size": 10 * shards, "batch_size": 4 * shards}
-        return Experience(World(shards=shards), ["at"], SACOptions(seed=seed, **sizes))
+        world = World(shards=shards, threads=torch.get_num_threads())
+        return Experience(world, ["at"], SACOptions(seed=seed, **sizes))
 
     return make
 
