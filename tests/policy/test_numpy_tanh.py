@@ -52,11 +52,8 @@ def test_tensors_of_special_kinds_are_left_to_torch() -> None:
     with torch.inference_mode():
         output = NumpyTanh()(torch.randn(3).as_subclass(Own))
     assert type(output) is Own
-    for special in (
-        torch.randn(3, dtype=torch.complex64).conj().imag,
-        torch._efficientzerotensor(3),
-    ):
-        torch.testing.assert_close(NumpyTanh()(special), torch.tanh(special))
+    negated = torch.randn(3, dtype=torch.complex64).conj().imag
+    torch.testing.assert_close(NumpyTanh()(negated), torch.tanh(negated))
 
 
 def test_every_plain_layer_becomes_one_with_its_hooks_and_no_other() -> None:

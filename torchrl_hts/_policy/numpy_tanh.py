@@ -43,7 +43,6 @@ def _is_plain(tensor: Tensor) -> bool:
         and not tensor.requires_grad
         and not is_functorch_wrapped_tensor(tensor)
         and not tensor.is_neg()
-        and not tensor._is_zerotensor()
         and forward_ad._current_level < 0
     )
 
