@@ -357,8 +357,9 @@ class HTSCollector(Uncopied, StockAttributes, BaseCollector):  # type: ignore[mi
         """Stage parameters for the rounds that open until the next call.
 
         Without arguments those of the policy, the newest when a round opens: the default. So it
-        makes no difference whether an update comes before the call or after it. Others are copied
-        at the call, and so is what they leave out.
+        makes no difference whether an update comes before the call or after it. The same holds for
+        tensors of the policy itself, under any names. Others are copied at the call, and so is what
+        they leave out.
         Takes the forms that TorchRL's collectors take, for one model, ``"policy"``, and for all
         actors together.
 
