@@ -148,7 +148,7 @@ def _draw(distribution_class: Any, kwargs: dict[str, Any] | None = None, **param
     words = CounterNoise(5, rows, 1, policy.width).round(0)[:, 0]
     out = policy(td.copy(), words)
     expected = module.get_dist(td).log_prob(out["action"])
-    if distribution_class is D.Categorical:  # in numpy
+    if distribution_class in (D.Categorical, D.Normal, rl_dist.IndependentNormal):  # in numpy
         torch.testing.assert_close(out["action_log_prob"], expected, rtol=1e-6, atol=1e-6)
     else:
         assert torch.equal(out["action_log_prob"], expected)

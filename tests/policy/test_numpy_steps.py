@@ -9,14 +9,19 @@ import pytest
 import torch
 from sampled_policies import OBS, RANDOM, M, make_actor, make_batch
 from tensordict import TensorDict
-from tensordict.nn import TensorDictModule, TensorDictSequential
+from tensordict.nn import (
+    AddStateIndependentNormalScale,
+    NormalParamExtractor,
+    TensorDictModule,
+    TensorDictSequential,
+)
 from torch import Tensor, nn
 from torch import distributions as D
 from torchrl.envs.utils import ExplorationType
-from torchrl.modules import MLP, ValueOperator
+from torchrl.modules import MLP, IndependentNormal, TanhNormal, ValueOperator
 
 from torchrl_hts._policy.counter_policy import CounterPolicy, inference
-from torchrl_hts._policy.draws import CounterNoise
+from torchrl_hts._policy.draws import CounterNoise, uniforms_of
 
 pytestmark = pytest.mark.usefixtures("seeded_thread")
 
@@ -79,6 +84,59 @@ def test_a_critic_beside_the_actor_is_run_as_well() -> None:
     with torch.inference_mode():
         expected = critic(trunk(td.copy()))["state_value"]
     torch.testing.assert_close(out["state_value"], expected)
+
+
+CONTINUOUS = {
+    "scale of its own": (IndependentNormal, lambda: AddStateIndependentNormalScale(4), {}),
+    "scale by the network": (
+        TanhNormal, NormalParamExtractor, {"low": -2 * torch.ones(2), "high": torch.ones(2)}
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", CONTINUOUS)
+def test_continuous_actions_are_drawn_in_numpy_too(name: str) -> None:
+    kind, extract, kwargs = CONTINUOUS[name]
+    net = nn.Sequential(nn.Linear(OBS, 16), nn.Tanh(), nn.Linear(16, 4), extract())
+    actor = make_actor(kind, ["loc", "scale"], net, distribution_kwargs=kwargs)
+    policy = CounterPolicy(actor, RANDOM)
+    td = make_batch(actor)
+    policy.prepare(td)
+    assert policy.takes_arrays
+    with torch.no_grad():  # they are read where they lie
+        for parameter in net.parameters():
+            parameter.add_(0.3)
+    seen: list[Tensor] = []
+    with policy.watched(lambda tensor: seen.append(tensor.clone())):
+        out = policy(td.copy(), words_of(policy))
+    with torch.inference_mode():
+        loc, scale = net(td["observation"])
+    for got, expected in ((out["loc"], loc), (seen[-2], loc), (out["scale"], scale)):
+        torch.testing.assert_close(got, expected)
+    torch.testing.assert_close(seen[-1], scale)
+    value = loc + scale * torch.special.ndtri(torch.from_numpy(uniforms_of(words_of(policy))))
+    if kwargs:
+        value = value.tanh() * 1.5 - 0.5
+    torch.testing.assert_close(out["action"], value.float())
+
+
+def test_parameters_that_numpy_is_not_made_for_are_drawn_by_torch() -> None:
+    """Here one scale for all actions of a row, which torch expands."""
+    loc = TensorDictModule(nn.Linear(OBS, 3), ["observation"], ["loc"])
+    scale = TensorDictModule(
+        nn.Sequential(nn.Linear(OBS, 1), nn.ReLU()), ["observation"], ["scale"]
+    )
+    actor = make_actor(IndependentNormal, ["loc", "scale"], nn.Identity())[-1]
+    policy = CounterPolicy(TensorDictSequential(loc, scale, actor), RANDOM)
+    td = make_batch(policy.policy)
+    policy.prepare(td)
+    assert policy.takes_arrays
+    out = policy(td.copy(), words_of(policy))
+    normal = torch.special.ndtri(torch.from_numpy(uniforms_of(words_of(policy)))).float()
+    with torch.inference_mode():
+        expected = loc(td)["loc"] + normal * scale(td)["scale"]
+    torch.testing.assert_close(out["action"], expected)
+    assert out["action_log_prob"].shape == (M,)
 
 
 class Doubled(nn.Linear):

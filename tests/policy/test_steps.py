@@ -37,7 +37,10 @@ from torchrl.modules import (
 from torchrl_hts._policy.counter_policy import CounterPolicy
 from torchrl_hts._policy.draws import CounterNoise
 
-_DRAWN_IN_NUMPY = ("categorical", "actor and value", "policy operator", "own generator")
+_DRAWN_IN_NUMPY = (
+    "categorical", "actor and value", "policy operator", "own generator", "nested agents",
+    "normal", "tanh-normal", "tensordict",
+)  # fmt: skip
 
 pytestmark = pytest.mark.usefixtures("seeded_thread")
 

@@ -1,10 +1,10 @@
-"""A small policy in numpy: dense layers and a categorical draw.
+"""A small policy in numpy: dense layers, and a draw.
 
 On the few rows of an actor's batch, torch takes two to four times as long as numpy to get to a
 layer of some thousand weights. What it runs on the way drives everything else from the core's
 caches. The arithmetic is the same; how it is rounded is not.
 
-Axes: m rows of a batch, n values of a row.
+Axes: m rows of a batch, n values of a row, W uniforms of a row.
 """
 
 from __future__ import annotations
@@ -15,13 +15,14 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import torch
-from tensordict.nn import TensorDictModule
+from tensordict.nn import AddStateIndependentNormalScale, NormalParamExtractor, TensorDictModule
 from torch import nn
 from torchrl.envs.utils import ExplorationType
 
-from torchrl_hts._policy.draws import Uniforms, draw_categorical
+from torchrl_hts._policy.array_draws import array_draw
+from torchrl_hts._policy.draws import Uniforms, WordStream
 from torchrl_hts._policy.numpy_tanh import NumpyTanh
-from torchrl_hts._policy.steps import draws_categorical, plain_layers
+from torchrl_hts._policy.steps import FLOATS, exact_step, plain_layers
 
 __all__ = ["Array", "ArrayStep", "array_steps"]
 
@@ -32,7 +33,6 @@ _Function = Callable[[Array], Array]
 # Of a layer, rows times weights. Above, the product costs more than what surrounds it, and torch is
 # faster; it may also use several threads (`actor_threads`).
 _MOST_PRODUCTS = 1 << 18
-_DTYPES = (torch.float32, torch.float64)
 # Rows of a product, where it is blocked. OpenBLAS's kernels for AVX2 round 4 and 8 rows alike, and
 # the first 12 of 16 otherwise.
 _BLOCK = 8
@@ -49,7 +49,7 @@ def array_steps(
     """The steps of a policy, or None if it isn't such a one.
 
     A step is a function of a dict of arrays ``[m, n]``, to which it adds, and of the uniforms
-    ``[m, 1]`` of the one draw that there may be.
+    ``[m, W]`` of the one draw that there may be.
 
     All of it or nothing. The rows of a batch in which bits agree (I6) are fewer for a head of few
     outputs in numpy. A network of convolutions before it would pay for that.
@@ -67,7 +67,7 @@ def array_steps(
     steps = [
         _dense_step(module, rows, keep, blocked=blocked)
         if isinstance(module, TensorDictModule)
-        else _categorical_step(module, kind)
+        else _drawing_step(module, kind)
         for module in modules
     ]
     return [step for step in steps if step is not None] if all(steps) else None
@@ -76,18 +76,23 @@ def array_steps(
 def _dense_step(
     module: TensorDictModule, rows: int, keep: Callable[[Array], None] | None, *, blocked: bool
 ) -> ArrayStep | None:
-    """A linear layer and whatever follows it.
+    """A linear layer and whatever follows it; at the end perhaps what makes a normal's parameters.
 
     What begins with a linear layer has, as torch sees to, an input of the weights' data type, which
     no layer overwrites.
     """
-    if len(module.in_keys) != 1 or len(module.out_keys_source) != 1:
+    if len(module.in_keys) != 1:
         return None
-    (in_key,), (out_key,) = module.in_keys, module.out_keys_source
+    (in_key,), out_keys = module.in_keys, module.out_keys_source
     layers = plain_layers(module.module) or []
+    extract = _extractor(layers[-1]) if layers else None
+    if extract is not None:
+        layers = layers[:-1]
     found = [_function(layer, rows, blocked=blocked) for layer in layers]
     functions = [function for function in found if function is not None]
     if len(functions) < len(layers) or [type(layer) for layer in layers[:1]] != [nn.Linear]:
+        return None
+    if len(out_keys) != (1 if extract is None else 2):
         return None
 
     def compute(env: dict[Any, Any], uniforms: Uniforms) -> None:
@@ -96,9 +101,23 @@ def _dense_step(
             value = function(value)
             if keep is not None:
                 keep(value)
-        env[out_key] = value
+        if extract is None:
+            env[out_keys[0]] = value
+            return
+        for key, extracted in zip(out_keys, extract(value), strict=True):
+            env[key] = extracted
+            if keep is not None:
+                keep(extracted)
 
     return compute
+
+
+def _extractor(layer: nn.Module) -> Callable[[Array], tuple[Array, ...]] | None:
+    """How torch makes of a dense layer's output, in the same memory, a location and a scale."""
+    if type(layer) not in (NormalParamExtractor, AddStateIndependentNormalScale):
+        return None
+    forward = layer.forward
+    return lambda value: tuple(each.numpy() for each in forward(torch.from_numpy(value)))
 
 
 def _function(layer: nn.Module, rows: int, *, blocked: bool) -> _Function | None:
@@ -116,7 +135,7 @@ def _linear(layer: nn.Linear, rows: int, *, blocked: bool) -> _Function | None:
     if (
         weight is None
         or weight.device.type != "cpu"
-        or weight.dtype not in _DTYPES
+        or weight.dtype not in FLOATS
         or rows * weight.numel() > _MOST_PRODUCTS
     ):
         return None
@@ -149,17 +168,20 @@ def _relu(x: Array) -> Array:
     return y
 
 
-def _categorical_step(module: Any, kind: ExplorationType) -> ArrayStep | None:
-    if not draws_categorical(module, kind):
+def _drawing_step(module: Any, kind: ExplorationType) -> ArrayStep | None:
+    found = array_draw(module, kind)
+    if found is None:
         return None
-    (logits_key,) = module.in_keys
-    (key,) = module.dist_sample_keys
-    score = module.log_prob_key if module.return_log_prob else None
+    general = exact_step(module, kind)
 
     def draw(env: dict[Any, Any], uniforms: Uniforms) -> None:
-        logits = env[logits_key]
-        env[key], log_prob = draw_categorical(logits, uniforms.reshape(logits.shape[:-1]))
-        if score:
-            env[score] = log_prob
+        arrays = [env[key] for key in found.in_keys]
+        if found.accepts(arrays):
+            drawn = found.draw(arrays, uniforms.reshape(found.shape(arrays)))
+            env.update(zip(found.out_keys, drawn, strict=False))
+            return
+        tensors = {key: torch.from_numpy(env[key]) for key in found.in_keys}
+        general(tensors, WordStream(len(uniforms), uniforms, torch.device("cpu")))
+        env.update({key: tensors[key].numpy() for key in found.out_keys})
 
     return draw

@@ -7,7 +7,7 @@ steps give the policy's own bits is for `CounterPolicy` to try out.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -19,23 +19,18 @@ from tensordict.nn import (
 )
 from tensordict.nn.common import _OutKeysSelect
 from torch import Tensor, nn
-from torch import distributions as D
 from torch.nn import functional as F
 from torchrl.envs.utils import ExplorationType
 from torchrl.modules import MLP, SafeProbabilisticModule
 from torchrl.modules import distributions as rl_dist
 from torchrl.modules.distributions.utils import sample_and_log_prob
 
-from torchrl_hts._policy.draws import WordStream, bind, draw_categorical
+from torchrl_hts._policy.array_draws import array_draw
+from torchrl_hts._policy.draws import WordStream, bind
 
-__all__ = [
-    "Step",
-    "draws_categorical",
-    "exact_step",
-    "flatten",
-    "plain_layers",
-    "quick_step",
-]
+__all__ = ["FLOATS", "Step", "exact_step", "flatten", "plain_layers", "quick_step"]
+
+FLOATS = (torch.float32, torch.float64)  # that arrays have as well
 
 Step = Callable[[dict[Any, Any], WordStream], None]
 _LOC_SCALE = {"loc", "scale"}
@@ -90,9 +85,9 @@ def exact_step(module: Any, kind: ExplorationType) -> Step:
     """The step of a module that `flatten` returned: the same operations, so the same bits."""
     if isinstance(module, TensorDictModule):
         net, in_keys, out_keys = module.module, module.in_keys, module.out_keys_source
-        layers = plain_layers(net) if len(in_keys) == len(out_keys) == 1 else None
+        layers = plain_layers(net) if len(in_keys) == 1 else None
         if layers:
-            (in_key,), (out_key,) = in_keys, out_keys
+            (in_key,) = in_keys
             calls = [_call(layer) for layer in layers]
             leaves = [layer for layer in layers if not layer._modules]
             hooks = leaves[0]._forward_hooks if leaves else {}
@@ -104,13 +99,12 @@ def exact_step(module: Any, kind: ExplorationType) -> Step:
                 else:
                     for call in calls:
                         value = call(value)
-                env[out_key] = value
+                _write(env, out_keys, value)
 
             return compute_layers
 
         def compute(env: dict[Any, Any], noise: WordStream) -> None:
-            out = net(*[env[key] for key in in_keys])
-            env.update(zip(out_keys, out if isinstance(out, tuple) else (out,), strict=True))
+            _write(env, out_keys, net(*[env[key] for key in in_keys]))
 
         return compute
 
@@ -148,44 +142,29 @@ def exact_step(module: Any, kind: ExplorationType) -> Step:
     return sample
 
 
-def draws_categorical(module: Any, kind: ExplorationType) -> bool:
-    """Whether all that a module does is to draw from ``Categorical(logits=...)``."""
-    return (
-        kind is ExplorationType.RANDOM
-        and not isinstance(module, TensorDictModule)
-        and not any(_is_overridden(module, name) for name in ("get_dist", "_dist_sample"))
-        and module.distribution_class is D.Categorical
-        and [*module.dist_keys] == ["logits"]
-        and not module.distribution_kwargs
-        and module.num_samples is None
-    )
+def _write(env: dict[Any, Any], keys: Sequence[Any], out: Any) -> None:
+    env.update(zip(keys, out if isinstance(out, tuple) else (out,), strict=True))
 
 
 def quick_step(module: Any, kind: ExplorationType) -> Step | None:
-    """The step of a module that does nothing but draw from ``Categorical(logits=...)``, or None.
+    """The step of a module that is drawn on arrays (`array_draw`), or None.
 
-    What it writes is on the CPU, where an actor wants it, wherever the logits are.
+    What it writes is on the CPU, where an actor wants it, wherever its parameters are.
     """
-    if not draws_categorical(module, kind):
+    found = array_draw(module, kind)
+    if found is None:
         return None
     general = exact_step(module, kind)
-    (logits_key,) = module.in_keys
-    (key,) = module.dist_sample_keys
-    score = module.log_prob_key if module.return_log_prob else None
 
-    def categorical(env: dict[Any, Any], noise: WordStream) -> None:
-        logits = env[logits_key].cpu()
-        if logits.dtype not in (torch.float32, torch.float64):
+    def draw(env: dict[Any, Any], noise: WordStream) -> None:
+        tensors = [env[key].cpu() for key in found.in_keys]
+        if any(tensor.dtype not in FLOATS for tensor in tensors):
             return general(env, noise)
-        index, log_prob = draw_categorical(logits.numpy(), noise.uniform_array(logits.shape[:-1]))
-        env[key] = torch.from_numpy(index)
-        if score:
-            env[score] = torch.from_numpy(log_prob)
+        arrays = [tensor.numpy() for tensor in tensors]
+        if not found.accepts(arrays):
+            return general(env, noise)
+        drawn = found.draw(arrays, noise.uniform_array(found.shape(arrays)))
+        env.update(zip(found.out_keys, map(torch.from_numpy, drawn), strict=False))
         return None
 
-    return categorical
-
-
-def _is_overridden(module: ProbabilisticTensorDictModule, name: str) -> bool:
-    stock = getattr(ProbabilisticTensorDictModule, name)
-    return name in vars(module) or getattr(type(module), name) is not stock
+    return draw
