@@ -20,6 +20,7 @@ from torch import distributions as D
 from torchrl.envs.utils import ExplorationType
 from torchrl.modules import MLP, IndependentNormal, TanhNormal, ValueOperator
 
+from torchrl_hts import RunningNorm
 from torchrl_hts._policy.counter_policy import CounterPolicy, inference
 from torchrl_hts._policy.draws import CounterNoise, uniforms_of
 
@@ -120,6 +121,25 @@ def test_continuous_actions_are_drawn_in_numpy_too(name: str) -> None:
     torch.testing.assert_close(out["action"], value.float())
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.uint8])
+def test_running_statistics_may_come_first(dtype: torch.dtype) -> None:
+    """With the bits of the layer, as they are now; of observations of any data type."""
+    norm = RunningNorm(OBS, clip=1.0)
+    policy = CounterPolicy(
+        make_actor(D.Categorical, ["logits"], nn.Sequential(norm, DENSE["tanh"]())), RANDOM
+    )
+    td = TensorDict({"observation": (50 * torch.rand(M, OBS)).to(dtype)}, [M])
+    policy.prepare(td)
+    assert policy.takes_arrays
+    norm.update(TensorDict({"observation": (30 * torch.rand(4, 9, OBS)).to(dtype)}, [4, 9]))
+    seen: list[Tensor] = []
+    with policy.watched(lambda tensor: seen.append(tensor.clone())):
+        policy(td.copy(), words_of(policy))
+    assert torch.equal(seen[0], norm(td["observation"]))
+    assert seen[0].dtype == torch.float32
+    assert (seen[0].abs() == 1).any(), "some are clipped"
+
+
 def test_parameters_that_numpy_is_not_made_for_are_drawn_by_torch() -> None:
     """Here one scale for all actions of a row, which torch expands."""
     loc = TensorDictModule(nn.Linear(OBS, 3), ["observation"], ["loc"])
@@ -152,6 +172,7 @@ def _hooked() -> nn.Module:
 
 OTHERS = {
     "no weights": lambda: nn.Tanh(),
+    "statistics alone": lambda: RunningNorm(OBS),
     "an activation first, which may overwrite what others read": lambda: nn.Sequential(
         nn.ReLU(inplace=True), nn.Linear(OBS, 4)
     ),

@@ -10,7 +10,7 @@ Axes: m rows of a batch, n values of a row, W uniforms of a row.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -23,6 +23,7 @@ from torchrl_hts._policy.array_draws import array_draw
 from torchrl_hts._policy.draws import Uniforms, WordStream
 from torchrl_hts._policy.numpy_tanh import NumpyTanh
 from torchrl_hts._policy.steps import FLOATS, exact_step, plain_layers
+from torchrl_hts.delayed_gradient.running_norm import RunningNorm
 
 __all__ = ["Array", "ArrayStep", "array_steps"]
 
@@ -79,7 +80,7 @@ def _dense_step(
     """A linear layer and whatever follows it; at the end perhaps what makes a normal's parameters.
 
     What begins with a linear layer has, as torch sees to, an input of the weights' data type, which
-    no layer overwrites.
+    no layer overwrites. A `RunningNorm` may stand before it, which takes any.
     """
     if len(module.in_keys) != 1:
         return None
@@ -90,7 +91,8 @@ def _dense_step(
         layers = layers[:-1]
     found = [_function(layer, rows, blocked=blocked) for layer in layers]
     functions = [function for function in found if function is not None]
-    if len(functions) < len(layers) or [type(layer) for layer in layers[:1]] != [nn.Linear]:
+    begins = [type(layer) for layer in layers if type(layer) is not RunningNorm][:1]
+    if len(functions) < len(layers) or begins != [nn.Linear]:
         return None
     if len(out_keys) != (1 if extract is None else 2):
         return None
@@ -126,6 +128,8 @@ def _function(layer: nn.Module, rows: int, *, blocked: bool) -> _Function | None
         return _linear(layer, rows, blocked=blocked)
     if type(layer) in (nn.Tanh, NumpyTanh):
         return np.tanh
+    if type(layer) is RunningNorm:
+        return _norm(layer)
     return _relu if type(layer) is nn.ReLU else None
 
 
@@ -161,6 +165,24 @@ def _in_blocks(x: Array, matrix: Array) -> Array:
         return few
     blocks: Array = np.matmul(x.reshape(-1, _BLOCK, x.shape[1]), matrix)
     return blocks.reshape(m, -1)
+
+
+def _norm(layer: RunningNorm) -> _Function | None:
+    """What the layer computes, in float64 as there."""
+    if layer.mean.device.type != "cpu" or layer.mean.ndim != 1 or layer.dtype not in FLOATS:
+        return None
+    eps, clip, buffers = layer.eps, layer.clip, cast(dict[str, torch.Tensor], layer._buffers)
+    dtype = torch.empty(0, dtype=layer.dtype).numpy().dtype
+
+    def normalize(x: Array) -> Array:
+        mean, var = (buffers[name].numpy() for name in ("mean", "var"))
+        y: Array = np.subtract(x, mean, dtype=np.float64)
+        y /= np.sqrt(var + eps)
+        np.minimum(y, clip, out=y)
+        np.maximum(y, -clip, out=y)
+        return y.astype(dtype)
+
+    return normalize
 
 
 def _relu(x: Array) -> Array:
