@@ -113,7 +113,8 @@ def test_slices_are_of_one_trajectory() -> None:
     assert (slices["observation"].diff(dim=1)[..., :3] == torch.tensor([0.0, 0, 1])).all()
 
 
-def test_a_dqn_loop_of_torchrl() -> None:
+@pytest.mark.parametrize("collector_extends", [True, False])
+def test_a_dqn_loop_of_torchrl(collector_extends: bool) -> None:
     """With random frames first, and no warning that a block is missing."""
     network = nn.Linear(4, 2)
     policy = QValueActor(network, in_keys=["observation"], action_space="categorical")
@@ -126,13 +127,15 @@ def test_a_dqn_loop_of_torchrl() -> None:
         frames_per_batch=8,
         total_frames=80,
         init_random_frames=32,
-        replay_buffer=buffer,
+        replay_buffer=buffer if collector_extends else None,
         seed=0,
     )
     before = network.weight.clone()
     with warnings.catch_warnings():
         warnings.simplefilter("error", UndelayedUpdateWarning)
-        for _ in collector:
+        for batch in collector:
+            if not collector_extends:
+                buffer.extend(batch.reshape(-1))
             if buffer.write_count < collector.init_random_frames:
                 assert (network.weight == before).all()
                 continue

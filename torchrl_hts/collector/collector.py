@@ -227,8 +227,9 @@ class HTSCollector(Uncopied, StockAttributes, BaseCollector):  # type: ignore[mi
 
     def _watch(self) -> UpdateWatch:
         learns_here = self.worker_idx is None  # not if it is one of several collectors
-        from_buffer = self.replay_buffer is not None
-        return UpdateWatch(self.policy, self.lag, learns_here=learns_here, from_buffer=from_buffer)
+        # Random actions at first, and a buffer: nobody learns from steps of theta_j alone.
+        off_policy = self.replay_buffer is not None or self.init_random_frames > 0
+        return UpdateWatch(self.policy, self.lag, learns_here=learns_here, off_policy=off_policy)
 
     def _show(self, settings: Settings) -> None:
         """Set the attributes that scripts, and TorchRL's trainers, read."""

@@ -112,15 +112,15 @@ class UpdateWatch:
         policy: the policy that the collector was given.
         lag: of the collector.
         learns_here: False where another process learns, as with collectors of ``RayCollector``.
-        from_buffer: whether it learns from a replay buffer, of older policies anyway.
+        off_policy: whether it learns from steps of older policies anyway.
     """
 
     def __init__(
-        self, policy: nn.Module, lag: int, *, learns_here: bool = True, from_buffer: bool = False
+        self, policy: nn.Module, lag: int, *, learns_here: bool = True, off_policy: bool = False
     ) -> None:
         self._policy = policy
         self._lag = lag
-        self._watching = self._watching_others = lag > 0 and learns_here and not from_buffer
+        self._watching = self._watching_others = lag > 0 and learns_here and not off_policy
         self._batches = 0
         self._parameters: list[nn.Parameter] = []
         self._versions: list[int] = []
