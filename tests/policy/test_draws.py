@@ -309,6 +309,20 @@ def test_draw_categorical_is_the_distribution(dtype: Any, shape: tuple[int, ...]
     np.testing.assert_allclose(log_prob, expected, rtol=1e-6, atol=1e-6)
 
 
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("num_actions", [1, 4, 60])
+def test_many_rows_are_drawn_with_the_bits_of_few(dtype: Any, num_actions: int) -> None:
+    rng = np.random.default_rng(0)
+    logits = (3 * rng.standard_normal((500, num_actions))).astype(dtype)
+    logits[7], logits[8], logits[9, 0] = np.nan, -np.inf, np.inf
+    u = rng.random(500)
+    with np.errstate(invalid="ignore"):
+        index, score = draw_categorical(logits, u)
+        few = [draw_categorical(logits[at : at + 8], u[at : at + 8]) for at in range(0, 500, 8)]
+    np.testing.assert_array_equal(index, np.concatenate([each[0] for each in few]))
+    np.testing.assert_array_equal(score, np.concatenate([each[1] for each in few]))
+
+
 def test_draw_categorical_never_draws_the_impossible() -> None:
     logits = np.array([[-np.inf, 0.0, -np.inf, 3.0, -np.inf]] * 2, np.float32)
     index, log_prob = draw_categorical(logits, np.array([2.0**-53, 1 - 2.0**-53]))

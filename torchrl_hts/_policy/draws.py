@@ -49,6 +49,7 @@ IndexArray = npt.NDArray[np.int64]
 _DOMAIN = 0x4854_5352_4C61_6374  # "HTSRLact": keeps these words apart from other uses of a seed
 _MASK_64 = 2**64 - 1
 _WORDS_PER_COUNT = 4  # of Philox
+_MANY_ROWS = 128  # from which a draw in columns takes less time
 
 
 class CounterNoise:
@@ -201,6 +202,9 @@ def draw_categorical(logits: FloatArray, u: FloatArray) -> tuple[IndexArray, Flo
         (1, -1.3863)
     """
     rows = logits.reshape(-1, logits.shape[-1])
+    if len(rows) >= max(_MANY_ROWS, 8 * rows.shape[1]):
+        index, score = _draw_in_columns(rows, u.reshape(-1))
+        return index.reshape(u.shape), score.reshape(u.shape)
     # Along the first axis, which takes a tenth of the time of many short rows.
     shifted = rows - np.maximum.reduce(np.ascontiguousarray(rows.T))[:, None]
     sums = np.add.accumulate(np.exp(shifted), -1, np.float64)
@@ -210,6 +214,20 @@ def draw_categorical(logits: FloatArray, u: FloatArray) -> tuple[IndexArray, Flo
     score = shifted.take(index + _row_starts(*rows.shape))
     score -= np.log(total).astype(rows.dtype)
     return index.reshape(u.shape), score.reshape(u.shape)
+
+
+def _draw_in_columns(rows: FloatArray, u: FloatArray) -> tuple[IndexArray, FloatArray]:
+    """The same for many rows ``[m, A]``, bit for bit: an operation for each of few actions."""
+    columns = np.ascontiguousarray(rows.T)
+    columns = columns - np.maximum.reduce(columns)
+    sums = np.exp(columns).astype(np.float64)
+    for action in range(1, len(sums)):
+        sums[action] += sums[action - 1]
+    total = sums[-1]
+    index: IndexArray = np.add.reduce(sums <= u * total, 0, np.int64)
+    score = columns.take(index * len(u) + _row_starts(len(u), 1))
+    score -= np.log(total).astype(rows.dtype)
+    return index, score
 
 
 @functools.lru_cache(maxsize=256)
