@@ -25,6 +25,7 @@ from tensordict.nn import (
     ProbabilisticTensorDictModule,
     ProbabilisticTensorDictSequential,
     TensorDictModule,
+    TensorDictSequential,
 )
 from torch import Tensor, nn
 from torch import distributions as D
@@ -36,6 +37,7 @@ from torchrl.modules import (
 
 from torchrl_hts._policy.counter_policy import CounterPolicy
 from torchrl_hts._policy.draws import CounterNoise
+from torchrl_hts._policy.numpy_tanh import tanh_in_numpy
 
 _DRAWN_IN_NUMPY = (
     "categorical", "actor and value", "policy operator", "own generator", "nested agents",
@@ -110,6 +112,26 @@ def test_layers_of_plain_sequences_are_called_one_by_one() -> None:
             module.register_forward_hook(lambda *_, name=name: called.append(name))
     assert torch.equal(policy(td.copy(), words)["logits"], net(td["observation"]).detach())
     assert len(called) == 2 * len(set(called)) + 2  # each, the shared one twice, in both calls
+
+
+def test_tanh_overwrites_nothing_that_is_read_again() -> None:
+    """Nor the observation, nor what an earlier module has written."""
+    hidden = TensorDictModule(nn.Sequential(nn.Tanh(), nn.Linear(OBS, 5)), ["observation"], ["h"])
+    net = nn.Sequential(nn.Tanh(), nn.Linear(5, 8), nn.Tanh(), nn.SiLU(), nn.Linear(8, 4))
+    actor = make_actor(D.Categorical, ["logits"], net)
+    whole = TensorDictSequential(hidden, TensorDictModule(net, ["h"], ["logits"]), actor[-1])
+    tanh_in_numpy(whole)
+    policy = CounterPolicy(whole, RANDOM)
+    td = make_batch(whole)
+    policy.prepare(td)
+    assert takes_steps(policy)
+    observation = td["observation"].clone()
+    out = policy(td.copy(), CounterNoise(1, M, 1, policy.width).round(0)[:, 0])
+    with torch.inference_mode():
+        h = hidden(td.copy())["h"]
+        assert torch.equal(out["h"], h)
+        assert torch.equal(out["logits"], net(h))
+    assert torch.equal(td["observation"], observation)
 
 
 class _MasksInGetDist(ProbabilisticTensorDictModule):

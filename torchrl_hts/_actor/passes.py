@@ -40,9 +40,12 @@ class Passes:
         self._schedule = schedule
         # The rows of the first step, by unit; None where each unit is one environment.
         self._first_rows: list[Rows] | None = None
+        self._alike: Rows | None = None  # the same in one array, where units have as many rows
         if layout.units:
             envs = map(layout.rows, range(layout.num_units))
             self._first_rows = [np.array(own) * layout.sync_interval for own in envs]
+            if len({*map(len, self._first_rows)}) == 1:
+                self._alike = np.stack(self._first_rows)
 
     def of(
         self, units: Sequence[int], sizes: InvariantSizes
@@ -62,10 +65,15 @@ class Passes:
                 # In Python, which is quicker than numpy with so few.
                 yield envs, np.array([env * interval + steps[env] % interval for env in envs])
             return
-        own = [self._first_rows[unit] + steps[unit] % interval for unit in units]
-        ends = [*accumulate(map(len, own))]
+        ends = [*accumulate(len(self._first_rows[unit]) for unit in units)]
+        if self._alike is None:
+            own = [self._first_rows[unit] + steps[unit] % interval for unit in units]
+            ready = np.concatenate(own)
+        else:
+            at = np.array([steps[unit] % interval for unit in units])
+            ready = (self._alike.take(units, 0) + at[:, None]).reshape(-1)
         run = answered = 0
-        for rows in self._cut(np.concatenate(own), sizes):
+        for rows in self._cut(ready, sizes):
             run += len(rows)
             before, answered = answered, bisect_right(ends, run)
             yield units[before:answered], rows

@@ -31,6 +31,14 @@ class NumpyTanh(nn.Tanh):
             return super().forward(input)
         return torch.from_numpy(np.asarray(np.tanh(input.numpy())))
 
+    def overwrite(self, input: Tensor) -> Tensor:
+        """The same in the memory of the input, which nobody else reads."""
+        if not _is_plain(input):
+            return super().forward(input)
+        values = input.numpy()
+        np.tanh(values, out=values)
+        return input
+
 
 def _is_plain(tensor: Tensor) -> bool:
     """Whether its numbers, and nothing else, lie in the CPU's memory."""

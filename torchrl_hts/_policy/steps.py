@@ -27,6 +27,7 @@ from torchrl.modules.distributions.utils import sample_and_log_prob
 
 from torchrl_hts._policy.array_draws import array_draw
 from torchrl_hts._policy.draws import WordStream, bind
+from torchrl_hts._policy.numpy_tanh import NumpyTanh
 
 __all__ = ["FLOATS", "Step", "exact_step", "flatten", "plain_layers", "quick_step"]
 
@@ -73,7 +74,10 @@ def plain_layers(net: nn.Module) -> list[nn.Module] | None:
     return [net]
 
 
-def _call(layer: nn.Module) -> Callable[[Tensor], Tensor]:
+def _call(layer: nn.Module, before: nn.Module | None) -> Callable[[Tensor], Tensor]:
+    """How a layer is computed of what the one before it has made."""
+    if type(layer) is NumpyTanh and type(before) is nn.Linear:
+        return layer.overwrite
     if type(layer) is nn.Linear:
         parameters: Any = layer._parameters  # an nn.Module's attributes are slow to look up
         return lambda x: F.linear(x, parameters["weight"], parameters["bias"])
@@ -88,7 +92,7 @@ def exact_step(module: Any, kind: ExplorationType) -> Step:
         layers = plain_layers(net) if len(in_keys) == 1 else None
         if layers:
             (in_key,) = in_keys
-            calls = [_call(layer) for layer in layers]
+            calls = [*map(_call, layers, [None, *layers[:-1]])]
             leaves = [layer for layer in layers if not layer._modules]
             hooks = leaves[0]._forward_hooks if leaves else {}
 
