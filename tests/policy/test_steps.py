@@ -37,7 +37,7 @@ from torchrl.modules import (
 
 from torchrl_hts._policy.counter_policy import CounterPolicy
 from torchrl_hts._policy.draws import CounterNoise
-from torchrl_hts._policy.numpy_tanh import tanh_in_numpy
+from torchrl_hts._policy.numpy_layers import layers_in_numpy
 
 _DRAWN_IN_NUMPY = (
     "categorical", "actor and value", "policy operator", "own generator", "nested agents",
@@ -120,7 +120,7 @@ def test_tanh_overwrites_nothing_that_is_read_again() -> None:
     net = nn.Sequential(nn.Tanh(), nn.Linear(5, 8), nn.Tanh(), nn.SiLU(), nn.Linear(8, 4))
     actor = make_actor(D.Categorical, ["logits"], net)
     whole = TensorDictSequential(hidden, TensorDictModule(net, ["h"], ["logits"]), actor[-1])
-    tanh_in_numpy(whole)
+    layers_in_numpy(whole)
     policy = CounterPolicy(whole, RANDOM)
     td = make_batch(whole)
     policy.prepare(td)

@@ -11,7 +11,7 @@ from torch import nn
 from torchrl.envs.utils import ExplorationType
 
 from torchrl_hts._policy.counter_policy import CounterPolicy
-from torchrl_hts._policy.numpy_tanh import tanh_in_numpy
+from torchrl_hts._policy.numpy_layers import layers_in_numpy
 from torchrl_hts._policy.packed_layers import PackedLayers
 from torchrl_hts._policy.transposed_layers import transpose_layers
 from torchrl_hts._policy.trial_inputs import TrialInputs
@@ -64,7 +64,7 @@ class SlotPolicies:
         self._exploration_type = exploration_type
         self.packed = self.transposed = self.blocked = False
         module: TensorDictModuleBase = unpickled(policy).to(device)
-        tanh_in_numpy(module)
+        layers_in_numpy(module)
         modules: list[TensorDictModuleBase] = []
         self._refreshers: list[Callable[[], None] | None] = []
         for parameters in slots.parameters:

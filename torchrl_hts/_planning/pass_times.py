@@ -18,7 +18,7 @@ from torchrl.envs.utils import ExplorationType
 from torchrl_hts._planning.costs import PassCosts
 from torchrl_hts._policy.compiled import eagerly
 from torchrl_hts._policy.counter_policy import CounterPolicy, inference
-from torchrl_hts._policy.numpy_tanh import tanh_in_numpy
+from torchrl_hts._policy.numpy_layers import layers_in_numpy
 from torchrl_hts._policy.packed_layers import PackedLayers
 from torchrl_hts._processes.messages import receive_object, send_object, unpickled
 from torchrl_hts._processes.stderr import be_silent
@@ -121,7 +121,7 @@ def _prepared(
         runner.prepare(example)
         return runner
 
-    tanh_in_numpy(policy)
+    layers_in_numpy(policy)
     layers = PackedLayers(policy, example.batch_size[0])
     if len(layers):
         try:

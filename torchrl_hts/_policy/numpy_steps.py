@@ -21,7 +21,7 @@ from torchrl.envs.utils import ExplorationType
 
 from torchrl_hts._policy.array_draws import array_draw
 from torchrl_hts._policy.draws import Uniforms, WordStream
-from torchrl_hts._policy.numpy_tanh import NumpyTanh
+from torchrl_hts._policy.numpy_layers import NumpyMapping, NumpySoftplus, NumpyTanh
 from torchrl_hts._policy.steps import FLOATS, exact_step, plain_layers
 from torchrl_hts.delayed_gradient.running_norm import RunningNorm
 
@@ -115,10 +115,19 @@ def _dense_step(
 
 
 def _extractor(layer: nn.Module) -> Callable[[Array], tuple[Array, ...]] | None:
-    """How torch makes of a dense layer's output, in the same memory, a location and a scale."""
+    """How a location and a scale come of a dense layer's output."""
     if type(layer) not in (NormalParamExtractor, AddStateIndependentNormalScale):
         return None
-    forward = layer.forward
+    mapping: Any = getattr(layer, "scale_mapping", None)
+    if type(mapping) in (NumpySoftplus, NumpyMapping):
+        least: Any = layer.scale_lb
+
+        def extract(value: Array) -> tuple[Array, Array]:
+            half = (value.shape[1] + 1) // 2  # as torch.chunk cuts
+            return value[:, :half], np.maximum(mapping.of(value[:, half:]), least)
+
+        return extract
+    forward = layer.forward  # of torch, in the same memory
     return lambda value: tuple(each.numpy() for each in forward(torch.from_numpy(value)))
 
 

@@ -27,7 +27,7 @@ from torchrl.modules.distributions.utils import sample_and_log_prob
 
 from torchrl_hts._policy.array_draws import array_draw
 from torchrl_hts._policy.draws import WordStream, bind
-from torchrl_hts._policy.numpy_tanh import NumpyTanh
+from torchrl_hts._policy.numpy_layers import NumpyTanh
 
 __all__ = ["FLOATS", "Step", "exact_step", "flatten", "plain_layers", "quick_step"]
 

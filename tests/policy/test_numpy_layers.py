@@ -6,10 +6,11 @@ from copy import deepcopy
 
 import pytest
 import torch
+from tensordict.nn import NormalParamExtractor
 from torch import Tensor, nn
 from torch.autograd import forward_ad
 
-from torchrl_hts._policy.numpy_tanh import NumpyTanh, tanh_in_numpy
+from torchrl_hts._policy.numpy_layers import NumpyTanh, layers_in_numpy
 
 
 @pytest.mark.parametrize("shape", [(), (7,), (5, 7), (2, 3, 7), (0, 7)])
@@ -22,6 +23,44 @@ def test_it_is_the_tanh_of_torch(shape: tuple[int, ...], dtype: torch.dtype) -> 
         output = NumpyTanh()(inputs)
     assert torch.equal(inputs, kept)
     torch.testing.assert_close(output, torch.tanh(inputs))
+
+
+MAPPINGS = ["exp", "softplus", "biased_softplus_1.0", "biased_softplus_0.5_0.001", "relu"]
+
+
+@pytest.mark.parametrize("mapping", MAPPINGS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+def test_scales_are_those_of_torch(mapping: str, dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    inputs = (10 * torch.randn(50, 6)).to(dtype)
+    inputs[0, 3:] = torch.tensor([torch.nan, torch.inf, -torch.inf])
+    extract = NormalParamExtractor(mapping, scale_lb=1e-3)
+    loc, scale = extract(inputs)
+    inside = nn.Sequential(extract)
+    layers_in_numpy(inside)
+    assert (extract.scale_mapping is not torch.relu) == (mapping != "relu")
+    with torch.inference_mode():
+        got = inside(inputs)
+    assert torch.equal(got[0], loc)
+    torch.testing.assert_close(got[1], scale, equal_nan=True)
+    needs = inputs[1:].clone().requires_grad_()
+    (gradient,) = torch.autograd.grad(inside(needs)[1].sum(), needs)
+    (expected,) = torch.autograd.grad(NormalParamExtractor(mapping, 1e-3)(needs)[1].sum(), needs)
+    torch.testing.assert_close(gradient, expected)
+
+
+@pytest.mark.parametrize("mapping", MAPPINGS)
+@pytest.mark.parametrize("num_actions", [1, 3, 6, 17])
+def test_a_row_s_scale_does_not_depend_on_where_it_stands(mapping: str, num_actions: int) -> None:
+    """Torch rounds what its vector instructions compute otherwise than what is left over."""
+    torch.manual_seed(0)
+    inputs = torch.randn(40, 2 * num_actions)
+    extract = NormalParamExtractor(mapping)
+    layers_in_numpy(extract)
+    with torch.inference_mode():
+        _, whole = extract(inputs)
+        for first, last in ((0, 1), (0, 5), (3, 7), (11, 40), (39, 40)):
+            assert torch.equal(extract(inputs[first:last])[1], whole[first:last])
 
 
 def test_columns_and_what_is_not_finite_are_taken() -> None:
@@ -64,7 +103,7 @@ def test_every_plain_layer_becomes_one_with_its_hooks_and_no_other() -> None:
     plain = nn.Tanh()
     plain.register_forward_hook(lambda layer, inputs, output: seen.append(output))
     net = nn.Sequential(nn.Linear(2, 2), plain, nn.Sequential(Own(), plain))
-    tanh_in_numpy(net)
+    layers_in_numpy(net)
     kinds = [type(layer) for layer in deepcopy(net).modules() if isinstance(layer, nn.Tanh)]
     assert kinds == [NumpyTanh, Own]
     with torch.inference_mode():
