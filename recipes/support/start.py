@@ -88,7 +88,7 @@ def parse_or_exit(
     """What a command line says; ends the process with a message if that makes no sense.
 
     Of several learners the first on each machine has the help. It has the message, and others
-    where it goes on. From now on the package says what it is doing too.
+    where it goes on. From now on the package says what it is doing too, and TorchRL only warns.
 
     Args:
         parse: reads the command line.
@@ -113,6 +113,7 @@ def parse_or_exit(
     logger = logging.getLogger("torchrl_hts")
     logger.addHandler(_Announcing())
     logger.setLevel(logging.INFO)
+    os.environ.setdefault("RL_LOGGING_LEVEL", "WARNING")  # TorchRL reads it when it is imported
     return given
 
 

@@ -250,6 +250,28 @@ def test_a_start_says_what_it_is_doing(tmp_path: Path) -> None:
     ]
 
 
+@pytest.mark.parametrize("asked_for", [None, "INFO"])
+def test_torchrl_says_what_it_does_only_where_asked(
+    asked_for: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else it would beside the recipe's own lines, on every learner, and where nobody reads."""
+    if asked_for is None:
+        monkeypatch.delenv("RL_LOGGING_LEVEL", raising=False)
+    else:
+        monkeypatch.setenv("RL_LOGGING_LEVEL", asked_for)
+    code = (
+        f"import sys; sys.path.insert(0, {str(RECIPES)!r})\n"
+        "from support.start import parse_or_exit\n"
+        "parse_or_exit(lambda: None)\n"
+        "from torchrl.data import LazyTensorStorage, ReplayBuffer\n"
+        "import torch\n"
+        "ReplayBuffer(storage=LazyTensorStorage(2)).extend(torch.zeros(1))\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT)
+    assert done.returncode == 0, done.stderr
+    assert ("Initialized LazyTensorStorage" in done.stdout) == (asked_for == "INFO")
+
+
 def test_a_resumed_run_says_where_it_goes_on(tmp_path: Path) -> None:
     run(f"{CARTPOLE} --total-frames 64", "--output-dir", str(tmp_path))
     process = start(f"ppo_cartpole.py --resume {tmp_path}")
