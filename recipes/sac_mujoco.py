@@ -102,7 +102,6 @@ def train(options: Options) -> int:
     target = SoftUpdate(loss_module, tau=options.tau)
     optimizer = make_optimizer(loss_module, options)
     parameters = list(loss_module.parameters())
-    num_rounds = -(-options.total_frames // options.frames_per_batch)
     parts = {"loss": loss_module, "optimizer": optimizer}
 
     with learners(options) as world:  # this one, or as many as torchrun has started
@@ -113,7 +112,7 @@ def train(options: Options) -> int:
                 [make_env] * options.num_envs,
                 actor,
                 frames_per_batch=options.frames_per_batch,
-                total_frames=num_rounds * options.frames_per_batch,
+                total_frames=options.num_rounds * options.frames_per_batch,
                 init_random_frames=options.init_random_frames,
                 num_actors=options.num_actors,
                 lag=options.lag,

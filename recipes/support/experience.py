@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -34,9 +35,11 @@ class Experience:
     def __init__(self, world: World, keys: Sequence[NestedKey], options: SACOptions) -> None:
         self._world, self._keys, self._seed = world, keys, options.seed
         self._first = world.rank * world.parts_per_rank  # of its parts, among those of all
+        all_steps = options.num_rounds * options.frames_per_batch
+        self._room = min(options.buffer_size, all_steps)  # in steps, of all parts
         self._buffers = [
             ReplayBuffer(
-                storage=LazyTensorStorage(options.buffer_size // world.num_parts),
+                storage=LazyTensorStorage(self._room // world.num_parts),
                 batch_size=options.batch_size // world.num_parts,
             )
             for _ in range(world.parts_per_rank)
@@ -44,11 +47,27 @@ class Experience:
         self._round = self._samples = 0
 
     def extend(self, batch: TensorDictBase) -> None:
-        """Keep the steps of a batch ``[n, T]``, in place of the oldest if there is no more room."""
+        """Keep the steps of a batch ``[n, T]``, in place of the oldest if there is no more room.
+
+        Raises:
+            RecipeError: if there is no memory for as many as are to be kept.
+        """
         self._round, self._samples = int(batch["policy_version"].flatten()[0]), 0
         parts = self._world.parts(batch.select(*self._keys))
+        self._check_memory(parts[0])
         for buffer, part in zip(self._buffers, parts, strict=True):
             buffer.extend(part.reshape(-1))
+
+    def _check_memory(self, part: TensorDictBase) -> None:
+        """Refuse, with the first steps, what the machine would kill when the buffer fills."""
+        here = self._room * self._world.local_size // self._world.size
+        size = part.bytes() // part.numel() * here
+        memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+        if size > memory:
+            raise RecipeError(
+                f"the {here:,} steps of --buffer-size take {size / 1e9:,.1f} GB here, and this "
+                f"machine has {memory / 1e9:,.1f} GB of memory: give less"
+            )
 
     def sample(self) -> list[TensorDictBase]:
         """Steps ``[batch_size / parts]`` of each part, drawn with replacement.

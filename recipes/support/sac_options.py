@@ -30,7 +30,7 @@ class SACOptions(ReturnOptions):
         5_000, "steps with random actions at first, without learning", least=0
     )
     buffer_size: int = option(1_000_000, "newest steps that are learned from", least=1)
-    batch_size: int = option(256, "steps per optimizer step", least=1)
+    batch_size: int = option(256, "steps per optimizer step", least=1, most=2**20)
     utd_ratio: float = option(1.0, "optimizer steps per environment step", least=0, most=1024)
     learning_rate: float = option(3e-4, "of the policy, for Adam", least=0)
     critic_learning_rate: float = option(1e-3, "of the Q functions, and of alpha", least=0)
@@ -50,6 +50,11 @@ class SACOptions(ReturnOptions):
     def frames_per_batch(self) -> int:
         """Environment steps of a round."""
         return self.num_envs * self.sync_interval
+
+    @property
+    def num_rounds(self) -> int:
+        """Rounds in all."""
+        return -(-self.total_frames // self.frames_per_batch)
 
     @property
     def updates_per_batch(self) -> int:

@@ -19,9 +19,9 @@ from torchrl_hts import World
 def make_experience() -> Callable[..., Experience]:
     """Of parts that hold ten steps each, and of which four are drawn."""
 
-    def make(shards: int = 2, seed: int = 0) -> Experience:
+    def make(shards: int = 2, seed: int = 0, **more: int) -> Experience:
         sizes = {"init_random_frames": 0, "num_envs": shards, "sync_interval": 1}
-        sizes |= {"buffer_size": 10 * shards, "batch_size": 4 * shards}
+        sizes |= {"buffer_size": 10 * shards, "batch_size": 4 * shards, **more}
         world = World(shards=shards, threads=torch.get_num_threads())
         return Experience(world, ["at"], SACOptions(seed=seed, **sizes))
 
@@ -74,6 +74,18 @@ def test_what_is_drawn_depends_on_seed_round_and_number_alone(
     assert found[0] != found[3]
     one, _ = found[0]
     assert len({tuple(one[at : at + 4]) for at in range(0, 20, 4)}) == 5, "no sample comes twice"
+
+
+def test_a_buffer_that_no_memory_holds_is_refused(
+    make_experience: Callable[..., Experience],
+) -> None:
+    most = {"total_frames": 10**12, "buffer_size": 10**12}
+    with pytest.raises(
+        RecipeError,
+        match=r"the 1,000,000,000,000 steps of --buffer-size take 8,000\.0 GB here, and",
+    ):
+        make_experience(**most).extend(batch(0))
+    make_experience(buffer_size=10**12, total_frames=20).extend(batch(0))  # it never gets so many
 
 
 def test_a_state_has_what_was_filled_alone(make_experience: Callable[..., Experience]) -> None:

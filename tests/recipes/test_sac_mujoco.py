@@ -124,6 +124,7 @@ def test_a_replay_films_what_was_random_too(whole: Path) -> None:
         ("--utd-ratio 0.01", "--utd-ratio 0.01 makes no optimizer step of a round of 32 steps"),
         ("--total-frames 100", "--init-random-frames 5000 leaves nothing of --total-frames 100"),
         ("--buffer-size 16", "--buffer-size 16 can't hold the 32 steps of a round: give more"),
+        ("--batch-size 2000000", "--batch-size must be at most 1048576, and is 2000000"),
         ("--batch-size 6 --shards 4", "--batch-size 6 steps can't be shared out equally among 4 s"),
         ("--buffer-size 998 --shards 4", "--buffer-size 998 steps can't be shared out equally am"),
         ("--num-envs 6 --shards 4", "--num-envs 6 environments can't be shared out equally among"),
