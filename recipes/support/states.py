@@ -75,7 +75,9 @@ def take_on(
         RecipeError: if a run could not go on from it; the message says what doesn't fit.
     """
     try:
-        _check(state, f"the checkpoint in {file.parent}", recipe, options, parts, learners)
+        where = f"the checkpoint in {file.parent}"
+        _check(state, where, recipe, options, parts)
+        _check_learners(state, where, options, learners, own)
         theirs = of_learners()
         for name, part in parts.items():
             of_all = state["parts"][name]
@@ -99,7 +101,6 @@ def _check(
     recipe: str,
     options: RunOptions,
     parts: Mapping[str, Stateful],
-    learners: int,
 ) -> None:
     if state.get("format") != FORMAT or state.get("recipe") != recipe:
         raise RecipeError(
@@ -118,18 +119,34 @@ def _check(
         )
     collector: Any = parts["collector"]
     check_fits(collector.policy, state["parts"]["collector"]["policy_state_dict"], where)
-    saved_by = state.get("learners", 1)
-    if saved_by != learners and options.shards is None and not options.ignore_versions:
-        raise RecipeError(
-            f"{where} is of {saved_by} learners, and here are {learners}. Without --shards another "
-            "number gives other bits: start as many, or pass --ignore-versions to go on without "
-            "being equal bit for bit"
-        )
     other = other_versions(state["versions"])
     if other and not options.ignore_versions:
         raise RecipeError(
             f"{where} was made with other versions: {'; '.join(other)}. Install those, or pass "
             "--ignore-versions to go on without being equal bit for bit"
+        )
+
+
+def _check_learners(
+    state: Mapping[str, Any],
+    where: str,
+    options: RunOptions,
+    learners: int,
+    own: Collection[str],
+) -> None:
+    saved_by = state.get("learners", 1)
+    if saved_by == learners or options.shards is not None:
+        return
+    found = f"{where} is of {saved_by} learners, and here are {learners}. Without --shards another"
+    kept = [name for name in own if name != "collector"]
+    if kept:
+        raise RecipeError(
+            f"{found} number can't go on with the {', '.join(kept)} of each: start as many"
+        )
+    if not options.ignore_versions:
+        raise RecipeError(
+            f"{found} number gives other bits: start as many, or pass --ignore-versions to go on "
+            "without being equal bit for bit"
         )
 
 

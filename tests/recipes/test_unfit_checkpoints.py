@@ -59,17 +59,24 @@ def saved() -> dict[str, Any]:
     }
 
 
-def go_on(state: dict[str, Any], parts: dict[str, Any]) -> None:
+def go_on(
+    state: dict[str, Any],
+    parts: dict[str, Any],
+    *,
+    options: Options = Options(),  # noqa: B008  it is frozen
+    own: tuple[str, ...] = ("collector",),
+    learners: int = 1,
+) -> None:
     """As a run does that is resumed."""
     take_on(
         state,
         Path("run/checkpoints/step-7.pt"),
         recipe="ppo",
-        options=Options(),
+        options=options,
         parts=parts,
-        own=["collector"],
+        own=own,
         of_learners=lambda: [state["parts"]],
-        learners=1,
+        learners=learners,
     )
 
 
@@ -118,6 +125,19 @@ def test_what_is_damaged_or_of_another_version(
         go_on(state, run_parts())
     assert message in str(refusal.value)
     assert "\n" not in str(refusal.value)
+
+
+@pytest.mark.parametrize("ignored", [False, True])
+def test_another_number_of_learners_is_told_only_what_helps(ignored: bool) -> None:
+    """What each learner has beside its environments is not shared out anew in any case."""
+    options = Options(ignore_versions=ignored)
+    with pytest.raises(RecipeError, match=r"1 learners.* are 2\..* optimizer of each: start a"):
+        go_on(saved(), run_parts(), options=options, own=("collector", "optimizer"), learners=2)
+    if ignored:
+        go_on(saved(), run_parts(), options=options, learners=2)
+    else:
+        with pytest.raises(RecipeError, match=r"gives other bits: .* or pass --ignore-versions to"):
+            go_on(saved(), run_parts(), options=options, learners=2)
 
 
 def test_what_the_package_says_is_left_as_it_is() -> None:
