@@ -31,7 +31,12 @@ class SACOptions(ReturnOptions):
     )
     buffer_size: int = option(1_000_000, "newest steps that are learned from", least=1)
     batch_size: int = option(256, "steps per optimizer step", least=1, most=2**20)
-    utd_ratio: float = option(1.0, "optimizer steps per environment step", least=0, most=1024)
+    utd_ratio: float = option(
+        1.0,
+        "optimizer steps per environment step; those of a round are rounded to a whole number",
+        least=0,
+        most=1024,
+    )
     learning_rate: float = option(3e-4, "of the policy, for Adam", least=0)
     critic_learning_rate: float = option(1e-3, "of the Q functions, and of alpha", least=0)
     gamma: float = option(0.99, "discount", least=0, most=1)
