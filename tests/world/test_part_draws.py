@@ -10,7 +10,7 @@ from torch import nn
 from torchrl_hts._world.world import World
 
 
-def drawn(shards: int) -> list[list[float]]:
+def drawn(shards: int | None) -> list[list[float]]:
     """What the loops over gradients of two rounds draw for each part of all ranks, and after."""
     torch.manual_seed(5)
     found, model = [], nn.Linear(2, 1)
@@ -36,6 +36,15 @@ def test_what_is_drawn_for_a_part_is_the_same_for_every_number_of_ranks() -> Non
     torch.manual_seed(5)
     nn.Linear(2, 1)
     assert after == [float(torch.rand(()))]  # as if nothing had been drawn
+
+
+def test_without_shards_no_two_ranks_draw_the_same() -> None:
+    """Though all were seeded alike; in two rounds and two passes of one of them."""
+    (*loops, after), *others = results(run_ranks(drawn, 2, None))
+    assert [[*loops, after]] == others
+    assert len({value for values in loops for value in values}) == 6
+    alone = results(run_ranks(drawn, 1, None))[0][-1]
+    assert alone != after, "a rank by itself draws from the generator as it is"
 
 
 def drawn_outside() -> list[list[float]]:

@@ -285,7 +285,7 @@ class World(Uncopied):
         trained_modules.check_module(module)
         self.agree(parameters=digest(module.parameters()))
         self._seen.add(module)
-        if self.shards is not None and self._draws is None:
+        if self._draws is None:
             seed = self.gather(torch.initial_seed())[0]
             self._draws = PartDraws(seed, self.rank * self.parts_per_rank)
 
