@@ -131,7 +131,16 @@ def test_nan_comes_out_where_it_went_in(kind: Any, kwargs: dict[str, Any], name:
         assert out[key].isnan().reshape(ROWS, -1).any(-1).nonzero().tolist() == [[5]]
 
 
+class Bounded(D.Normal):
+    """Has bounds that are no numbers, or none."""
+
+    def __init__(self, loc: Tensor, scale: Tensor, low: Any = None) -> None:
+        super().__init__(loc, scale)
+
+
 OTHERS = [
+    (Bounded, {"low": None}),
+    (Bounded, {"low": torch.zeros_like}),
     (D.Normal, {"validate_args": False}),
     (IndependentNormal, {"tanh_loc": True}),
     (IndependentNormal, {"event_dim": 2}),

@@ -109,10 +109,13 @@ def _normal(module: Any) -> _Kind | None:
 
 
 def _tanh_normal(module: Any) -> _Kind | None:
-    kwargs = dict(module.distribution_kwargs)
-    low, high = (torch.as_tensor(kwargs.pop(*bound)).cpu() for bound in (("low", -1), ("high", 1)))
-    if module.distribution_class is not TanhNormal or _differ(kwargs, _TANH_KWARGS):
+    if module.distribution_class is not TanhNormal:
         return None
+    kwargs = dict(module.distribution_kwargs)
+    bounds = kwargs.pop("low", -1), kwargs.pop("high", 1)
+    if _differ(kwargs, _TANH_KWARGS):
+        return None
+    low, high = (torch.as_tensor(bound).cpu() for bound in bounds)
     # TorchRL's module scores what is drawn before it is squashed, tensordict's what comes of it.
     if module.return_log_prob and not isinstance(module, SafeProbabilisticModule):
         return None
