@@ -9,7 +9,7 @@ import pytest
 import torch
 from sampled_policies import RANDOM
 from tensordict import TensorDict
-from tensordict.nn import ProbabilisticTensorDictModule
+from tensordict.nn import ProbabilisticTensorDictModule, set_composite_lp_aggregate
 from torch import Tensor
 from torch import distributions as D
 from torchrl.envs.utils import ExplorationType, set_exploration_type
@@ -166,6 +166,15 @@ def test_modules_that_score_what_was_squashed_are_left_to_torch() -> None:
     assert array_draw(module(True), RANDOM) is None
     assert array_draw(module(False), RANDOM) is not None
     assert array_draw(module(False), ExplorationType.DETERMINISTIC) is None
+
+
+def test_a_module_that_does_not_score_needs_no_key_for_it() -> None:
+    """There is none where log-probabilities are aggregated otherwise than when it was made."""
+    with set_composite_lp_aggregate(True):
+        module = SafeProbabilisticModule(IN_KEYS, ["action"], distribution_class=TanhNormal)
+    found = array_draw(module, RANDOM)
+    assert found is not None
+    assert found.out_keys == ["action"]
 
 
 @pytest.mark.parametrize(

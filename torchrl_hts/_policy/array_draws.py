@@ -84,7 +84,9 @@ def array_draw(module: Any, kind: ExplorationType) -> ArrayDraw | None:
     at = dict(zip(map(_last, module.dist_keys), module.in_keys, strict=True))
     if found is None or {*at} != {*found.names}:
         return None
-    out_keys = [*module.dist_sample_keys, *([module.log_prob_key] * module.return_log_prob)]
+    out_keys = [*module.dist_sample_keys]
+    if module.return_log_prob:  # else there may be no such key
+        out_keys.append(module.log_prob_key)
     return ArrayDraw([at[name] for name in found.names], out_keys, *found[1:])
 
 
