@@ -183,6 +183,7 @@ def test_a_module_that_does_not_score_needs_no_key_for_it() -> None:
         (IndependentNormal, {}, torch.ones(8, 1)),
         (IndependentNormal, {}, torch.ones(8, 3, dtype=torch.float64)),
         (TanhNormal, {"low": LOW.double(), "high": HIGH.double()}, torch.ones(8, 3)),
+        (TanhNormal, {"low": torch.tensor(-2, dtype=torch.float64)}, torch.ones(8, 3)),
         (TanhNormal, {"low": -torch.ones(2, 3), "high": torch.ones(2, 3)}, torch.ones(8, 2, 3)),
     ],
 )
@@ -197,4 +198,5 @@ def test_parameters_that_torch_brings_together_are_left_to_it(
         expected = module(td.copy())
     assert out["action"].dtype == expected["action"].dtype
     assert out["action_log_prob"].shape == expected["action_log_prob"].shape
+    assert out["action_log_prob"].dtype == expected["action_log_prob"].dtype
     np.testing.assert_allclose(out["action"], scored(module, td, words)[0], rtol=1e-5, atol=1e-6)

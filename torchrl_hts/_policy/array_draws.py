@@ -125,7 +125,10 @@ def _tanh_normal(module: Any) -> _Kind | None:
 
     def accepts(parameters: Sequence[Array]) -> bool:
         loc = parameters[0]
-        fits = half.ndim == 0 or (half.dtype == loc.dtype and half.shape == loc.shape[-half.ndim :])
+        if half.ndim == 0:  # torch scores in the wider type
+            fits = half.dtype in (np.float32, loc.dtype)
+        else:
+            fits = half.dtype == loc.dtype and half.shape == loc.shape[-half.ndim :]
         return fits and _are_normal(parameters)
 
     def draw(parameters: Sequence[Array], u: Uniforms) -> Drawn:
