@@ -9,7 +9,11 @@ import pytest
 import torch
 from sampled_policies import RANDOM
 from tensordict import TensorDict
-from tensordict.nn import ProbabilisticTensorDictModule, set_composite_lp_aggregate
+from tensordict.nn import (
+    ProbabilisticTensorDictModule,
+    TensorDictParams,
+    set_composite_lp_aggregate,
+)
 from torch import Tensor
 from torch import distributions as D
 from torchrl.envs.utils import ExplorationType, set_exploration_type
@@ -175,6 +179,31 @@ def test_a_module_that_does_not_score_needs_no_key_for_it() -> None:
     found = array_draw(module, RANDOM)
     assert found is not None
     assert found.out_keys == ["action"]
+
+
+def _bounds() -> TensorDict:
+    return TensorDict({"low": LOW.clone(), "high": HIGH.clone()})
+
+
+LEARNED = {
+    "parameters": lambda: TensorDictParams(_bounds()),
+    "buffers": lambda: TensorDictParams(_bounds(), no_convert=True),
+    "tensors": lambda: {name: bound.requires_grad_() for name, bound in _bounds().items()},
+}
+
+
+@pytest.mark.parametrize("name", LEARNED)
+def test_bounds_that_may_be_learned_are_read_where_they_lie(name: str) -> None:
+    kwargs, td = LEARNED[name](), parameters()
+    module = module_of(TanhNormal, kwargs)
+    policy = CounterPolicy(module, RANDOM)
+    policy.prepare(td[:8])
+    words = CounterNoise(3, ROWS, 1, policy.width).round(0)[:, 0]
+    with torch.no_grad():
+        for bound in kwargs.values():
+            bound.mul_(2)
+        action, _ = scored(module, td, words)
+    torch.testing.assert_close(policy(td, words)["action"].double(), action, rtol=1e-5, atol=6e-6)
 
 
 @pytest.mark.parametrize(

@@ -22,7 +22,7 @@ from torchrl.modules import IndependentNormal, SafeProbabilisticModule, TanhNorm
 
 from torchrl_hts._policy.draws import Uniforms, draw_categorical
 
-__all__ = ["ArrayDraw", "array_draw"]
+__all__ = ["ArrayDraw", "are_fixed", "array_draw"]
 
 Array = npt.NDArray[Any]
 Drawn = tuple[Array, Array]  # a sample, and its log-probability
@@ -111,7 +111,7 @@ def _normal(module: Any) -> _Kind | None:
 
 
 def _tanh_normal(module: Any) -> _Kind | None:
-    if module.distribution_class is not TanhNormal:
+    if module.distribution_class is not TanhNormal or not are_fixed(module.distribution_kwargs):
         return None
     kwargs = dict(module.distribution_kwargs)
     bounds = kwargs.pop("low", -1), kwargs.pop("high", 1)
@@ -135,6 +135,12 @@ def _tanh_normal(module: Any) -> _Kind | None:
         return _summed(_squash(_draw_normal(parameters, u), half, middle))
 
     return _Kind(_LOC_SCALE, _shape_of_loc, accepts, draw)
+
+
+def are_fixed(kwargs: Mapping[str, Any]) -> bool:
+    """Whether a distribution's keyword arguments are no part of theta, as TensorDictParams are."""
+    values = kwargs.values() if isinstance(kwargs, dict) else None
+    return values is not None and not any(getattr(v, "requires_grad", False) for v in values)
 
 
 def _shape_of_loc(parameters: Sequence[Array]) -> tuple[int, ...]:

@@ -25,7 +25,7 @@ from torchrl.modules import MLP, SafeProbabilisticModule
 from torchrl.modules import distributions as rl_dist
 from torchrl.modules.distributions.utils import sample_and_log_prob
 
-from torchrl_hts._policy.array_draws import array_draw
+from torchrl_hts._policy.array_draws import are_fixed, array_draw
 from torchrl_hts._policy.draws import WordStream, bind
 from torchrl_hts._policy.numpy_layers import NumpyTanh
 
@@ -117,6 +117,7 @@ def exact_step(module: Any, kind: ExplorationType) -> Step:
     random = kind is ExplorationType.RANDOM
     reused: dict[torch.Size, Any] = {}
     reuse = module.distribution_class is rl_dist.TanhNormal and {*module.dist_keys} == _LOC_SCALE
+    reuse = reuse and are_fixed(module.distribution_kwargs)
 
     def distribution(env: dict[Any, Any]) -> Any:
         """As the module makes it; a TanhNormal, slow to make, is updated instead."""
