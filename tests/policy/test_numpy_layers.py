@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from copy import deepcopy
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
-from tensordict.nn import NormalParamExtractor
+from tensordict.nn import NormalParamExtractor, biased_softplus
 from torch import Tensor, nn
 from torch.autograd import forward_ad
 
@@ -47,6 +49,23 @@ def test_scales_are_those_of_torch(mapping: str, dtype: torch.dtype) -> None:
     (gradient,) = torch.autograd.grad(inside(needs)[1].sum(), needs)
     (expected,) = torch.autograd.grad(NormalParamExtractor(mapping, 1e-3)(needs)[1].sum(), needs)
     torch.testing.assert_close(gradient, expected)
+
+
+@pytest.mark.parametrize(
+    "mapping",
+    [
+        lambda: biased_softplus(torch.tensor([0.5, 1.0, 2.0])),
+        lambda: biased_softplus(1.0, torch.tensor([0.1, 0.2, 0.3])),
+        lambda: biased_softplus(1.0, np.float64(0.1)),
+    ],
+)
+def test_scales_of_tensors_or_of_numpy_s_numbers_are_torchs(mapping: Any) -> None:
+    extract, inputs = NormalParamExtractor(), torch.randn(5, 6)
+    extract.scale_mapping = mapping()
+    _, expected = extract(inputs)
+    layers_in_numpy(extract)
+    with torch.inference_mode():
+        assert torch.equal(extract(inputs)[1], expected)
 
 
 @pytest.mark.parametrize("mapping", MAPPINGS)

@@ -23,6 +23,7 @@ from torchrl.modules import MLP, IndependentNormal, TanhNormal, ValueOperator
 from torchrl_hts import RunningNorm
 from torchrl_hts._policy.counter_policy import CounterPolicy, inference
 from torchrl_hts._policy.draws import CounterNoise, uniforms_of
+from torchrl_hts._policy.numpy_layers import layers_in_numpy
 
 pytestmark = pytest.mark.usefixtures("seeded_thread")
 
@@ -119,6 +120,37 @@ def test_continuous_actions_are_drawn_in_numpy_too(name: str) -> None:
     if kwargs:
         value = value.tanh() * 1.5 - 0.5
     torch.testing.assert_close(out["action"], value.float())
+
+
+def _hooked_mapping() -> NormalParamExtractor:
+    extract = NormalParamExtractor()
+    extract.scale_mapping.register_forward_hook(lambda mapping, inputs, output: 2 * output)
+    return extract
+
+
+EXTRACTORS = {
+    "a tensor as the least scale": lambda: NormalParamExtractor(scale_lb=torch.tensor(0.9)),
+    "a parameter": lambda: NormalParamExtractor(scale_lb=nn.Parameter(torch.tensor(0.9))),
+    "numpy's number": lambda: NormalParamExtractor(scale_lb=np.float64(0.9)),
+    "an integer": lambda: NormalParamExtractor(scale_lb=1),
+    "a hook": _hooked_mapping,
+}
+
+
+@pytest.mark.parametrize("name", EXTRACTORS)
+def test_scales_are_those_of_the_module(name: str) -> None:
+    net = nn.Sequential(nn.Linear(OBS, 4), EXTRACTORS[name]())
+    actor = make_actor(IndependentNormal, ["loc", "scale"], net)
+    td = make_batch(actor)
+    with torch.no_grad():
+        _, expected = net(td["observation"])
+    layers_in_numpy(actor)
+    policy = CounterPolicy(actor, RANDOM)
+    policy.prepare(td)
+    assert policy.takes_arrays
+    out = policy(td.copy(), words_of(policy))
+    torch.testing.assert_close(out["scale"], expected)
+    assert out["action"].dtype == torch.float32
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.uint8])

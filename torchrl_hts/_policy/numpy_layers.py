@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch._C._functorch import is_functorch_wrapped_tensor
 from torch.autograd import forward_ad
 
-__all__ = ["NumpyMapping", "NumpySoftplus", "NumpyTanh", "layers_in_numpy"]
+__all__ = ["NumpyMapping", "NumpySoftplus", "NumpyTanh", "are_numbers", "layers_in_numpy"]
 
 Array = npt.NDArray[Any]
 
@@ -108,6 +108,11 @@ def _softplus(x: Array) -> Array:
     return y + np.maximum(x, 0)
 
 
+def are_numbers(*values: Any) -> bool:
+    """Whether these are numbers of Python, which leave an array's data type as it is."""
+    return all(type(value) in (int, float) for value in values)
+
+
 def layers_in_numpy(module: nn.Module) -> None:
     """Make every plain `nn.Tanh` inside a `NumpyTanh`. It stays the layer it is, with its hooks.
 
@@ -122,7 +127,7 @@ def layers_in_numpy(module: nn.Module) -> None:
     for layer in module.modules():
         if type(layer) is nn.Tanh:
             layer.__class__ = NumpyTanh
-        elif type(layer) is biased_softplus:
+        elif type(layer) is biased_softplus and are_numbers(layer.bias, layer.min_val):
             layer.__class__ = NumpySoftplus
         elif type(layer) is NormalParamExtractor:
             mapping: Any = layer.scale_mapping

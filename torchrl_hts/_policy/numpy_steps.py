@@ -21,7 +21,12 @@ from torchrl.envs.utils import ExplorationType
 
 from torchrl_hts._policy.array_draws import array_draw
 from torchrl_hts._policy.draws import Uniforms, WordStream
-from torchrl_hts._policy.numpy_layers import NumpyMapping, NumpySoftplus, NumpyTanh
+from torchrl_hts._policy.numpy_layers import (
+    NumpyMapping,
+    NumpySoftplus,
+    NumpyTanh,
+    are_numbers,
+)
 from torchrl_hts._policy.steps import FLOATS, exact_step, plain_layers
 from torchrl_hts.delayed_gradient.running_norm import RunningNorm
 
@@ -119,8 +124,11 @@ def _extractor(layer: nn.Module) -> Callable[[Array], tuple[Array, ...]] | None:
     if type(layer) not in (NormalParamExtractor, AddStateIndependentNormalScale):
         return None
     mapping: Any = getattr(layer, "scale_mapping", None)
-    if type(mapping) in (NumpySoftplus, NumpyMapping):
-        least: Any = layer.scale_lb
+    least: Any = layer.scale_lb
+    is_plain = type(mapping) is NumpyMapping or (
+        type(mapping) is NumpySoftplus and plain_layers(mapping) is not None
+    )
+    if is_plain and are_numbers(least):
 
         def extract(value: Array) -> tuple[Array, Array]:
             half = (value.shape[1] + 1) // 2  # as torch.chunk cuts
