@@ -153,6 +153,15 @@ def test_scales_are_those_of_the_module(name: str) -> None:
     assert out["action"].dtype == torch.float32
 
 
+def test_observations_that_numpy_has_no_data_type_for_are_torchs() -> None:
+    net = nn.Sequential(RunningNorm(OBS), nn.Linear(OBS, 4))
+    policy = CounterPolicy(make_actor(D.Categorical, ["logits"], net), RANDOM)
+    td = TensorDict({"observation": torch.randn(M, OBS, dtype=torch.bfloat16)}, [M])
+    policy.prepare(td)
+    with torch.inference_mode():
+        assert torch.equal(policy(td.copy(), words_of(policy))["logits"], net(td["observation"]))
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.uint8])
 def test_running_statistics_may_come_first(dtype: torch.dtype) -> None:
     """With the bits of the layer, as they are now; of observations of any data type."""

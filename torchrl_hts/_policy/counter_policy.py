@@ -193,7 +193,7 @@ class CounterPolicy:
             return
         # Numpy rounds otherwise: so it comes in after the trial, on whose bits, and so on the
         # parameters, it is not to depend.
-        if all(x is not None and x.ndim == 2 for x in inputs):
+        if all(x is not None and x.ndim == 2 and x.dtype is not torch.bfloat16 for x in inputs):
             self._array_steps = partial(array_steps, modules, kind, example.batch_size[0])
             self._steps = self._array_steps()
             self.takes_arrays = self._steps is not None
