@@ -8,11 +8,15 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tensordict.nn import NormalParamExtractor, biased_softplus
+from tensordict.nn import (
+    AddStateIndependentNormalScale,
+    NormalParamExtractor,
+    biased_softplus,
+)
 from torch import Tensor, nn
 from torch.autograd import forward_ad
 
-from torchrl_hts._policy.numpy_layers import NumpyTanh, layers_in_numpy
+from torchrl_hts._policy.numpy_layers import NumpyTanh, OneScale, layers_in_numpy
 
 
 @pytest.mark.parametrize("shape", [(), (7,), (5, 7), (2, 3, 7), (0, 7)])
@@ -80,6 +84,34 @@ def test_a_row_s_scale_does_not_depend_on_where_it_stands(mapping: str, num_acti
         _, whole = extract(inputs)
         for first, last in ((0, 1), (0, 5), (3, 7), (11, 40), (39, 40)):
             assert torch.equal(extract(inputs[first:last])[1], whole[first:last])
+
+
+@pytest.mark.parametrize("mapping", MAPPINGS)
+@pytest.mark.parametrize("num_actions", [1, 3, 8])
+def test_a_scale_that_rows_share_has_the_same_bits_in_all(mapping: str, num_actions: int) -> None:
+    """Whatever is learned: calibration sees a few values of it alone."""
+    torch.manual_seed(0)
+    add = AddStateIndependentNormalScale(num_actions, scale_mapping=mapping)
+    inside = nn.Sequential(add)
+    for _ in range(20):
+        with torch.no_grad():
+            add.state_independent_scale.normal_()
+        add.__class__ = AddStateIndependentNormalScale
+        _, expected = add(torch.zeros(40, num_actions))
+        layers_in_numpy(inside)
+        assert (type(add) is OneScale) == (mapping != "relu")
+        with torch.inference_mode():
+            (_, alone), (loc, scale) = (inside(torch.zeros(m, num_actions)) for m in (1, 40))
+        assert torch.equal(scale, alone.expand(40, -1))
+        torch.testing.assert_close(scale, expected)
+        assert loc.shape == (40, num_actions)
+
+
+def test_a_scale_is_refused_for_another_number_of_actions() -> None:
+    add = AddStateIndependentNormalScale(3)
+    layers_in_numpy(add)
+    with pytest.raises(RuntimeError, match="do not match"):
+        add(torch.zeros(8, 2))
 
 
 def test_columns_and_what_is_not_finite_are_taken() -> None:

@@ -13,12 +13,24 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import torch
-from tensordict.nn import NormalParamExtractor, biased_softplus
+from tensordict.nn import (
+    AddStateIndependentNormalScale,
+    NormalParamExtractor,
+    biased_softplus,
+    mappings,
+)
 from torch import Tensor, nn
 from torch._C._functorch import is_functorch_wrapped_tensor
 from torch.autograd import forward_ad
 
-__all__ = ["NumpyMapping", "NumpySoftplus", "NumpyTanh", "are_numbers", "layers_in_numpy"]
+__all__ = [
+    "NumpyMapping",
+    "NumpySoftplus",
+    "NumpyTanh",
+    "OneScale",
+    "are_numbers",
+    "layers_in_numpy",
+]
 
 Array = npt.NDArray[Any]
 
@@ -103,6 +115,23 @@ class NumpyMapping:
         return torch.from_numpy(np.asarray(self.of(input.numpy())))
 
 
+class OneScale(AddStateIndependentNormalScale):  # type: ignore[misc]
+    """Maps its scale once, where an `AddStateIndependentNormalScale` does for every row.
+
+    Rows share a few values, whose bits often agree by chance however torch rounds. So calibration
+    wouldn't see in which batch sizes they do for all values that are yet to be learned.
+    """
+
+    def forward(self, loc: Tensor, *others: Tensor) -> tuple[Tensor, ...]:
+        """For a location ``[..., *scale_shape]``."""
+        shape = self.scale_shape
+        if not shape or shape != loc.shape[-len(shape) :]:
+            refused: tuple[Tensor, ...] = super().forward(loc, *others)
+            return refused
+        mapped = mappings(self.scale_mapping)(self.state_independent_scale)
+        return loc, mapped.clamp_min(self.scale_lb).expand_as(loc).contiguous(), *others
+
+
 def _softplus(x: Array) -> Array:
     y: Array = np.log1p(np.exp(-np.abs(x)))
     return y + np.maximum(x, 0)
@@ -117,6 +146,7 @@ def layers_in_numpy(module: nn.Module) -> None:
     """Make every plain `nn.Tanh` inside a `NumpyTanh`. It stays the layer it is, with its hooks.
 
     The same of what a `NormalParamExtractor` makes scales with: softplus, biased or not, and exp.
+    An `AddStateIndependentNormalScale` of such a mapping becomes a `OneScale`.
 
     Example:
         >>> net = nn.Sequential(nn.Linear(3, 2), nn.Tanh())
@@ -129,6 +159,10 @@ def layers_in_numpy(module: nn.Module) -> None:
             layer.__class__ = NumpyTanh
         elif type(layer) is biased_softplus and are_numbers(layer.bias, layer.min_val):
             layer.__class__ = NumpySoftplus
+        elif type(layer) is AddStateIndependentNormalScale:
+            name: Any = layer.scale_mapping
+            if name in ("exp", "softplus") or name.startswith("biased_softplus"):
+                layer.__class__ = OneScale
         elif type(layer) is NormalParamExtractor:
             mapping: Any = layer.scale_mapping
             for function, of in ((torch.exp, np.exp), (nn.functional.softplus, _softplus)):

@@ -25,6 +25,7 @@ from torchrl_hts._policy.numpy_layers import (
     NumpyMapping,
     NumpySoftplus,
     NumpyTanh,
+    OneScale,
     are_numbers,
 )
 from torchrl_hts._policy.steps import FLOATS, exact_step, plain_layers
@@ -121,7 +122,7 @@ def _dense_step(
 
 def _extractor(layer: nn.Module) -> Callable[[Array], tuple[Array, ...]] | None:
     """How a location and a scale come of a dense layer's output."""
-    if type(layer) not in (NormalParamExtractor, AddStateIndependentNormalScale):
+    if type(layer) not in (NormalParamExtractor, AddStateIndependentNormalScale, OneScale):
         return None
     mapping: Any = getattr(layer, "scale_mapping", None)
     least: Any = layer.scale_lb
