@@ -112,6 +112,27 @@ def test_squashed_values_and_scores_stay_finite() -> None:
     assert ((out["action"] > LOW) & (out["action"] < HIGH)).all()
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_squashed_values_are_cut_where_torchs_are(dtype: torch.dtype) -> None:
+    module = module_of(TanhNormal, {})
+    loc = torch.tensor([[1e4, -1e4, 30.0]], dtype=dtype).expand(8, 3)
+    td = TensorDict({"loc": loc, "scale": torch.ones_like(loc)}, [8])
+    out, _ = drawn(module, td)
+    with torch.no_grad(), set_exploration_type(RANDOM):
+        assert torch.equal(out["action"], module(td.copy())["action"])
+
+
+def test_parameters_are_told_apart_by_the_names_that_the_distribution_has_for_them() -> None:
+    td = parameters()
+    swapped = module_of(IndependentNormal, {}, {"scale": "loc", "loc": "scale"})
+    renamed = TensorDict({"loc": td["scale"], "scale": td["loc"]}, [ROWS])
+    expected, _ = drawn(module_of(IndependentNormal, {}), td)
+    out, _ = drawn(swapped, renamed)
+    assert array_draw(swapped, RANDOM) is not None
+    assert torch.equal(out["action"], expected["action"])
+    assert torch.equal(out["action_log_prob"], expected["action_log_prob"])
+
+
 def test_parameters_under_nested_keys() -> None:
     keys = [("agents", "loc"), ("agents", "scale")]
     module = module_of(TanhNormal, {}, keys, [("agents", "action")])
@@ -150,6 +171,7 @@ OTHERS = [
     (IndependentNormal, {"event_dim": 2}),
     (TanhNormal, {"tanh_loc": True}),
     (TanhNormal, {"event_dims": 0}),
+    (TanhNormal, {"event_dims": 2}),
     (TanhNormal, {"safe_tanh": False}),
 ]
 
