@@ -55,6 +55,25 @@ def test_scales_are_those_of_torch(mapping: str, dtype: torch.dtype) -> None:
     torch.testing.assert_close(gradient, expected)
 
 
+@pytest.mark.parametrize("mapping", ["exp", "softplus"])
+def test_small_scales_keep_their_digits(mapping: str) -> None:
+    extract, inputs = NormalParamExtractor(mapping, scale_lb=0.0), torch.full((5, 6), -40.0)
+    _, expected = extract(inputs)
+    layers_in_numpy(extract)
+    with torch.inference_mode():
+        torch.testing.assert_close(extract(inputs)[1], expected, rtol=1e-5, atol=0)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_it_is_written_over_its_input_where_numpy_can(dtype: torch.dtype) -> None:
+    inputs = torch.linspace(-3, 3, 7).to(dtype)
+    expected = torch.tanh(inputs)
+    with torch.inference_mode():
+        output = NumpyTanh().overwrite(inputs)
+    torch.testing.assert_close(output, expected)
+    assert (output is inputs) == (dtype == torch.float32)
+
+
 @pytest.mark.parametrize(
     "mapping",
     [

@@ -177,8 +177,23 @@ def test_running_statistics_may_come_first(dtype: torch.dtype) -> None:
     with policy.watched(lambda tensor: seen.append(tensor.clone())):
         policy(td.copy(), words_of(policy))
     assert torch.equal(seen[0], norm(td["observation"]))
+    with torch.inference_mode():
+        expected = policy.policy(td.copy())["logits"]
+    torch.testing.assert_close(policy(td.copy(), words_of(policy))["logits"], expected)
     assert seen[0].dtype == torch.float32
     assert (seen[0].abs() == 1).any(), "some are clipped"
+
+
+def test_two_draws_are_torchs_each_from_numbers_of_its_own() -> None:
+    first = make_actor(D.Categorical, ["logits"], nn.Linear(OBS, 30))
+    second = make_actor(D.Categorical, ["logits"], nn.Linear(OBS, 30), out_keys=["other"])
+    second[0].module.load_state_dict(first[0].module.state_dict())
+    policy = CounterPolicy(TensorDictSequential(first, second), RANDOM)
+    td = make_batch(policy.policy)
+    policy.prepare(td)
+    assert (policy.width, policy.takes_arrays) == (2, False)
+    out = policy(td.copy(), words_of(policy))
+    assert (out["action"] != out["other"]).any()
 
 
 def test_parameters_that_numpy_is_not_made_for_are_drawn_by_torch() -> None:
@@ -222,6 +237,9 @@ OTHERS = {
     "a parametrized layer": lambda: nn.utils.parametrizations.weight_norm(nn.Linear(OBS, 4)),
     "a hook": _hooked,
     "many weights": lambda: nn.Sequential(nn.Linear(OBS, 40_000), nn.Linear(40_000, 4)),
+    "statistics of more dimensions": lambda: nn.Sequential(
+        nn.Linear(OBS, OBS), RunningNorm((M, OBS)), nn.Linear(OBS, 4)
+    ),
     "convolutions": lambda: nn.Sequential(
         nn.Unflatten(-1, (1, OBS)), nn.Conv1d(1, 2, 3), nn.Flatten(), nn.Linear(2 * OBS - 4, 4)
     ),

@@ -116,7 +116,8 @@ def test_layers_of_plain_sequences_are_called_one_by_one() -> None:
 
 def test_tanh_overwrites_nothing_that_is_read_again() -> None:
     """Nor the observation, nor what an earlier module has written."""
-    hidden = TensorDictModule(nn.Sequential(nn.Tanh(), nn.Linear(OBS, 5)), ["observation"], ["h"])
+    same = nn.Sequential(nn.Identity(), nn.Tanh(), nn.Linear(OBS, 5))
+    hidden = TensorDictModule(same, ["observation"], ["h"])
     net = nn.Sequential(nn.Tanh(), nn.Linear(5, 8), nn.Tanh(), nn.SiLU(), nn.Linear(8, 4))
     actor = make_actor(D.Categorical, ["logits"], net)
     whole = TensorDictSequential(hidden, TensorDictModule(net, ["h"], ["logits"]), actor[-1])
