@@ -21,7 +21,7 @@ from torch import nn
 from torchrl.envs.utils import ExplorationType
 from torchrl.modules import ProbabilisticActor, ValueOperator
 
-from torchrl_hts import HTSCollector, WorkerError
+from torchrl_hts import HTSCollector, RunningNorm, WorkerError
 from torchrl_hts._actor import calibration
 from torchrl_hts._actor.batch_inference import BatchInference
 from torchrl_hts._policy.counter_policy import CounterPolicy, inference
@@ -162,6 +162,25 @@ def test_a_policy_that_has_become_nan_is_told_of(make: Any, error: str) -> None:
             policy[0].module[2].bias[1] = torch.nan
         collector.update_policy_weights_()
         with pytest.raises(WorkerError, match=error):  # noqa: PT012
+            for _ in range(4):
+                next(batches)
+
+
+def test_buffers_that_have_become_nan_are_told_of() -> None:
+    norm = RunningNorm(4)
+    policy = ProbabilisticActor(
+        TensorDictModule(nn.Sequential(norm, nn.Linear(4, 3)), ["observation"], ["logits"]),
+        in_keys=["logits"],
+        distribution_class=D.Categorical,
+        return_log_prob=True,
+    )
+    envs = [partial(Three, partial(gym.make, "CartPole-v1"))] * 2
+    with HTSCollector(envs, policy, frames_per_batch=8) as collector:
+        batches = iter(collector)
+        next(batches)
+        norm.var[2] = torch.nan
+        collector.update_policy_weights_()
+        with pytest.raises(WorkerError, match=r"NaN is in its buffers .*\.var: check what"):  # noqa: PT012
             for _ in range(4):
                 next(batches)
 

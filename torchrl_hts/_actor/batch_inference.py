@@ -9,7 +9,7 @@ Axes: N environments, T steps of a round.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from math import isnan
 from typing import Any
 
@@ -253,8 +253,7 @@ class BatchInference:
 
     def _parameters_with(self, is_bad: Callable[[Tensor], Tensor], slot: int) -> str:
         """Names of the first parameters in which some number is bad; empty if there is none."""
-        parameters = self.policies[slot].policy.named_parameters()
-        return ", ".join([name for name, tensor in parameters if is_bad(tensor).any()][:3])
+        return _names_with(is_bad, self.policies[slot].policy.named_parameters())
 
     def _check_numbers(
         self,
@@ -272,6 +271,7 @@ class BatchInference:
         if not bad.any():
             return
         parameters = self._parameters_with(lambda tensor: ~tensor.isfinite(), slot)
+        buffers = _names_with(torch.isnan, self.policies[slot].policy.named_buffers())
         inputs = [
             ".".join(name)
             for name, source in zip(self.inputs, self.input_rows[slot], strict=True)
@@ -280,6 +280,8 @@ class BatchInference:
         cause = "its parameters and inputs are finite: check the learning rate and the policy"
         if parameters:
             cause = f"not finite are {parameters}: check the learning rate"
+        elif buffers:
+            cause = f"NaN is in its buffers {buffers}: check what they are updated with"
         elif inputs:
             cause = f"not finite are its inputs {', '.join(inputs[:3])}: check the environment"
         found = (rows[bad] // self.sync_interval).tolist()
@@ -300,6 +302,11 @@ class BatchInference:
                 key: value.to(self.device, non_blocking=True) for key, value in values.items()
             }
         return policy.run(values, noise)
+
+
+def _names_with(is_bad: Callable[[Tensor], Tensor], tensors: Iterable[tuple[str, Tensor]]) -> str:
+    """The first names of those in which some number is bad."""
+    return ", ".join([name for name, tensor in tensors if is_bad(tensor).any()][:3])
 
 
 def _items(td: TensorDictBase) -> list[tuple[Key, Tensor]]:
