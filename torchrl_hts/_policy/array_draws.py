@@ -38,7 +38,14 @@ _LOC_SCALE = ("loc", "scale")
 
 
 class _Kind(NamedTuple):
-    """How a kind of distribution is drawn from, given its parameters in order."""
+    """How a kind of distribution is drawn from, given its parameters in order.
+
+    Attributes:
+        names: of the parameters.
+        shape: of the uniforms, for the parameters.
+        accepts: whether these parameters are such as `draw` takes; for others, the module is asked.
+        draw: from the parameters and the uniforms.
+    """
 
     names: tuple[str, ...]
     shape: Callable[[Sequence[Array]], tuple[int, ...]]
@@ -52,16 +59,12 @@ class ArrayDraw(NamedTuple):
     Attributes:
         in_keys: of the distribution's parameters.
         out_keys: of the sample and, if the module returns it, of the log-probability.
-        shape: of the uniforms, for the parameters.
-        accepts: whether these parameters are such as `draw` takes; for others, the module is asked.
-        draw: from the parameters and the uniforms.
+        kind: of distribution.
     """
 
     in_keys: list[Any]
     out_keys: list[Any]
-    shape: Callable[[Sequence[Array]], tuple[int, ...]]
-    accepts: Callable[[Sequence[Array]], bool]
-    draw: Callable[[Sequence[Array], Uniforms], Drawn]
+    kind: _Kind
 
 
 def array_draw(module: Any, kind: ExplorationType) -> ArrayDraw | None:
@@ -87,7 +90,7 @@ def array_draw(module: Any, kind: ExplorationType) -> ArrayDraw | None:
     out_keys = [*module.dist_sample_keys]
     if module.return_log_prob:  # else there may be no such key
         out_keys.append(module.log_prob_key)
-    return ArrayDraw([at[name] for name in found.names], out_keys, *found[1:])
+    return ArrayDraw([at[name] for name in found.names], out_keys, found)
 
 
 def _categorical(module: Any) -> _Kind | None:

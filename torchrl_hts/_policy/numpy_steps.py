@@ -22,13 +22,14 @@ from torchrl.envs.utils import ExplorationType
 from torchrl_hts._policy.array_draws import array_draw
 from torchrl_hts._policy.draws import Uniforms, WordStream
 from torchrl_hts._policy.numpy_layers import (
+    FLOATS,
     NumpyMapping,
     NumpySoftplus,
     NumpyTanh,
     OneScale,
     are_numbers,
 )
-from torchrl_hts._policy.steps import FLOATS, exact_step, plain_layers
+from torchrl_hts._policy.steps import exact_step, plain_layers
 from torchrl_hts.delayed_gradient.running_norm import RunningNorm
 
 __all__ = ["Array", "ArrayStep", "array_steps"]
@@ -216,8 +217,8 @@ def _drawing_step(module: Any, kind: ExplorationType) -> ArrayStep | None:
 
     def draw(env: dict[Any, Any], uniforms: Uniforms) -> None:
         arrays = [env[key] for key in found.in_keys]
-        if found.accepts(arrays):
-            drawn = found.draw(arrays, uniforms.reshape(found.shape(arrays)))
+        if found.kind.accepts(arrays):
+            drawn = found.kind.draw(arrays, uniforms.reshape(found.kind.shape(arrays)))
             env.update(zip(found.out_keys, drawn, strict=False))
             return
         tensors = {key: torch.from_numpy(env[key]) for key in found.in_keys}

@@ -27,11 +27,9 @@ from torchrl.modules.distributions.utils import sample_and_log_prob
 
 from torchrl_hts._policy.array_draws import are_fixed, array_draw
 from torchrl_hts._policy.draws import WordStream, bind
-from torchrl_hts._policy.numpy_layers import NumpyTanh
+from torchrl_hts._policy.numpy_layers import FLOATS, NumpyTanh
 
-__all__ = ["FLOATS", "Step", "exact_step", "flatten", "plain_layers", "quick_step"]
-
-FLOATS = (torch.float32, torch.float64)  # that arrays have as well
+__all__ = ["Step", "exact_step", "flatten", "plain_layers", "quick_step"]
 
 Step = Callable[[dict[Any, Any], WordStream], None]
 _LOC_SCALE = {"loc", "scale"}
@@ -166,9 +164,9 @@ def quick_step(module: Any, kind: ExplorationType) -> Step | None:
         if any(tensor.dtype not in FLOATS for tensor in tensors):
             return general(env, noise)
         arrays = [tensor.numpy() for tensor in tensors]
-        if not found.accepts(arrays):
+        if not found.kind.accepts(arrays):
             return general(env, noise)
-        drawn = found.draw(arrays, noise.uniform_array(found.shape(arrays)))
+        drawn = found.kind.draw(arrays, noise.uniform_array(found.kind.shape(arrays)))
         env.update(zip(found.out_keys, map(torch.from_numpy, drawn), strict=False))
         return None
 
